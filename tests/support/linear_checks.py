@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 
 import mlx.core as mx
@@ -211,6 +212,42 @@ def check_batch_invariance() -> None:
                 assert mx.array_equal(part, whole[600 - rows :]), (dtype, rows, threads, exact)
 
 
+def nodes_of(y: mx.array) -> str:
+    graph = io.StringIO()
+    mx.export_to_dot(graph, y)
+    return graph.getvalue()
+
+
+def check_gated() -> None:
+    """A layer of gates and what they are multiplied by: one node with the bits of two, where it can be one."""
+    rng = np.random.default_rng(9)
+    for (half, inputs), dtype in itertools.product(((64, 384), (192, 128), (96, 128)), FLOATS):
+        dense = random(rng, (2 * half, inputs), dtype)
+        bias = random(rng, (2 * half,), dtype)
+        weights = [_ext.pack_dense(dense, bias), by_channels(dense, 64)[0]]
+        weights += [quantized(dense, *case)[0] for case in ((64, 8), (64, 4), (128, 6), (32, 4, "mxfp4"))]
+        for packed, exact, rows in itertools.product(weights, (False, True), (1, 2, 7, 33, 100)):
+            x = random(rng, (rows, inputs), dtype)
+
+            def halves(y: mx.array, half: int = half) -> tuple[mx.array, mx.array]:
+                return y[..., :half], y[..., half:]
+
+            y = _ext.linear(x, packed, exact=exact)
+            mx.eval(y)
+            for activation in ("silu", "gelu_tanh"):
+                apart = _ext.gated(*halves(y), activation)
+                fused = _ext.gated(*halves(_ext.linear(x[None], packed, exact=exact)), activation)
+                assert ("linear_gated" in nodes_of(fused)) == (half % 64 == 0)
+                assert fused.dtype == apart.dtype
+                assert mx.array_equal(fused[0], apart), (half, inputs, dtype, exact, rows, activation)
+        swapped = _ext.gated(*halves(_ext.linear(x, packed))[::-1], "silu")
+        assert "linear_gated" not in nodes_of(swapped)
+        assert mx.array_equal(swapped, _ext.gated(*halves(_ext.linear(x, packed) + 0)[::-1], "silu"))
+        residual = random(rng, y.shape, y.dtype)
+        added = _ext.gated(*halves(_ext.linear(x, packed, residual=residual)), "silu")
+        assert "linear_gated" not in nodes_of(added)
+
+
 def check_argmax() -> None:
     """Equal to the arg-max of the stored results, among equals too; a NaN shows."""
     rng = np.random.default_rng(6)
@@ -267,7 +304,7 @@ def check_small_ops() -> None:
 def main() -> None:
     mx.set_default_device(mx.cpu)
     checks = (check_dense, check_quantized, check_channels, check_extreme_rows, check_batch_invariance)
-    for check in (*checks, check_argmax, check_small_ops):
+    for check in (*checks, check_gated, check_argmax, check_small_ops):
         check()
     print(f"checked {_ext.isa()}")
 

@@ -61,8 +61,7 @@ void run_chunks(const LinearCall& call, const Activations& x, const Item& item) 
 void linear_bf16(const LinearCall& call) {
   const Activations x = arrange(call);
   const Items items(call, item_rows(call, kItemRows));
-  parallel_for(items.count, [&](int i) {
-    const Item item = items[i];
+  for_items(items, [&](const Item& item) {
     if (item.last - item.first <= kBlockRows) run_block(call, x, item);
     else run_chunks(call, x, item);
   });

@@ -95,7 +95,7 @@ void run_item(const LinearCall& call, const ChannelRows& x, const Item& item) {
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = quantize_channel_rows(call);
   const Items items(call, item_rows(call, kItemRows));
-  parallel_for(items.count, [&](int i) { run_item(call, x, items[i]); });
+  for_items(items, [&](const Item& item) { run_item(call, x, item); });
 }
 
 }  // namespace octavo::amx

@@ -26,19 +26,33 @@ struct Items {
   int num_blocks;
   int max_rows;
   int rows;
-  int count;
+  int partner;  // see LinearCall
+  int count;    // without those of partners
 
   Items(const LinearCall& call, int max_rows)
       : num_blocks((call.rows + max_rows - 1) / max_rows),
         max_rows(max_rows),
         rows(call.rows),
-        count(num_blocks * call.weight->shape.num_panels()) {}
+        partner(call.partner()),
+        count(num_blocks * (call.weight->shape.num_panels() - partner)) {}
 
   Item operator[](int index) const {
     const int first = index % num_blocks * max_rows;
     return {index / num_blocks, first, first + max_rows < rows ? first + max_rows : rows};
   }
 };
+
+// body(item) for all items, on all threads.
+template <class Body>
+inline void for_items(const Items& items, Body&& body) {
+  parallel_for(items.count, [&](int i) {
+    Item item = items[i];
+    body(item);
+    if (items.partner == 0) return;
+    item.panel += items.partner;
+    body(item);
+  });
+}
 
 // Rows of a call in tiles of at most `most`: as few as possible, as even as possible. Activations are laid
 // out tile by tile, [inputs][rows of the tile], so that a kernel reads them in a row.
@@ -54,10 +68,10 @@ struct RowTiles {
 
 // Panels in a row that a thread takes at once when each is used only once: reading on through memory is
 // what prefetchers are good at. Not so many that threads would wait for the last one.
-inline int panels_in_a_run(const PackedShape& shape) {
+inline int panels_in_a_run(const PackedShape& shape, int panels) {
   constexpr int kRunsPerThread = 8;
   constexpr std::size_t kRunBytes = 512 * 1024;
-  const int share = shape.num_panels() / (kRunsPerThread * num_threads());
+  const int share = panels / (kRunsPerThread * num_threads());
   const int most = static_cast<int>(kRunBytes / shape.panel_bytes());
   return std::max(1, std::min(share, most));
 }
@@ -66,17 +80,21 @@ inline int panels_in_a_run(const PackedShape& shape) {
 // of one panel are adjacent, so that it stays in cache.
 template <class Body>
 inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, Body&& body) {
-  const int panels = call.weight->shape.num_panels(), blocks = (tiles.count + most - 1) / most;
+  const int partner = call.partner(), panels = call.weight->shape.num_panels() - partner,
+            blocks = (tiles.count + most - 1) / most;
   if (blocks == 1) {
-    const int run = panels_in_a_run(call.weight->shape);
+    const int run = panels_in_a_run(call.weight->shape, panels);
     return parallel_for((panels + run - 1) / run, [&](int item) {
-      const int last = std::min(panels, (item + 1) * run);
-      for (int panel = item * run; panel < last; ++panel) body(panel, 0, tiles.count);
+      const int first = item * run, last = std::min(panels, first + run);
+      for (int panel = first; panel < last; ++panel) body(panel, 0, tiles.count);
+      for (int panel = first; panel < last && partner > 0; ++panel) body(panel + partner, 0, tiles.count);
     });
   }
   parallel_for(blocks * panels, [&](int item) {
-    const int block = item % blocks;
-    body(item / blocks, tiles.count * block / blocks, tiles.count * (block + 1) / blocks);
+    const int panel = item / blocks, block = item % blocks;
+    const int first = tiles.count * block / blocks, last = tiles.count * (block + 1) / blocks;
+    body(panel, first, last);
+    if (partner > 0) body(panel + partner, first, last);
   });
 }
 
@@ -125,6 +143,29 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
   return {most, start + place};
 }
 
+// The same of a layer with gates: these are stored where the results will be, until their partners come.
+inline void finish_gated(const LinearCall& call, int panel, int first, int count, const float* bias,
+                         float* sums) {
+  constexpr int kRows = 16;  // at once
+  alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
+  const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
+  const bool is_gate = start < outputs;
+  const int64_t column = is_gate ? start : start - outputs;
+  for (int row = 0; row < count; row += kRows) {
+    const int rows = count - row < kRows ? count - row : kRows;
+    const int64_t offset = int64_t{first + row} * outputs + column;
+    for (int m = 0; m < rows; ++m, sums += kPanel) {
+      if (bias != nullptr)
+        for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
+      if (is_gate) store_row(call.y, call.y_type, offset + int64_t{m} * outputs, kPanel, sums);
+      else store_row(others, call.y_type, m * kPanel, kPanel, sums);
+    }
+    if (is_gate) continue;
+    void* const y = static_cast<char*>(call.y) + offset * float_size(call.y_type);
+    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel});
+  }
+}
+
 // Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
 // round once, and leave out the outputs past the last.
 inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums) {
@@ -132,6 +173,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
   const int start = panel * kPanel;
   const int width = shape.outputs - start < kPanel ? shape.outputs - start : kPanel;
   const float* bias = call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start;
+  if (call.gate) return finish_gated(call, panel, first, count, bias, sums);
   for (int m = 0; m < count; ++m, sums += kPanel) {
     const std::size_t offset = static_cast<std::size_t>(first + m) * shape.outputs + start;
     if (bias != nullptr)

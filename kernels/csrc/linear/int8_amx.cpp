@@ -130,7 +130,7 @@ void run_item(const LinearCall& call, const Int8Rows& x, const Item& item) {
 void linear_int8(const LinearCall& call) {
   const Int8Rows x = quantize_rows(call, call.weight->shape.group);
   const Items items(call, item_rows(call, kItemRows));
-  parallel_for(items.count, [&](int i) { run_item(call, x, items[i]); });
+  for_items(items, [&](const Item& item) { run_item(call, x, item); });
 }
 
 }  // namespace octavo::amx

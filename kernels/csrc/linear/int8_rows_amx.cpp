@@ -236,11 +236,15 @@ void linear_int8_rows(const LinearCall& call) {
   constexpr int kRunsPerThread = 2;
   const PackedShape& shape = call.weight->shape;
   const TiledRows x = quantize_tiles(call);
-  const int panels = shape.num_panels(), share = panels / (kRunsPerThread * num_threads());
+  const int partner = call.partner(), panels = shape.num_panels() - partner,
+            share = panels / (kRunsPerThread * num_threads());
   const int most = std::min(kRunPanels, static_cast<int>(kRunBytes / prepared_bytes(shape)));
   const int run = std::max(1, std::min(share, most));
-  parallel_for((panels + run - 1) / run,
-               [&](int item) { run_panels(call, x, item * run, std::min(panels, (item + 1) * run)); });
+  parallel_for((panels + run - 1) / run, [&](int item) {
+    const int first = item * run, last = std::min(panels, first + run);
+    run_panels(call, x, first, last);
+    if (partner > 0) run_panels(call, x, first + partner, last + partner);
+  });
 }
 
 }  // namespace octavo::amx

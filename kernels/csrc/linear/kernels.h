@@ -5,7 +5,10 @@
 // instruction set.)
 #pragma once
 
+#include <optional>
+
 #include "linear/packed.h"
+#include "ops/ops.h"
 
 namespace octavo {
 
@@ -31,6 +34,12 @@ struct LinearCall {
   // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
   // to y's type like any result.
   Largest* largest = nullptr;
+  // If set, the first half of the outputs, whole panels, are gates, and y [rows, outputs / 2] is
+  // activation(gate) * what the second half has, each rounded to y's type first. No residual then.
+  std::optional<Activation> gate = std::nullopt;
+
+  // Panels from a gate's to that of what it is multiplied by; 0: none. One thread takes both, in this order.
+  int partner() const { return gate ? weight->shape.num_panels() / 2 : 0; }
 };
 
 // Run a call on the level in use: its own kernels where it has them, else its portable path.

@@ -1,6 +1,7 @@
 #include "linear/linear.h"
 
 #include "linear/kernels.h"
+#include "ops/views.h"
 #include "program/primitive.h"
 #include "runtime/threads.h"
 
@@ -9,10 +10,12 @@ namespace {
 
 class Linear : public CpuPrimitive {
  public:
-  Linear(mx::Stream stream, Packed weight, bool exact)
-      : CpuPrimitive(stream), weight_(std::move(weight)), exact_(exact) {}
+  Linear(mx::Stream stream, Packed weight, bool exact, std::optional<Activation> gate = std::nullopt)
+      : CpuPrimitive(stream), weight_(std::move(weight)), exact_(exact), gate_(gate) {}
 
-  const char* name() const override { return "octavo.linear"; }
+  const char* name() const override { return gate_ ? "octavo.linear_gated" : "octavo.linear"; }
+  const Packed& weight() const { return weight_; }
+  bool exact() const { return exact_; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
@@ -21,15 +24,16 @@ class Linear : public CpuPrimitive {
     allocate(y);
     const void* residual = inputs.size() > 1 ? row_contiguous(inputs[1], encoder).data<void>() : nullptr;
     if (y.size() == 0) return;
-    const int rows = static_cast<int>(y.size() / weight_->shape.outputs);
-    const LinearCall call{weight_.get(),       x.data<void>(),      y.data<void>(), residual,
-                          float_of(x.dtype()), float_of(y.dtype()), rows,           exact_};
+    const int rows = static_cast<int>(y.size() / y.shape(-1));
+    const LinearCall call{weight_.get(),       x.data<void>(), y.data<void>(), residual, float_of(x.dtype()),
+                          float_of(y.dtype()), rows,           exact_,         nullptr,  gate_};
     encoder.dispatch([call, keep = weight_] { run_linear(call); });
   }
 
  private:
   Packed weight_;
   bool exact_;
+  std::optional<Activation> gate_;
 };
 
 class LinearArgMax : public CpuPrimitive {
@@ -143,6 +147,18 @@ mx::array linear(const mx::array& x, const Packed& weight, const std::optional<m
   }
   return mx::array(shape, type, std::make_shared<Linear>(cpu_stream(stream), weight, exact),
                    std::move(inputs));
+}
+
+std::optional<mx::array> linear_gated(const mx::array& both, Activation activation,
+                                      mx::StreamOrDevice stream) {
+  if (!made_by(both, "octavo.linear") || both.inputs().size() != 1) return std::nullopt;
+  const auto& made = static_cast<const Linear&>(both.primitive());
+  if (made.weight()->shape.outputs % (2 * kPanel) != 0) return std::nullopt;
+  mx::Shape shape = both.shape();
+  shape.back() /= 2;
+  return mx::array(shape, both.dtype(),
+                   std::make_shared<Linear>(cpu_stream(stream), made.weight(), made.exact(), activation),
+                   both.inputs());
 }
 
 std::vector<mx::array> linear_argmax(const mx::array& x, const Packed& weight, bool exact,

@@ -9,6 +9,7 @@
 
 #include "linear/packed.h"
 #include "mlx/mlx.h"
+#include "ops/ops.h"
 
 namespace octavo {
 
@@ -38,6 +39,12 @@ mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 // x [..., inputs] -> x W^T + bias + residual, [..., outputs] of result_dtype.
 mx::array linear(const mx::array& x, const Packed& weight, const std::optional<mx::array>& residual,
                  bool exact, mx::StreamOrDevice stream);
+
+// activation(gate) * up [..., outputs / 2], where `both` [..., outputs] is a result of `linear` without a
+// residual that nobody has computed yet: the gate, then what it is multiplied by. The same bits as if `both`
+// were computed first. None if `both` is something else, or its halves are not whole panels.
+std::optional<mx::array> linear_gated(const mx::array& both, Activation activation,
+                                      mx::StreamOrDevice stream);
 
 // The greedy choice of each row of x [..., inputs]: [ids, logits], int32 and float32 [...], where ids is
 // the arg-max of `linear` without a residual (the lowest of equals) and logits its value: NaN where any is.

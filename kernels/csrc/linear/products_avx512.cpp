@@ -159,8 +159,7 @@ void linear_bf16(const LinearCall& call) {
   const bf16_t* x = bf16_rows(call);
   const int padded = call.weight->shape.padded_inputs();
   const Items items(call, kItemRows);
-  parallel_for(items.count, [&](int i) {
-    const Item item = items[i];
+  for_items(items, [&](const Item& item) {
     const uint8_t* panel = call.weight->panel(item.panel);
     alignas(64) float sums[kItemRows * kPanel];
     for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {

@@ -166,7 +166,7 @@ void run_item(const LinearCall& call, const Grouped& grouped, const Item& item) 
 void linear_quantized(const LinearCall& call) {
   const Grouped grouped = prepare_rows(call);
   const Items items(call, item_rows(call, kItemRows));
-  parallel_for(items.count, [&](int i) { run_item(call, grouped, items[i]); });
+  for_items(items, [&](const Item& item) { run_item(call, grouped, item); });
 }
 
 }  // namespace octavo::amx

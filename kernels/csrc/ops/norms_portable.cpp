@@ -1,5 +1,7 @@
 #include "ops/ops.h"
 
+#include <type_traits>
+
 #include "ops/row_loops.h"
 #include "runtime/exp_float.h"
 #include "runtime/threads.h"
@@ -57,6 +59,18 @@ void gate_row(const GateCall& call, const void* gate, const void* up, void* y, i
   }
 }
 
+// Values [at, at + size) of a row.
+template <Activation kind>
+void gate_piece(const GateCall& call, int64_t row, int at, int size) {
+  const std::size_t width = float_size(call.type);
+  const auto place = [&](const void* data, int64_t stride) {
+    return static_cast<const char*>(data) + (row * stride + at) * width;
+  };
+  const void* const up = call.up.data == nullptr ? nullptr : place(call.up.data, call.up.stride);
+  void* const y = const_cast<char*>(place(call.y, call.y_stride));
+  gate_row<kind>(call, place(call.gate.data, call.gate.stride), up, y, size);
+}
+
 template <Activation kind>
 void gate_rows(const GateCall& call) {
   // Long rows are cut, so that one row of a decoding sequence can use several threads.
@@ -66,14 +80,20 @@ void gate_rows(const GateCall& call) {
   for_rows(call.rows * pieces, width * (call.size < kPiece ? call.size : kPiece), [&](int64_t item) {
     const int64_t row = item / pieces;
     const int at = static_cast<int>(item % pieces) * kPiece;
-    const int size = call.size - at < kPiece ? call.size - at : kPiece;
-    const auto place = [&](const void* data, int64_t stride) {
-      return static_cast<const char*>(data) + (row * stride + at) * width;
-    };
-    const void* const up = call.up.data == nullptr ? nullptr : place(call.up.data, call.up.stride);
-    void* const y = const_cast<char*>(place(call.y, call.size));
-    gate_row<kind>(call, place(call.gate.data, call.gate.stride), up, y, size);
+    gate_piece<kind>(call, row, at, call.size - at < kPiece ? call.size - at : kPiece);
   });
+}
+
+// body(integral constant) of an activation.
+template <class Body>
+void with_activation(Activation activation, Body body) {
+  switch (activation) {
+    case Activation::silu: return body(std::integral_constant<Activation, Activation::silu>());
+    case Activation::gelu: return body(std::integral_constant<Activation, Activation::gelu>());
+    case Activation::gelu_tanh: return body(std::integral_constant<Activation, Activation::gelu_tanh>());
+    case Activation::gelu_sigmoid:
+      return body(std::integral_constant<Activation, Activation::gelu_sigmoid>());
+  }
 }
 
 // Stores x + added of one row in `sum`; what the norm is taken of.
@@ -134,12 +154,13 @@ void layer_norm(const NormCall& call) {
 }
 
 void gated(const GateCall& call) {
-  switch (call.activation) {
-    case Activation::silu: return gate_rows<Activation::silu>(call);
-    case Activation::gelu: return gate_rows<Activation::gelu>(call);
-    case Activation::gelu_tanh: return gate_rows<Activation::gelu_tanh>(call);
-    case Activation::gelu_sigmoid: return gate_rows<Activation::gelu_sigmoid>(call);
-  }
+  with_activation(call.activation, [&](auto kind) { gate_rows<kind>(call); });
+}
+
+void gated_here(const GateCall& call) {
+  with_activation(call.activation, [&](auto kind) {
+    for (int64_t row = 0; row < call.rows; ++row) gate_piece<kind>(call, row, 0, call.size);
+  });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,5 +1,6 @@
 #include "ops/ops.h"
 
+#include "linear/linear.h"
 #include "ops/fusion.h"
 #include "ops/graph.h"
 #include "ops/views.h"
@@ -96,6 +97,7 @@ class Gated : public CpuPrimitive {
     call.type = float_of(y.dtype());
     call.activation = activation_;
     call.size = y.shape(-1);
+    call.y_stride = call.size;
     call.rows = static_cast<int64_t>(y.size()) / call.size;
     call.gate = place(inputs[0], rows_[0], encoder);
     if (inputs.size() > 1) call.up = place(inputs[1], rows_[1], encoder);
@@ -152,6 +154,21 @@ mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const Mayb
   return outputs[0];
 }
 
+// What holds a gate and, behind it in each row, what it is multiplied by, and nothing else; not evaluated
+// yet.
+std::optional<mx::array> gate_beside(const mx::array& gate, const mx::array& up) {
+  const auto a = find_view(gate), b = find_view(up);
+  const int64_t size = gate.shape(-1);
+  if (!a || !b || a->base.id() != b->base.id() || a->offset != 0 || b->offset != size) return std::nullopt;
+  mx::Shape wide = gate.shape();
+  wide.back() *= 2;
+  if (a->base.shape() != wide) return std::nullopt;
+  for (const View* view : {&*a, &*b})
+    if (static_cast<int64_t>(gate.size()) > size && row_stride(gate.shape(), view->strides) != 2 * size)
+      return std::nullopt;
+  return a->base;
+}
+
 Activation activation_of(const std::string& name) {
   if (name == "silu") return Activation::silu;
   if (name == "gelu") return Activation::gelu;
@@ -162,6 +179,8 @@ Activation activation_of(const std::string& name) {
 }
 
 }  // namespace
+
+void run_gated_here(const GateCall& call) { OCTAVO_AT_LEVEL(gated_here, call); }
 
 std::optional<PendingNorm> pending_rms_norm(const mx::array& x) {
   if (!made_by(x, "octavo.rms_norm") || x.inputs().size() != 2) return std::nullopt;
@@ -185,6 +204,9 @@ mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& 
   require(!up || (gate.shape() == up->shape() && gate.dtype() == up->dtype()),
           "up must have the shape and type of gate, " + dtype_text(gate.dtype()) + " " + shape_text(gate) +
               (up ? ", got " + dtype_text(up->dtype()) + " " + shape_text(*up) : ""));
+  if (const std::optional<mx::array> both = up ? gate_beside(gate, *up) : std::nullopt)
+    if (std::optional<mx::array> result = linear_gated(*both, activation_of(activation), stream))
+      return *result;
   std::vector<mx::array> inputs;
   std::vector<std::optional<Rows>> rows;
   for (const mx::array* input : {&gate, up ? &*up : nullptr}) {

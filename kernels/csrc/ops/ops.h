@@ -27,7 +27,8 @@ struct StridedRows {
 
 struct GateCall {
   StridedRows gate, up;  // `up` without data: the activation of the gate alone
-  void* y;               // [rows, size] without gaps
+  void* y;
+  int64_t y_stride;  // values from row to row; y may be what the gate is read from
   Float type;
   Activation activation;
   int64_t rows;
@@ -65,6 +66,7 @@ struct AngleCall {
   void rms_norm(const NormCall& call);     \
   void layer_norm(const NormCall& call);   \
   void gated(const GateCall& call);        \
+  void gated_here(const GateCall& call);   \
   void rope(const RopeCall& call);         \
   void rope_angles(const AngleCall& call); \
   }
@@ -72,5 +74,8 @@ OCTAVO_DECLARE_OPS(generic)
 OCTAVO_DECLARE_OPS(avx2)
 OCTAVO_DECLARE_OPS(avx512)
 #undef OCTAVO_DECLARE_OPS
+
+// gated at the level in use, by the calling thread alone: of rows that a linear layer has just finished.
+void run_gated_here(const GateCall& call);
 
 }  // namespace octavo
