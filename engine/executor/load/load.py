@@ -176,14 +176,14 @@ def _plan_states(
 
 
 def _state_pool(config: EngineConfig, states: RecurrentState, result: ProbeResult) -> StatePool:
-    kernels = None if result.recurrent is None else result.recurrent.kernels
+    recurrences = None if result.recurrent is None else result.recurrent.recurrences
     return StatePool(
         states.num_slots,
         result.entries,
         num_running=states.num_running,
         num_staged=states.num_staged,
         form=config.state_snapshots,
-        zeros=mx.zeros if kernels is None else kernels.zeros,
+        zeros=mx.zeros if recurrences is None else recurrences.kernels.zeros,
     )
 
 

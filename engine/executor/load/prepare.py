@@ -19,6 +19,7 @@ from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionRe
 from ..model_ops import Fusion, model_ops
 from ..paged_model import PagedModel
 from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout
 from .loader import LoadedModel, materialize
@@ -99,7 +100,7 @@ def make_ready(
         choice.backend,
         selection,
         architecture=loaded.architecture,
-        kernels=ops.recurrences if layout.mixers else None,
+        recurrences=recurrences_of(choice.backend) if layout.mixers else None,
     )
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":

@@ -73,7 +73,7 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
-    kernels: Recurrences | None = None,
+    recurrences: Recurrences | None = None,
 ) -> ProbeResult:
     """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
     steps = _steps(layout)
@@ -89,7 +89,7 @@ def probe(
         recurrent = None
         try:
             if state_tier is not None:
-                recurrent = RecurrentLayers(layout.mixers, state_tier, kernels)
+                recurrent = RecurrentLayers(layout.mixers, state_tier, recurrences)
             paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference)
