@@ -43,6 +43,7 @@ LIGHT = (
     "octavo.kernels.kv_cache",
     "octavo.kernels.metadata",
     "octavo.kernels.residual_cache",
+    "octavo.kernels.visibility",
 )
 BELOW = {  # top-level folder: those it may import
     "block_manager": set(),
