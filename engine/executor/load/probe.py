@@ -19,6 +19,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
 from ...api.errors import ModelLoadError
@@ -26,7 +27,6 @@ from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, describe_mixers
-from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
 from ..recurrent.state_pool import StatePool
@@ -156,7 +156,7 @@ def _paged_model(
     recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
-    pool = probe_cache(backend, spec) if layout.layers else NoAttentionCache()
+    pool = probe_cache(backend, spec) if layout.layers else GroupedKVCache((), ())
     return PagedModel(
         model,
         layout,

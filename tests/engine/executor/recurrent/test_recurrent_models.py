@@ -20,11 +20,11 @@ from octavo.engine.executor.batch import slice_rows
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
-from octavo.engine.executor.recurrent.no_attention import NoAttentionCache
 from octavo.engine.executor.recurrent.recurrences import Recurrences
 from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers, StateTier
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.interface import PoolSpec
+from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 from octavo.kernels.reference.backend import ReferenceBackend
 
@@ -74,7 +74,7 @@ class Run:
             k_format="fp16",
             v_format="fp16",
         )
-        pool = ReferenceBackend().create_pool(spec) if layout.layers else NoAttentionCache()
+        pool = ReferenceBackend().create_pool(spec) if layout.layers else GroupedKVCache((), ())
         self.model = PagedModel(
             model,
             layout,
