@@ -23,9 +23,9 @@ FOLDER = ROOT / "build" / "mutants"
 SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
 
 PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executor/native/test_greedy_head.py")
-INDICES = ("tests/kernels/test_native_indices.py",)
+INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
-MAPPED = ("tests/engine/executor/test_mapped_weights.py",)
+MAPPED = ("tests/engine/executor/native/test_mapped.py",)
 BYTES = tuple(
     f"tests/kernels/cpu/test_attention.py::{name}"
     for name in (

@@ -45,7 +45,7 @@ CONTROL_PLANE = Suite(
         "tests/block_manager/test_events.py",
         "tests/scheduler/test_scheduler.py",
         "tests/scheduler/test_commits.py",
-        "tests/scheduler/test_fair_queue.py",
+        "tests/scheduler/waiting/test_fair.py",
         "tests/scheduler/test_long_prompts.py",
         "tests/scheduler/test_arrivals.py",
         "tests/scheduler/test_parallel_samples.py",
@@ -60,7 +60,7 @@ CONTROL_PLANE = Suite(
         "tests/block_manager/test_machine.py",
         "tests/block_manager/test_prefix_oracle.py",
         "tests/scheduler/test_serving.py",
-        "tests/scheduler/test_fairness.py",
+        "tests/scheduler/waiting/test_fairness.py",
         "tests/scheduler/test_preemption_bounds.py",
         "tests/scheduler/test_starvation.py",
         "tests/scheduler/test_deadlines_at_random.py",
@@ -89,7 +89,7 @@ ENGINE = {
         EVERY_FOLDER,
         ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/capture/test_fusion.py"),
     ),
-    in_engine.MAPPED: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
+    in_engine.MAPPED: Suite(EVERY_FOLDER, ("tests/engine/executor/native/test_mapped.py",)),
     in_engine.OVERLAP: Suite(EVERY_FOLDER, ("tests/engine/core/test_overlap.py",)),
     in_engine.DEVICE_STEP: Suite(EVERY_FOLDER, ("tests/engine/executor/test_steps_in_flight.py",)),
     in_engine.DEVICE_SAMPLING: Suite(
@@ -101,8 +101,8 @@ ENGINE = {
     ),
     in_states.CUTS: Suite(EVERY_FOLDER, ("tests/engine/executor/recurrent/test_recurrent_models.py",)),
     in_engine.STATES: Suite(EVERY_FOLDER, ("tests/block_manager/test_recurrent_states.py",)),
-    in_engine.SEGMENTS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_recurrent_speculation.py",)),
-    in_engine.NATIVE_OPS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
+    in_engine.SEGMENTS: Suite(EVERY_FOLDER, ("tests/engine/executor/recurrent/test_speculation.py",)),
+    in_engine.NATIVE_OPS: Suite(EVERY_FOLDER, ("tests/engine/executor/native/test_mapped.py",)),
 }
 
 
