@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from harness import ROOT, hunt, run_tests, spoilt
+from harness import hunt, run_tests, spoilt
 from in_native import MUTANTS
-from mutant import Mutant
+from mutant import ROOT, Mutant
 
 FOLDER = ROOT / "build" / "mutants"
 SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
