@@ -11,6 +11,8 @@ import mlx.core as mx
 from .replay import Programs
 from .state_segments import StateSegments
 
+GateKind = Literal["ready", "softplus", "bounded"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGates:
@@ -23,7 +25,7 @@ class DeltaGates:
     A_log has a value for each head, or for each value of a row of a; dt_bias is like a row of a.
     """
 
-    kind: Literal["ready", "softplus", "bounded"] = "ready"
+    kind: GateKind = "ready"
     A_log: mx.array | None = None
     dt_bias: mx.array | None = None
     lower_bound: float = 0.0

@@ -34,9 +34,7 @@ class StateArrays:
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
-def arrays(step: StateSegments) -> StateArrays:
-    """Of a step that was checked against the pool."""
-    return StateArrays.of(step)
+arrays = StateArrays.of
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
