@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -12,32 +12,17 @@ from .bending import Call
 from .cut_points import FUNCTIONS, SCAN, CutPoint
 from .mamba_scan import Inputs, process_rows, selective_scan
 from .mixers import Mixer, MixerError
-from .recurrences import Advance, Recurrences
-from .segments import SegmentGroup, StateStep
-from .state_pool import StatePool
+from .recurrences import Advance
+from .segments import SegmentGroup
 
-
-class Layers(Protocol):
-    """What cut points know of the model's recurrent layers."""
-
-    @property
-    def recurrences(self) -> Recurrences | None:
-        """Kernels for cut points, where there are any."""
-        ...
-
-    @property
-    def pool(self) -> StatePool:
-        """Of the step that is computed."""
-        ...
-
-    @property
-    def step(self) -> StateStep: ...
+if TYPE_CHECKING:
+    from .recurrent_layers import RecurrentLayers
 
 
 class Cuts:
     """The cut points of one mixer in the ragged tier; active while it computes a step."""
 
-    def __init__(self, layers: Layers, mixer: Mixer) -> None:
+    def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
         self.is_active = False
         self.num_shifted = 0
