@@ -70,7 +70,6 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
-        self.num_advanced = 0  # states that kernels kept in the step committed last
         self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
         self._bound: Any = None  # the step's segments where a program is recorded, in its own arrays
         self.stays = False  # arrays keep their place in memory: programs have it
@@ -241,7 +240,6 @@ class StatePool:
             flags = cast("list[int]", self._flags.tolist())
             self._failed += [row for row, flag in enumerate(flags) if flag]
             self._flags = None
-        self.num_advanced = len(self._advanced)
         self._arrays |= self._advanced
         self._advanced = {}
         for name, parts in written.items():
