@@ -7,56 +7,10 @@ pages are the chunk's and whose positions count from its beginning. No kernel ha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .interface import AttendOptions, PagedKVCache, PageStorage
 from .metadata import AttentionMetadata, GroupMetadata, Ints
-from .replay import ReplayablePool
-
-if TYPE_CHECKING:
-    import mlx.core as mx
-
-
-class ChunkedKVCache:
-    """``PagedKVCache`` over a cache for layers that see chunks of ``chunk`` positions. ValueError unless
-    these are whole pages."""
-
-    def __init__(self, cache: PagedKVCache, chunk: int) -> None:
-        self._cache = cache
-        self._chunk = chunk
-        self.storages: tuple[PageStorage, ...] = cache.storages
-        self.replayable: tuple[ReplayablePool, ...] = cache.replayable
-        size = cache.storages[0].spec.page_size
-        if chunk % size:
-            raise ValueError(
-                f"layers attend within chunks of {chunk} positions, which must be a multiple of page_size, "
-                f"got {size}; use a page_size that divides them"
-            )
-
-    def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._cache.begin_step(cut_into_chunks(metadata, self._chunk))
-
-    def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        self._cache.write(layer, keys, values)
-
-    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        if options.mask is not None:
-            raise ValueError("a mask counts positions from a sequence's beginning, chunked layers do not")
-        return self._cache.attend(layer, queries, options)
-
-    def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        raise ValueError(f"K and V of chunked layer {layer} cannot be gathered: it is attended to by chunks")
-
-    def pending(self) -> list[mx.array]:
-        return self._cache.pending()
-
-    def flags(self) -> list[mx.array]:
-        return self._cache.flags()
-
-    def nonfinite_tokens(self) -> list[int]:
-        return self._cache.nonfinite_tokens()
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:

@@ -24,6 +24,11 @@ class LayerGroup:
     members: tuple[int, ...]
     chunked: bool = False
 
+    @property
+    def chunk(self) -> int | None:
+        """Positions of a chunk, where layers attend within chunks."""
+        return self.window if self.chunked else None
+
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
     """Layers by what their queries can see: those that see everything first, then a group for each

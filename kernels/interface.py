@@ -20,7 +20,7 @@ from .replay import ReplayablePool
 if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
     import mlx.core as mx
 
-    from .recurrent_kernels import RecurrentKernels
+    from .recurrent_kernels import RareRecurrentKernels, RecurrentKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +202,12 @@ class AttentionBackend(Protocol):
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Kernels of recurrences where the model's other operations are MLX's; None: recurrences are, too, or
-        they belong to what ``has_model_ops`` stands for."""
+        """Kernels of recurrent layers; None: MLX's operations compute them."""
+        ...
+
+    @property
+    def rare_recurrent_kernels(self) -> RareRecurrentKernels | None:
+        """Kernels of recurrences that few models have; None where ``recurrent_kernels`` are all there is."""
         ...
 
     @property

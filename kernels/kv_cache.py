@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .chunked import ChunkedKVCache
+from .chunked import cut_into_chunks
 from .groups import LayerGroup
 from .interface import AttendOptions, AttentionBackend, PagedKVCache, PageStorage, PoolSpec
 from .metadata import AttentionMetadata
@@ -27,6 +27,12 @@ def create_kv_cache(
 ) -> PagedKVCache:
     """A cache for all layers of ``spec``, with so many pages for each group and then for each of its
     residual windows, if they are given. ValueError names what the backend cannot hold."""
+    for group in groups:
+        if (chunk := group.chunk) is not None and chunk % spec.page_size:
+            raise ValueError(
+                f"layers attend within chunks of {chunk} positions, which must be a multiple of page_size, "
+                f"got {spec.page_size}; use a page_size that divides them"
+            )
     specs = [
         replace(spec, layers=tuple(spec.layers[index] for index in group.members), num_pages=pages)
         for group, pages in zip(groups, num_pages, strict=False)
@@ -40,11 +46,8 @@ def create_kv_cache(
         caches = [backend.create_residual_pool(*both) for both in zip(specs, beside, strict=True)]
     else:
         caches = [backend.create_pool(some) for some in specs]
-    caches = [
-        ChunkedKVCache(cache, group.window) if group.chunked and group.window else cache
-        for cache, group in zip(caches, groups, strict=True)
-    ]
-    return caches[0] if len(caches) == 1 else GroupedKVCache(caches, [group.members for group in groups])
+    plain = len(caches) == 1 and groups[0].chunk is None
+    return caches[0] if plain else GroupedKVCache(caches, groups)
 
 
 def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str) -> PoolSpec:
@@ -53,14 +56,17 @@ def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str)
 
 
 class GroupedKVCache:
-    """``PagedKVCache`` over one cache per group of layers; layers are those of the model.
+    """``PagedKVCache`` over one cache per group of layers; layers are those of the model. Without a
+    group: that of a model without attention, whose pages have no bytes and only name prefixes.
 
     Of caches with several pools each, the first ones come first: the pages of every group, then the
-    residual pages of every group.
+    residual pages of every group. Where layers attend within chunks, these are sequences (chunked.py).
     """
 
-    def __init__(self, caches: Sequence[PagedKVCache], members: Sequence[Sequence[int]]) -> None:
+    def __init__(self, caches: Sequence[PagedKVCache], groups: Sequence[LayerGroup]) -> None:
         self._caches = tuple(caches)
+        self._chunks = [group.chunk for group in groups]
+        self._chunked = {layer for group in groups if group.chunked for layer in group.members}
         kinds = [cache.storages for cache in caches]
         self.storages: tuple[PageStorage, ...] = tuple(
             storage for kind in zip(*kinds, strict=True) for storage in kind
@@ -74,28 +80,35 @@ class GroupedKVCache:
         )
         places = {
             layer: (cache, index)
-            for cache, layers in zip(caches, members, strict=True)
-            for index, layer in enumerate(layers)
+            for cache, group in zip(caches, groups, strict=True)
+            for index, layer in enumerate(group.members)
         }
         self._places = [places[layer] for layer in range(len(places))]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        if len(metadata.groups) != len(self.storages):
+        if self._caches and len(metadata.groups) != len(self.storages):
             raise ValueError(
                 f"a step needs the metadata of {len(self.storages)} groups, got {len(metadata.groups)}"
             )
-        for cache, part in zip(self._caches, self._parts, strict=True):
-            cache.begin_step(metadata.select(part))
+        for cache, part, chunk in zip(self._caches, self._parts, self._chunks, strict=True):
+            step = metadata.select(part)
+            cache.begin_step(step if chunk is None else cut_into_chunks(step, chunk))
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         cache, index = self._places[layer]
         cache.write(index, keys, values)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        if options.mask is not None and layer in self._chunked:
+            raise ValueError("a mask counts positions from a sequence's beginning, chunked layers do not")
         cache, index = self._places[layer]
         return cache.attend(index, queries, options)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
+        if layer in self._chunked:
+            raise ValueError(
+                f"K and V of chunked layer {layer} cannot be gathered: it is attended to by chunks"
+            )
         cache, index = self._places[layer]
         return cache.gather(index)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 
+from .replay import Programs
 from .state_segments import StateSegments
+
+GateKind = Literal["ready", "softplus", "bounded"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class DeltaGates:
     A_log has a value for each head, or for each value of a row of a; dt_bias is like a row of a.
     """
 
-    kind: Literal["ready", "softplus", "bounded"] = "ready"
+    kind: GateKind = "ready"
     A_log: mx.array | None = None
     dt_bias: mx.array | None = None
     lower_bound: float = 0.0
@@ -42,6 +46,15 @@ class SsdParameters:
     highest: float = float("inf")
 
 
+@dataclass(frozen=True, slots=True)
+class StateCapture:
+    """``programs`` record what kernels do; ``bind`` makes what they take for a step's segments of int32
+    arrays [B, 4] and [C, 2], as in ``StateSegments``."""
+
+    programs: Programs
+    bind: Callable[[Sequence[mx.array]], Any]
+
+
 class RecurrentKernels(Protocol):
     """All segments of a step at once.
 
@@ -51,10 +64,29 @@ class RecurrentKernels(Protocol):
     """
 
     def arrays(self, step: StateSegments) -> Any:
-        """Of a step that was checked against the pool."""
+        """Of a step that was checked against the pool: kernels write wherever it says."""
         ...
 
-    def takes_gated_delta(self, key_dim: int) -> bool: ...
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """A pool of states [num_slots, ..] in memory that suits the kernels; every size is at least 1."""
+        ...
+
+    def mark_nonfinite(self, flags: mx.array, step: Any, y: mx.array) -> mx.array:
+        """``flags`` int32 [T], no longer 0 where a state is NaN or infinite that the step leaves somewhere,
+        by what it gave for its row of y [T, ..]; the flags given must not be used again."""
+        ...
+
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        """[T, C] of a window [1, keep + T, C] that was put together of ``keep`` rows and these."""
+        ...
+
+    def state_capture(self) -> StateCapture | None:
+        """What records steps as programs; None where nothing does."""
+        ...
+
+    def takes_gated_delta(self, key_dim: int) -> bool:
+        """Whether there is a kernel for heads with keys of this size; likewise below."""
+        ...
 
     def takes_ssd(self, state_dim: int) -> bool: ...
 
@@ -109,5 +141,85 @@ class RecurrentKernels(Protocol):
 
         pool [N, K - 1, C], earlier inputs, of the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y
         is of the dtype of x. mlx's Conv1d keeps its weight as [C, K, 1]: turn it once.
+        """
+        ...
+
+
+class RareRecurrentKernels(Protocol):
+    """Those of recurrences that few models have; pools and steps are those of ``RecurrentKernels``."""
+
+    def takes_lightning(self, key_dim: int, value_dim: int) -> bool: ...
+
+    def takes_selective_scan(self, state_dim: int) -> bool: ...
+
+    def takes_wkv7(self, head_dim: int) -> bool: ...
+
+    def lightning(
+        self,
+        pool: mx.array,
+        step: Any,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        log_decay: mx.array,
+        scale: float,
+    ) -> tuple[mx.array, mx.array]:
+        """Lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
+
+        pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y is of the dtype of v.
+        """
+        ...
+
+    def selective_scan(
+        self,
+        pool: mx.array,
+        step: Any,
+        x: mx.array,
+        d: mx.array,
+        B: mx.array,
+        C: mx.array,
+        *,
+        A: mx.array,
+        D: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Mamba-1's recurrence, its skip D x included.
+
+        pool float32 [N, W, Ds]; x, d [T, W], d after its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log),
+        made once; D [W]. y is of the dtype of x.
+        """
+        ...
+
+    def rg_lru(
+        self,
+        pool: mx.array,
+        step: Any,
+        x: mx.array,
+        input_gate: mx.array,
+        a_gate: mx.array,
+        *,
+        c: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """RecurrentGemma's recurrence with its gates; the first token of a sequence is not scaled.
+
+        pool float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of
+        the layer's parameter, made once. y is of the dtype of x.
+        """
+        ...
+
+    def wkv7(
+        self,
+        pool: mx.array,
+        step: Any,
+        r: mx.array,
+        w: mx.array,
+        k: mx.array,
+        v: mx.array,
+        a: mx.array,
+        b: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
+
+        pool float32 [N, H, D, D]; the others [T, H, D], w the decay. y is of the dtype of r.
         """
         ...

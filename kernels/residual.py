@@ -22,6 +22,7 @@ import numpy as np
 from .formats import page_format
 from .interface import LayerSpec, PoolSpec
 from .metadata import Ints
+from .visibility import window_start
 
 SIXTEEN_BITS = ("bf16", "fp16")
 DEFAULT_RESIDUAL_PAGES = 2  # beside pages that store a value in so few bits, scales included:
@@ -86,5 +87,5 @@ def _shape(layer: LayerSpec) -> tuple[int, int, int]:
 def residual_starts(positions: Ints, quantize_after: Ints, *, window: int | Ints, page_size: int) -> Ints:
     """Where the residual pages begin that queries at ``positions`` read, beside the kept first ones; shapes
     are broadcast."""
-    first = np.maximum(positions - (window - 1), 0) // page_size * page_size
+    first = window_start(positions, window) // page_size * page_size
     return np.where(positions < quantize_after, 0, first).astype(np.int32)

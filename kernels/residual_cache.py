@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from .interface import AttendOptions, KVPool, PageStorage
+from .interface import KVPool, PageStorage
 from .metadata import AttentionMetadata, Ints
 from .replay import ReplayablePool
 from .residual import check_residual, residual_starts
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 Pool = TypeVar("Pool", bound=KVPool)
 
 
-class ResidualCache(ABC, Generic[Pool]):
+class ResidualCache(Generic[Pool]):
     """``PagedKVCache`` over a pool of quantized pages and one of residual pages, the groups of a step's
-    metadata in this order."""
+    metadata in this order: all of it but ``attend``."""
 
     def __init__(self, quantized: Pool, residual: Pool) -> None:
         check_residual(quantized.spec, residual.spec)
@@ -45,9 +44,6 @@ class ResidualCache(ABC, Generic[Pool]):
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         self.quantized.write(layer, keys, values)
         self.residual.write(layer, keys, values)
-
-    @abstractmethod
-    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array: ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """Of each row's sequence, every position from the pages that the row's query reads it from."""

@@ -62,8 +62,8 @@ class Arrivals:
     def plan(
         self, chunks: list[Sequence], budget: TokenBudget, work: list[ScheduledChunk], lookups: list[Lookup]
     ) -> None:
-        """Admit waiting sequences in their order, but those beyond the number of long prompts that may
-        be under way: others pass them. Each gets pages for all it has to compute: a prompt that was let
+        """Admit waiting sequences in their order, but one long prompt at a time: others pass those that wait
+        for it. Each gets pages for all it has to compute: a prompt that was let
         in does not run out of pages before its first token. One whose next page is computed in this very
         step waits for the next, where it shares that page, and is passed, too."""
         if not self.may_admit():
@@ -78,9 +78,8 @@ class Arrivals:
             if blocked is not None and (passed >= LOOK_AHEAD or not waiting.may_pass(blocked, sequence)):
                 break
             is_long = budget.is_long(sequence)
-            under_way = sum(waiting.holds_back(other, sequence) for other in long) if is_long else 0
             if is_long and (
-                budget.long_ones_have_theirs or under_way >= self._limits.max_long_partial_prefills
+                budget.long_ones_have_theirs or any(waiting.holds_back(other, sequence) for other in long)
             ):
                 blocked, passed = blocked or sequence, passed + 1
                 continue

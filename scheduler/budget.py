@@ -15,7 +15,7 @@ from .waiting import cached_tokens
 class TokenBudget:
     """What is left of a step's tokens, and how much of it long prompts may take.
 
-    A prompt is long while more of it has to be computed than ``Limits.long_prefill_threshold``. While
+    A prompt is long while more of it has to be computed than ``Limits.max_step_tokens``. While
     shorter ones wait, long ones together take half of the tokens, or what the shorter ones leave. Under
     a latency target, ``time`` is what the step may take.
 
@@ -27,7 +27,7 @@ class TokenBudget:
     ) -> None:
         self.left = left
         self._time = time
-        self._threshold = limits.long_prefill_threshold
+        self._threshold = limits.max_step_tokens
         self._blocks = blocks
         self._left_for_long: int | None = None  # unknown before there is a long prompt
         self._may_hash = True

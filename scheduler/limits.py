@@ -14,31 +14,21 @@ class SequenceTooLong(ValueError):
 class Limits:
     """max_step_tokens   tokens computed in one step, decodes and prompt chunks together
     max_running       sequences that hold pages at once
-    long_prefill_token_threshold   a prompt is long while more tokens of it have to be computed (None:
-                      max_step_tokens, more than one step can take)
     target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
                       predicted to fit ("auto": a few times what the decodes alone take; None: as many
                       tokens as max_step_tokens allows)
     row_tile          rows that the matrix products compute at once: a part of them takes as long, which
                       chunks that are cut for a target heed (1: every row counts)
-    max_long_partial_prefills   long prompts that are under way at once; short ones pass those that wait
     """
 
     max_step_tokens: int = 512
     max_running: int = 64
-    long_prefill_token_threshold: int | None = None
-    max_long_partial_prefills: int = 1
     target_itl: float | Literal["auto"] | None = None
     row_tile: int = 1
 
     def __post_init__(self) -> None:
         if self.max_running < 1:
             raise ValueError(f"max_running must be at least 1, got {self.max_running}")
-        if self.max_long_partial_prefills < 1 or self.long_prefill_threshold < 1:
-            raise ValueError(
-                "max_long_partial_prefills and long_prefill_token_threshold must be at least 1, got "
-                f"{self.max_long_partial_prefills} and {self.long_prefill_threshold}"
-            )
         if self.row_tile < 1:
             raise ValueError(
                 f"row_tile must be at least 1, got {self.row_tile}; 1 is for kernels without tiles"
@@ -54,12 +44,6 @@ class Limits:
                 "lower the second"
             )
 
-    @property
-    def long_prefill_threshold(self) -> int:
-        """``long_prefill_token_threshold``, or what it stands for."""
-        threshold = self.long_prefill_token_threshold
-        return self.max_step_tokens if threshold is None else threshold
-
     def is_long_prompt(self, num_prompt: int) -> bool:
         """Whether a prompt takes more than one step, whatever is left of it."""
-        return num_prompt > self.long_prefill_threshold
+        return num_prompt > self.max_step_tokens

@@ -32,7 +32,6 @@ class StepCost:
         self._row_tile = row_tile
         self._weights = [0.0] * 5
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
-        self.num_steps = 0
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step will take; 0 before anything was observed. Never less for a larger step: a
@@ -54,7 +53,6 @@ class StepCost:
         """Learn from a step that took so long."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        self.num_steps += 1
         scale = 1 / seconds  # relative errors
         one, b, c, d, e = _terms(shape, self._row_tile)
         a, b, c, d, e = one * scale, b * scale, c * scale, d * scale, e * scale

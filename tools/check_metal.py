@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]  # the emulator knows what MLX assembles
@@ -31,9 +31,8 @@ from octavo.kernels.metal.dense import FEWEST_ROWS, FUSED_DIMS  # noqa: E402
 from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays  # noqa: E402
-from octavo.kernels.metal.recurrent_units import GATE_KINDS  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
-from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters  # noqa: E402
+from octavo.kernels.recurrent_kernels import DeltaGates, GateKind, SsdParameters  # noqa: E402
 from octavo.kernels.state_segments import StateSegments  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
@@ -161,7 +160,7 @@ def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, heig
     q, k, v = (mx.zeros((rows, *shape), dtype) for shape in ((2, width), (2, width), (heads, height)))
     head, of_head = mx.zeros((rows, heads), dtype), mx.zeros(heads)
     for gate, A_log in ((head, of_head), (mx.zeros((rows, heads, width), dtype), mx.zeros((heads, width)))):
-        for kind in GATE_KINDS:
+        for kind in get_args(GateKind):
             gates = DeltaGates(kind=kind, A_log=A_log, dt_bias=mx.zeros(gate.shape[1:]))
             kernels.gated_delta(pool, step, q, k, v, gate, head, gates=gates)
     parameters = SsdParameters(A_log=of_head, dt_bias=of_head, D=of_head)

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from octavo.proto import cache_pb2 as pb
 
-from ..api.errors import OctavoError
-
-
-class Caller(Protocol):
-    """What a client does for each of its services."""
-
-    metadata: tuple[tuple[str, str], ...]
-
-    async def unary(self, method: Any, request: Any) -> Any: ...
-
-    def translate(self, error: grpc.aio.AioRpcError) -> OctavoError: ...
+if TYPE_CHECKING:
+    from .client import Client
 
 
 class CacheCalls:
     """``client.cache.stats()`` and the others; errors are those of the client."""
 
-    def __init__(self, stub: Any, caller: Caller) -> None:
+    def __init__(self, stub: Any, client: Client) -> None:
         self.stub = stub
-        self._caller = caller
+        self._client = client
 
     async def call(self, request: Message) -> Any:
         """The one response to a request of any kind: a ``FlushRequest`` calls ``Flush``."""
         name = type(request).__name__.removesuffix("Request")
-        return await self._caller.unary(getattr(self.stub, name), request)
+        return await self._client.unary(getattr(self.stub, name), request)
 
     async def stats(self, num_prefixes: int | None = None) -> pb.GetStatsResponse:
         request = pb.GetStatsRequest(num_prefixes=num_prefixes)
@@ -74,12 +65,12 @@ class CacheCalls:
         """Events from a number on (None: the next one); the first response says where it begins.
         EventsGone when that is not possible, FellBehind when this reader was too slow."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
-        call = self.stub.Watch(request, metadata=self._caller.metadata)
+        call = self.stub.Watch(request, metadata=self._client.metadata)
         try:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise self._caller.translate(error) from error
+            raise self._client.translate(error) from error
         finally:
             call.cancel()  # does nothing when the call has ended
 

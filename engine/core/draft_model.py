@@ -7,7 +7,7 @@ out to be right stays; K/V behind the first wrong guess is written over. Only co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from octavo.block_manager import BlockManager, PageTable
@@ -45,7 +45,6 @@ class DraftModel:
         *,
         max_tokens: int,
         vocab_size: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.blocks = blocks
         self.round_s = 0.0  # what a forward for one more guess takes, on average
@@ -53,7 +52,6 @@ class DraftModel:
         self._max_tokens = max_tokens
         self._vocab_size = min(vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
-        self._clock = clock
         self._tables = DraftTables(blocks)
 
     def begin(self, sequence: Served) -> Guesses:
@@ -78,10 +76,11 @@ class DraftModel:
             rows.append(_Row(index, ask, work, ask.count))
             given[index] = []
         while rows:
-            began, is_plain = self._clock(), all(row.work.stop - row.work.start == 1 for row in rows)
+            began, is_plain = time.monotonic(), all(row.work.stop - row.work.start == 1 for row in rows)
             rows = self._round(rows, given)
             if is_plain:
-                self.round_s += (_LEARNING if self.round_s else 1.0) * (self._clock() - began - self.round_s)
+                took = time.monotonic() - began
+                self.round_s += (_LEARNING if self.round_s else 1.0) * (took - self.round_s)
         return [tuple(given.get(index, ())) for index in range(len(asks))]
 
     def close(self, guesses: Guesses) -> None:

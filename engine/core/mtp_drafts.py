@@ -11,7 +11,7 @@ head does not see it. Rotary positions count from there; attention depends on th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,19 +74,11 @@ class _Reader:
 class MTPDrafts:
     """``BatchDrafter`` by a head. max_tokens: rows of one forward, at most."""
 
-    def __init__(
-        self,
-        head: HeadRunner,
-        blocks: BlockManager,
-        *,
-        max_tokens: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         self.blocks = blocks
         self.round_s = 0.0
         self._head = head
         self._max_tokens = max_tokens
-        self._clock = clock
         self._tables = DraftTables(blocks)
         self._readers: dict[Sequence, _Reader] = {}
         self._owners: list[tuple[list[Sequence], int, int]] = []  # of rows: whose, first position, count
@@ -138,10 +130,11 @@ class MTPDrafts:
             self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
         rounds = _Rounds(self, asks)
         while rounds.rows:
-            began, guesses_only = self._clock(), all(item.samples for item, _, _ in rounds.rows)
+            began, guesses_only = time.monotonic(), all(item.samples for item, _, _ in rounds.rows)
             rounds.compute()
             if guesses_only:
-                self.round_s += (_LEARNING if self.round_s else 1.0) * (self._clock() - began - self.round_s)
+                took = time.monotonic() - began
+                self.round_s += (_LEARNING if self.round_s else 1.0) * (took - self.round_s)
         return [tuple(given) for given in rounds.given]
 
 

@@ -18,8 +18,6 @@ from mlx.utils import tree_flatten
 from octavo.kernels.interface import AttentionBackend
 
 from .adapt.output_head import TakeRows
-from .recurrent.kernel_recurrences import KernelRecurrences
-from .recurrent.recurrences import Recurrences
 from .sampling.logit_rows import NumpySampler, Sampler
 
 if TYPE_CHECKING:
@@ -48,11 +46,6 @@ class ModelOps(Protocol):
         """Rows of activations: ``take_rows(x, rows)`` is x[rows]."""
         ...
 
-    @property
-    def recurrences(self) -> Recurrences | None:
-        """Kernels of recurrent layers; None where mlx-lm's operations compute them."""
-        ...
-
     def loading(self) -> AbstractContextManager[None]:
         """In this block mlx-lm reads weight files in the way that suits these operations."""
         ...
@@ -77,18 +70,10 @@ class ModelOps(Protocol):
 
 
 class MLXOps:
-    """``ModelOps`` of MLX's own modules; ``backend``: whose kernels compute recurrences, where it has any."""
+    """``ModelOps`` of MLX's own modules."""
 
     fusion: Fusion | None = None
     take_rows: TakeRows = operator.getitem
-
-    def __init__(self, backend: AttentionBackend | None = None) -> None:
-        self._backend = backend
-
-    @property
-    def recurrences(self) -> Recurrences | None:
-        kernels = None if self._backend is None else self._backend.recurrent_kernels
-        return None if kernels is None else KernelRecurrences(kernels)
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -120,4 +105,4 @@ def model_ops(backend: AttentionBackend) -> ModelOps:
         from .native.model_ops import NativeOps
 
         return NativeOps()
-    return MLXOps(backend)
+    return MLXOps()

@@ -77,9 +77,10 @@ class PagedModel:
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
-        if self._recurrent is None or self._recurrent.kernels is None or not self._recurrent.all_native:
+        recurrences = None if self._recurrent is None else self._recurrent.recurrences
+        if self._recurrent is None or recurrences is None or not self._recurrent.all_native:
             return []
-        capture = self._recurrent.kernels.state_capture()
+        capture = recurrences.kernels.state_capture()
         return [] if capture is None else [StateReplay(self.states, capture), *pools]
 
     def _shim(self, place: CachePlace) -> object:

@@ -68,11 +68,6 @@ class AsyncEngine:
         self.cache_changes = Notifier()  # sent when there are page events
 
     @property
-    def is_ready(self) -> bool:
-        """Whether a new request would be considered."""
-        return self._core is not None and self.death is None and not self._stopping
-
-    @property
     def info(self) -> EngineInfo:
         return self._running_core().info
 

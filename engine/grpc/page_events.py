@@ -33,9 +33,8 @@ class PageEventHub:
     Whatever happens to a watcher's call, one task alone ends the subscription, when nobody is left.
     """
 
-    def __init__(self, engine: Engine, *, max_watchers: int = MAX_WATCHERS) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._max_watchers = max_watchers
         self._watchers: Counter[str] = Counter()  # by tenant
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
@@ -100,8 +99,8 @@ class PageEventHub:
 
     def _check_room(self, tenant: Tenant) -> None:
         for count, most, whose in (
-            (self.num_watchers, self._max_watchers, ""),
-            (self._watchers[tenant.name], tenant.part_of(self._max_watchers), " of one tenant"),
+            (self.num_watchers, MAX_WATCHERS, ""),
+            (self._watchers[tenant.name], tenant.part_of(MAX_WATCHERS), " of one tenant"),
         ):
             if count >= most:
                 raise Overloaded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import BlockManager, PageEvent, Pins
@@ -49,13 +49,12 @@ class PrefixCacheInspector:
     log_id    names this engine's event log: its numbers mean nothing to another's
     """
 
-    def __init__(self, blocks: BlockManager, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.lookups = LookupHistory()
         self.reused = ReusedPrefixes(blocks.page_size)
         self.log_id = secrets.token_hex(8)
         self.log_began = time.time()
-        self._clock = clock
         self._pins = Pins(blocks)
         self._num_query = self._num_hit = 0
         self._misses: Counter[str] = Counter()
@@ -64,7 +63,7 @@ class PrefixCacheInspector:
 
     def record(self, request_id: str, lookup: Lookup) -> None:
         """A request's prompt was looked up."""
-        self.lookups.add(request_id, lookup, now=self._clock())
+        self.lookups.add(request_id, lookup, now=time.monotonic())
         self._num_query += lookup.num_tokens
         self._num_hit += lookup.num_hit
         self._misses.update(lookup.misses)

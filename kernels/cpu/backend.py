@@ -19,7 +19,10 @@ from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, Poo
 from ..masks import check_mask
 from ..metadata import AttentionMetadata, GroupMetadata, Ints
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
+from ..recurrent_kernels import RareRecurrentKernels, RecurrentKernels
 from ..replay import ReplayablePool
+from . import recurrent
+from .programs import CpuPrograms
 
 FEWEST_COLUMNS = 64  # of the page tables that steps are given
 
@@ -221,19 +224,6 @@ class CpuPool:
         return self._step
 
 
-class CpuPrograms:
-    """Records programs; those of one object share the memory of their intermediate results."""
-
-    def __init__(self) -> None:
-        self._arena = _ext.Arena()
-
-    def record(
-        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
-    ) -> _ext.Program:
-        """See ``_ext.Program``."""
-        return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))
-
-
 def _is_inside(metadata: AttentionMetadata, group: GroupMetadata, num_pages: int) -> bool:
     """Whether ``metadata.check`` would pass; it takes longer, and says why not."""
     after = metadata.quantize_after
@@ -287,7 +277,8 @@ class CpuBackend:
     name = "cpu"
     has_model_ops = True
     writes_in_place = True
-    recurrent_kernels = None
+    recurrent_kernels: RecurrentKernels = recurrent
+    rare_recurrent_kernels: RareRecurrentKernels = recurrent
     compiles_at_launch = False
 
     def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:

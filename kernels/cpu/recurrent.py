@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .. import _ext
-from ..recurrent_kernels import READY, DeltaGates, SsdParameters
+from ..recurrent_kernels import READY, DeltaGates, SsdParameters, StateCapture
 from ..state_segments import StateSegments
+from .programs import CpuPrograms
 
 MAX_KEY_DIM = 256
 KEY_DIM_MULTIPLE = 16
@@ -33,28 +34,46 @@ class StateArrays:
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
-def arrays(step: StateSegments) -> StateArrays:
-    """Of a step that was checked against the pool."""
-    return StateArrays.of(step)
+arrays = StateArrays.of
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """A pool [num_slots, ..] on huge pages where the system grants them: one token's walk through states is
-    bound by memory. Every size is at least 1."""
+    """A pool on huge pages where there are some: one token's walk through states is bound by memory."""
     rows = _ext.zeroed_rows(shape[0], math.prod(shape[1:]) * dtype.size)
     pool = rows.view(dtype).reshape(shape)
     mx.eval(pool)
     return pool
 
 
+def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
+    """See ``RecurrentKernels.mark_nonfinite``: the new handle of flags that are written in place."""
+    return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)
+
+
+def rows_behind(window: mx.array, keep: int) -> mx.array:
+    """See ``RecurrentKernels.rows_behind``: of two arrays put together the second, which is not copied."""
+    return _ext.rows_behind(window, keep)
+
+
+def state_capture() -> StateCapture:
+    """See ``RecurrentKernels.state_capture``."""
+    return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
+
+
 def takes_gated_delta(key_dim: int) -> bool:
-    """Whether there is a kernel for heads with keys of this size."""
     return key_dim % KEY_DIM_MULTIPLE == 0 and 0 < key_dim <= MAX_KEY_DIM
 
 
 def takes_ssd(state_dim: int) -> bool:
-    """Whether there is a kernel for states of this size."""
     return state_dim % KEY_DIM_MULTIPLE == 0 and state_dim > 0
+
+
+def takes_lightning(key_dim: int, value_dim: int) -> bool:
+    return key_dim % 2 == 0 and value_dim % KEY_DIM_MULTIPLE == 0
+
+
+takes_selective_scan = takes_ssd
+takes_wkv7 = takes_ssd
 
 
 def gated_delta(
@@ -109,7 +128,7 @@ def ssd(
     *,
     parameters: SsdParameters,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RecurrentKernels.ssd``; Ds is a multiple of 16."""
+    """See ``RecurrentKernels.ssd``."""
     return _ext.ssd(
         pool,
         step.segments,
@@ -136,11 +155,7 @@ def lightning(
     log_decay: mx.array,
     scale: float,
 ) -> tuple[mx.array, mx.array]:
-    """Lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
-
-    pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. Dk is even and Dv a
-    multiple of 16. y is of the dtype of v.
-    """
+    """See ``RareRecurrentKernels.lightning``."""
     return _ext.lightning(pool, step.segments, step.checkpoints, q, k, v, log_decay, scale=scale)
 
 
@@ -155,22 +170,14 @@ def selective_scan(
     A: mx.array,
     D: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """Mamba-1's recurrence, its skip D x included.
-
-    pool float32 [N, W, Ds]; x, d [T, W], d after its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log), made
-    once; D [W]. Ds is a multiple of 16. y is of the dtype of x.
-    """
+    """See ``RareRecurrentKernels.selective_scan``."""
     return _ext.selective_scan(pool, step.segments, step.checkpoints, x, d, B, C, A, D)
 
 
 def rg_lru(
     pool: mx.array, step: StateArrays, x: mx.array, input_gate: mx.array, a_gate: mx.array, *, c: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """RecurrentGemma's recurrence with its gates; the first token of a sequence is not scaled.
-
-    pool float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of the
-    layer's parameter, made once. y is of the dtype of x.
-    """
+    """See ``RareRecurrentKernels.rg_lru``."""
     return _ext.rg_lru(pool, step.segments, step.checkpoints, x, input_gate, a_gate, c)
 
 
@@ -184,15 +191,5 @@ def wkv7(
     a: mx.array,
     b: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
-
-    pool float32 [N, H, D, D]; the others [T, H, D], w the decay. D is a multiple of 16.
-    y is of the dtype of r.
-    """
+    """See ``RareRecurrentKernels.wkv7``."""
     return _ext.wkv7(pool, step.segments, step.checkpoints, r, w, k, v, a, b)
-
-
-def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
-    """The new handle of flags int32 [T], written in place: 1 where y [T, ..] holds NaN or infinity in the
-    last row of a segment or in a row with a checkpoint, whose state then does; others stay as they are."""
-    return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)

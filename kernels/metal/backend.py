@@ -25,6 +25,7 @@ class MetalBackend:
 
     name = "metal"
     has_model_ops = False
+    rare_recurrent_kernels = None
     compiles_at_launch = True
 
     def __init__(self, library: KernelLibrary | None = None, *, dense_prompts: int = 0) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..interface import LayerSpec
 from ..metadata import AttentionMetadata, Ints
+from ..visibility import visible, window_start
 from .launch import padded
 
 FUSED_DIMS = (64, 80, 128)
@@ -77,7 +78,7 @@ def plan_dense(
     for sequence in sequences.tolist():
         row, end_row = metadata.q_start[sequence : sequence + 2].tolist()
         end, first = int(metadata.kv_len[sequence]), int(metadata.positions[row])
-        low = 0 if window is None else max(0, first - window + 1)
+        low = 0 if window is None else int(window_start(first, window))
         pieces = [(0, min(keep, low)), (low, end)]
         stop = start
         for begin, past in pieces:
@@ -122,5 +123,4 @@ def attend_densely(
 def _window_mask(first: int, end: int, pieces: list[tuple[int, int]], window: int, keep: int) -> mx.array:
     """Which keys of ``pieces`` the rows at first..end - 1 see; made on the device, once for layers alike."""
     keys = mx.concatenate([mx.arange(*piece) for piece in pieces])
-    rows = mx.arange(first, end)[:, None]
-    return (keys <= rows) & ((keys > rows - window) | (keys < keep))
+    return visible(mx.arange(first, end)[:, None], keys, window, keep)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..metadata import AttentionMetadata, Ints
+from ..visibility import window_start
 from .attention_units import DECODE_TILE
 
 SPLIT_TILES = 4
@@ -46,7 +47,7 @@ def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
     end = positions // DECODE_TILE + 1
     if window is None:
         return end
-    low = np.maximum(0, positions - window + 1)
+    low = window_start(positions, window)
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 

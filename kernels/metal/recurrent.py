@@ -24,12 +24,14 @@ from .units import MIN_ELEMENTS, Unit
 class SegmentArrays:
     """A step's segments and checkpoints as the kernels read them (sources/recurrent.metal), for all layers.
 
-    Segments are [num_segments, 8], those without rows left out; checkpoints are in the order of rows.
+    Segments are [num_segments, 8], those without rows left out; checkpoints are in the order of rows;
+    ``left`` are the rows whose states the step leaves somewhere, None: all of them.
     """
 
     num_segments: int
     segments: mx.array
     checkpoints: mx.array
+    left: mx.array | None
 
     @classmethod
     def of(cls, step: StateSegments) -> SegmentArrays:
@@ -40,7 +42,13 @@ class SegmentArrays:
         bounds = [np.searchsorted(kept[:, 0], at) for at in (used[:, 0], used[:, 0] + used[:, 1])]
         rows = np.zeros((len(used), 8), np.int32)
         rows[:, :4], rows[:, 4], rows[:, 5] = used, *bounds
-        return cls(len(used), mx.array(rows), padded(kept.astype(np.int32).ravel()))
+        left = np.union1d(used[:, 0] + used[:, 1] - 1, kept[:, 0]).astype(np.int32)
+        return cls(
+            len(used),
+            mx.array(rows),
+            padded(kept.astype(np.int32).ravel()),
+            None if len(left) == step.num_rows else mx.array(left),
+        )
 
 
 class MetalRecurrences:
@@ -53,6 +61,21 @@ class MetalRecurrences:
 
     def arrays(self, step: StateSegments) -> SegmentArrays:
         return SegmentArrays.of(step)
+
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return mx.zeros(shape, dtype)
+
+    def mark_nonfinite(self, flags: mx.array, step: SegmentArrays, y: mx.array) -> mx.array:
+        last = y if step.left is None else y[step.left]
+        finite = mx.isfinite(last.reshape(last.shape[0], -1).astype(mx.float32).sum(axis=1))
+        bad = mx.logical_not(finite).astype(mx.int32)
+        return flags + bad if step.left is None else flags.at[step.left].add(bad)
+
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        return window[0, keep:]
+
+    def state_capture(self) -> None:
+        return None
 
     def takes_gated_delta(self, key_dim: int) -> bool:
         return takes_width(key_dim)

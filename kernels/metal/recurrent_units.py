@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from ..recurrent_kernels import GateKind
 from .units import Unit, make_unit
 
 MAX_WIDTH = 256
@@ -19,9 +19,6 @@ _MAX_SIMDGROUPS = 4
 CONV_THREADS = 64
 _AHEAD = 4
 """Inputs that a convolution loads before it uses the first."""
-
-GateKind = Literal["ready", "softplus", "bounded"]
-GATE_KINDS: tuple[GateKind, ...] = ("ready", "softplus", "bounded")
 
 _DECAYS: dict[GateKind, str] = {
     "ready": "gate",

@@ -10,6 +10,7 @@ import numpy as np
 from ..interface import AttendOptions, LayerSpec
 from ..masks import HIDDEN
 from ..metadata import AttentionMetadata, Ints
+from ..visibility import visible
 
 LOWEST = -3e38  # a finite stand-in for the maximum of a row that sees nothing
 TINY = 1e-30  # below any sum of weights of which one is 1
@@ -50,7 +51,8 @@ class Bias:
         """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
         length = logits.shape[-1]
         if self.mask is None:
-            return mx.where(_visible(group, spec, length)[:, None, None], logits, -mx.inf)
+            seen = visible(group.positions[..., None], mx.arange(length), spec.window, spec.keep)
+            return mx.where(seen[:, None, None], logits, -mx.inf)
         rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
         if rows.shape[-1] < length:  # pages go past the longest sequence
             rows = mx.pad(rows, [(0, 0), (0, 0), (0, 0), (0, length - rows.shape[-1])])
@@ -125,15 +127,6 @@ def attention_weights(
     logits = bias.hide(bias.add_slopes(logits, group), group, spec)
     sinks = options.sinks
     return softmax(logits, None if sinks is None else sinks.reshape(1, *logits.shape[1:3], 1, 1))
-
-
-def _visible(group: Group, spec: LayerSpec, length: int) -> mx.array:
-    """[B, n, L]: which positions each row sees."""
-    seen, at = mx.arange(length), group.positions[..., None]
-    visible = seen <= at
-    if spec.window is not None:
-        visible = visible & ((seen > at - spec.window) | (seen < spec.keep))
-    return visible
 
 
 def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:

@@ -310,6 +310,7 @@ class ReferenceBackend:
     has_model_ops = False
     writes_in_place = False
     recurrent_kernels = None
+    rare_recurrent_kernels = None
     compiles_at_launch = False
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:

@@ -28,14 +28,12 @@ class Costs:
 
     prompt   of a prompt token that was not in the prefix cache
     output   of a generated token
-    weights  of tenants by name: one of weight 2 gets twice as much as one of weight 1
-    default_weight   of all others
+    weights  of tenants by name: one of weight 2 gets twice as much as one of weight 1, as all others have it
     """
 
     prompt: float = 1.0
     output: float = 2.0
     weights: Mapping[str, float] = field(default_factory=dict)
-    default_weight: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError naming what cannot be."""
@@ -44,14 +42,14 @@ class Costs:
                 "a prompt token must cost at least 0 and an output token more than 0, got "
                 f"{self.prompt:g} and {self.output:g}"
             )
-        for tenant, weight in {**self.weights, "(others)": self.default_weight}.items():
+        for tenant, weight in self.weights.items():
             if not 0 < weight < float("inf"):
                 raise ValueError(
                     f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is the usual one"
                 )
 
     def weight_of(self, tenant: str) -> float:
-        return self.weights.get(tenant, self.default_weight)
+        return self.weights.get(tenant, 1.0)
 
 
 class FairQueue(TenantLanes):

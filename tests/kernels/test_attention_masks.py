@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from attention_backends import BACKENDS, TestedBackend, poison
 from attention_cases import Case, as_numpy, build_metadata, shuffled_tables
+from octavo.kernels.groups import LayerGroup
 from octavo.kernels.interface import AttendOptions, PagedKVCache
 from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata
@@ -113,7 +114,7 @@ def test_slopes_add_the_distance(step: Step) -> None:
 
 
 def test_grouped_pools_hand_masks_on(step: Step) -> None:
-    cache: PagedKVCache = GroupedKVCache([step.pool], [[0]])
+    cache: PagedKVCache = GroupedKVCache([step.pool], [LayerGroup(window=None, keep=0, members=(0,))])
     mask = mx.array(np.random.default_rng(1).random((TOKENS, LONGEST)) < 0.4)
     slopes = mx.ones(HEADS)
     out = cache.attend(0, mx.array(step.queries), AttendOptions(scale=0.2, mask=mask, alibi_slopes=slopes))

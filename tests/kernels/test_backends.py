@@ -1,11 +1,9 @@
-"""Which backend is chosen and what is said about it; the self-test catches a broken one."""
+"""Which backend is chosen and what is said about it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 
 import mlx.core as mx
@@ -13,9 +11,7 @@ import pytest
 
 from octavo.kernels import FORMAT_NAMES, backends, mlx_pin
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.interface import AttendOptions, PoolSpec
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 from octavo.kernels.verify.selftest import run_selftest
 
 
@@ -134,44 +130,6 @@ def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
     choice = choose_backend("auto", threads=1)
     assert choice.backend.name == "cpu"
     assert "1 threads" in choice.reason
-
-
-def test_the_reference_passes_the_selftest() -> None:
-    results = run_selftest(ReferenceBackend())
-    assert len(results) == 11 * len(FORMAT_NAMES) - 2 * 2 - 2, (
-        "affine: no rows of 96; 16 bits: no residual pages"
-    )
-    assert all(result.ok for result in results), results
-
-
-class _Blind(ReferencePool):
-    """Forgets to report rows that are not finite, and forgets the softcap."""
-
-    def nonfinite_tokens(self) -> list[int]:
-        return []
-
-    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        return super().attend(layer, queries, replace(options, softcap=None))
-
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        del pairs
-
-
-class _BlindBackend(ReferenceBackend):
-    def create_pool(self, spec: PoolSpec) -> ReferencePool:
-        return _Blind(spec)
-
-
-def test_the_selftest_catches_a_broken_backend() -> None:
-    failed = [result.name for result in run_selftest(_BlindBackend()) if not result.ok]
-    assert failed == [
-        name
-        for fmt in FORMAT_NAMES
-        for name in (
-            f"attend, {fmt}, window, kept positions, sinks, softcap",
-            f"NaN is reported, {fmt}",
-        )
-    ]
 
 
 def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

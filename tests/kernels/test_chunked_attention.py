@@ -10,7 +10,7 @@ import pytest
 
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.executor.batch import slice_rows
-from octavo.kernels.chunked import ChunkedKVCache, cut_into_chunks
+from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.groups import LayerGroup
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
@@ -135,4 +135,6 @@ def test_what_chunks_cannot_give_is_refused() -> None:
     with pytest.raises(
         ValueError, match="chunks of 30 positions, which must be a multiple of page_size, got 8"
     ):
-        ChunkedKVCache(BACKENDS[0].create().create_pool(spec()), 30)
+        create_kv_cache(
+            BACKENDS[0].create(), spec(), [LayerGroup(window=30, keep=0, members=(0,), chunked=True)], [9]
+        )

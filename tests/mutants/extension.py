@@ -15,17 +15,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from harness import ROOT, hunt, run_tests, spoilt
+from harness import hunt, run_tests, spoilt
 from in_native import MUTANTS
-from mutant import Mutant
+from mutant import ROOT, Mutant
 
 FOLDER = ROOT / "build" / "mutants"
 SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
 
 PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executor/native/test_greedy_head.py")
-INDICES = ("tests/kernels/test_native_indices.py",)
+INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
-MAPPED = ("tests/engine/executor/test_mapped_weights.py",)
+MAPPED = ("tests/engine/executor/native/test_mapped.py",)
 BYTES = tuple(
     f"tests/kernels/cpu/test_attention.py::{name}"
     for name in (

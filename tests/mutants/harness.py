@@ -7,12 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from mutant import Mutant
+from mutant import ROOT, Mutant
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
 TEST_TIMEOUT_S = 120
 

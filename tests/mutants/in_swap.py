@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-from mutant import Mutant
-
-SCHEDULER = "scheduler/scheduler.py"
-ARRIVALS = "scheduler/arrivals.py"
-RESUMPTION = "scheduler/resumption.py"
-HOST = "engine/kv_store/host_tier.py"
-RATE = "engine/kv_store/rate.py"
-PREFETCH = "engine/kv_store/prefetch.py"
+from mutant import bug
 
 MUTANTS = (
-    Mutant("who gives way keeps nothing", SCHEDULER, "            self._resumption.gives_way(victim)\n", ""),
-    Mutant(
+    bug("who gives way keeps nothing", "            self._resumption.gives_way(victim)\n", ""),
+    bug(
         "others take the room of one on its way back",
-        ARRIVALS,
         "if self._resumption.holds_up(sequence) or not",
         "if not",
     ),
-    Mutant(
+    bug(
         "the core spins while pages are on their way",
-        SCHEDULER,
         "bool(self._queues.waiting) and not self._resumption.holds_up_all()\n\n",
         "bool(self._queues.waiting)\n\n",
     ),
-    Mutant(
-        "who comes back has lost its place",
-        RESUMPTION,
-        "self._queues.resume(sequence)",
-        "self._queues.enqueue(sequence)",
+    bug(
+        "who comes back has lost its place", "self._queues.resume(sequence)", "self._queues.enqueue(sequence)"
     ),
-    Mutant("the more urgent wait, too", RESUMPTION, "each.priority <= sequence.priority", "True"),
-    Mutant("who is aborted is still on its way", RESUMPTION, "        self._loading.remove(sequence)\n", ""),
-    Mutant("pages are asked for again and again", RESUMPTION, "        sequence.may_load = False\n", ""),
-    Mutant("copies outgrow their memory", HOST, "while self._num_bytes > self._max_bytes:", "while False:"),
-    Mutant(
+    bug("the more urgent wait, too", "each.priority <= sequence.priority", "True"),
+    bug("who is aborted is still on its way", "        self._loading.remove(sequence)\n", ""),
+    bug("pages are asked for again and again", "        sequence.may_load = False\n", ""),
+    bug("copies outgrow their memory", "while self._num_bytes > self._max_bytes:", "while False:"),
+    bug(
         "copies of one page for another",
-        HOST,
         "(each.fetch.digests[index], group))",
         "(each.fetch.digests[0], group))",
     ),
-    Mutant("slow memory is used anyway", RATE, "if self.seconds(num_bytes) < limit_s:", "if True:"),
-    Mutant("a store that was slow is never tried again", RATE, "self._seconds *= HOPE", "pass"),
-    Mutant(
-        "pages that are there are fetched", PREFETCH, "            if not self.known[number][index]\n", ""
-    ),
+    bug("slow memory is used anyway", "if self.seconds(num_bytes) < limit_s:", "if True:"),
+    bug("a store that was slow is never tried again", "self._seconds *= HOPE", "pass"),
+    bug("pages that are there are fetched", "            if not self.known[number][index]\n", ""),
 )

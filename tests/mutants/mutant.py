@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("block_manager", "scheduler", "kernels", "engine", "proto")
 
 
 @dataclass(frozen=True)
@@ -13,3 +18,15 @@ class Mutant:
     file: str
     old: str
     new: str
+
+
+def bug(name: str, old: str, new: str) -> Mutant:
+    """One in Python code: in the one file that has ``old``, wherever that lies now; "" if there is none."""
+    files = [file for file, text in _sources().items() if old in text]
+    return Mutant(name, files[0] if len(files) == 1 else "", old, new)
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,102 +22,83 @@ import in_policies
 import in_scheduler
 import in_states
 import in_swap
-from harness import ROOT, hunt, run_tests, spoilt
-from mutant import Mutant
+from harness import hunt, run_tests, spoilt
+from mutant import FOLDERS, ROOT, Mutant
 
+Suite = tuple[str, ...]
+"""Tests that are to catch bugs of some files."""
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Tests that are to catch bugs of some files, which need no more than these folders."""
-
-    folders: tuple[str, ...]
-    tests: tuple[str, ...]
-
-
-EVERY_FOLDER = ("block_manager", "scheduler", "kernels", "engine", "proto")
-CONTROL_PLANE = Suite(
-    EVERY_FOLDER,  # the tests' plugins import the kernels
-    (
-        "tests/block_manager/test_block_manager.py",
-        "tests/block_manager/test_window_groups.py",
-        "tests/block_manager/test_residual_pages.py",
-        "tests/block_manager/test_events.py",
-        "tests/scheduler/test_scheduler.py",
-        "tests/scheduler/test_commits.py",
-        "tests/scheduler/test_fair_queue.py",
-        "tests/scheduler/test_long_prompts.py",
-        "tests/scheduler/test_arrivals.py",
-        "tests/scheduler/test_parallel_samples.py",
-        "tests/scheduler/test_priority.py",
-        "tests/scheduler/test_latency_target.py",
-        "tests/scheduler/test_targets.py",
-        "tests/scheduler/test_planned_drafts.py",
-        "tests/scheduler/test_step_cost.py",
-        "tests/scheduler/test_deadlines.py",
-        "tests/scheduler/test_orders.py",
-        "tests/scheduler/test_preemption.py",
-        "tests/block_manager/test_machine.py",
-        "tests/block_manager/test_prefix_oracle.py",
-        "tests/scheduler/test_serving.py",
-        "tests/scheduler/test_fairness.py",
-        "tests/scheduler/test_preemption_bounds.py",
-        "tests/scheduler/test_starvation.py",
-        "tests/scheduler/test_deadlines_at_random.py",
-    ),
+CONTROL_PLANE: Suite = (
+    "tests/block_manager/test_block_manager.py",
+    "tests/block_manager/test_window_groups.py",
+    "tests/block_manager/test_residual_pages.py",
+    "tests/block_manager/test_events.py",
+    "tests/scheduler/test_scheduler.py",
+    "tests/scheduler/test_commits.py",
+    "tests/scheduler/waiting/test_fair.py",
+    "tests/scheduler/test_long_prompts.py",
+    "tests/scheduler/test_arrivals.py",
+    "tests/scheduler/test_parallel_samples.py",
+    "tests/scheduler/test_priority.py",
+    "tests/scheduler/test_latency_target.py",
+    "tests/scheduler/test_targets.py",
+    "tests/scheduler/test_planned_drafts.py",
+    "tests/scheduler/test_step_cost.py",
+    "tests/scheduler/test_deadlines.py",
+    "tests/scheduler/test_orders.py",
+    "tests/scheduler/test_preemption.py",
+    "tests/block_manager/test_machine.py",
+    "tests/block_manager/test_prefix_oracle.py",
+    "tests/scheduler/test_serving.py",
+    "tests/scheduler/waiting/test_fairness.py",
+    "tests/scheduler/test_preemption_bounds.py",
+    "tests/scheduler/test_starvation.py",
+    "tests/scheduler/test_deadlines_at_random.py",
 )
-STATES = Suite(
-    EVERY_FOLDER,
-    (
-        "tests/block_manager/test_recurrent_states.py",
-        "tests/block_manager/test_state_machine.py",
-        "tests/scheduler/test_serving.py",
-    ),
+STATES: Suite = (
+    "tests/block_manager/test_recurrent_states.py",
+    "tests/block_manager/test_state_machine.py",
+    "tests/scheduler/test_serving.py",
 )
-ENGINE = {
-    in_engine.BATCH: Suite(EVERY_FOLDER, ("tests/engine/executor/test_batch.py",)),
-    in_engine.REPLAY: Suite(
-        EVERY_FOLDER,
-        (
-            "tests/engine/executor/capture/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
-            "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
-            "tests/engine/executor/native/test_greedy_head.py",
-            "tests/engine/executor/capture/test_fusion.py",
-        ),
+ENGINE: dict[str, Suite] = {
+    "engine/executor/batch.py": ("tests/engine/executor/test_batch.py",),
+    "engine/executor/capture/graph_runner.py": (
+        "tests/engine/executor/capture/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
+        "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
+        "tests/engine/executor/native/test_greedy_head.py",
+        "tests/engine/executor/capture/test_fusion.py",
     ),
-    in_engine.BACKEND: Suite(
-        EVERY_FOLDER,
-        ("tests/engine/executor/test_models_runner.py", "tests/engine/executor/capture/test_fusion.py"),
+    "kernels/cpu/backend.py": (
+        "tests/engine/executor/test_models_runner.py",
+        "tests/engine/executor/capture/test_fusion.py",
     ),
-    in_engine.MAPPED: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
-    in_engine.OVERLAP: Suite(EVERY_FOLDER, ("tests/engine/core/test_overlap.py",)),
-    in_engine.DEVICE_STEP: Suite(EVERY_FOLDER, ("tests/engine/executor/test_steps_in_flight.py",)),
-    in_engine.DEVICE_SAMPLING: Suite(
-        EVERY_FOLDER, ("tests/engine/executor/sampling/test_device_sampling.py",)
+    "engine/executor/native/mapped.py": ("tests/engine/executor/native/test_mapped.py",),
+    "engine/core/overlap.py": ("tests/engine/core/test_overlap.py",),
+    "engine/executor/device_step.py": ("tests/engine/executor/test_steps_in_flight.py",),
+    "engine/executor/sampling/device_sampling.py": (
+        "tests/engine/executor/sampling/test_device_sampling.py",
     ),
-    in_states.POOL: Suite(
-        EVERY_FOLDER,
-        ("tests/kernels/test_state_segments.py", "tests/engine/executor/recurrent/test_recurrent_models.py"),
+    "engine/executor/recurrent/state_pool.py": (
+        "tests/kernels/test_state_segments.py",
+        "tests/engine/executor/recurrent/test_recurrent_models.py",
     ),
-    in_states.CUTS: Suite(EVERY_FOLDER, ("tests/engine/executor/recurrent/test_recurrent_models.py",)),
-    in_engine.STATES: Suite(EVERY_FOLDER, ("tests/block_manager/test_recurrent_states.py",)),
-    in_engine.SEGMENTS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_recurrent_speculation.py",)),
-    in_engine.NATIVE_OPS: Suite(EVERY_FOLDER, ("tests/engine/executor/test_mapped_weights.py",)),
+    "engine/executor/recurrent/cuts.py": ("tests/engine/executor/recurrent/test_recurrent_models.py",),
+    "block_manager/state_group.py": ("tests/block_manager/test_recurrent_states.py",),
+    "engine/executor/recurrent/segments.py": ("tests/engine/executor/recurrent/test_speculation.py",),
+    "engine/executor/native/model_ops.py": ("tests/engine/executor/native/test_mapped.py",),
 }
 
 
-SWAP = Suite(
-    EVERY_FOLDER,
-    (
-        "tests/scheduler/test_swap.py",
-        "tests/engine/kv_store/test_windows.py::test_a_plan_reads_what_is_needed_and_no_more",
-    ),
+SWAP: Suite = (
+    "tests/scheduler/test_swap.py",
+    "tests/engine/kv_store/test_windows.py::test_a_plan_reads_what_is_needed_and_no_more",
 )
 
 
 def suite_of(mutant: Mutant) -> Suite:
     if mutant in in_swap.MUTANTS:
         return SWAP
-    if mutant in in_states.MUTANTS and mutant.file not in (in_states.POOL, in_states.CUTS):
+    if mutant in in_states.MUTANTS and not mutant.file.startswith("engine/"):
         return STATES
     return ENGINE.get(mutant.file, CONTROL_PLANE)
 
@@ -129,13 +109,13 @@ sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.
 """An editable installation finds the package before PYTHONPATH does."""
 
 
-def copy_package(folder: Path, folders: tuple[str, ...]) -> None:
+def copy_package(folder: Path) -> None:
     """The folders as the package ``octavo``, in front of the installed one."""
     (folder / "sitecustomize.py").write_text(NO_REDIRECTION)
     package = folder / "octavo"
     package.mkdir()
     (package / "__init__.py").write_text('"""A copy with a bug."""\n')
-    for name in folders:
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "_ext*.so"))
 
 
@@ -143,19 +123,18 @@ def attempt(mutant: Mutant | None, suite: Suite) -> str | None:
     """Who caught it; None: nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        copy_package(folder, suite.folders)
+        copy_package(folder)
         if mutant is not None:
             path = folder / "octavo" / mutant.file
             path.write_text(spoilt(mutant, path.read_text()))
-        extension = native_extension() if "kernels" in suite.folders else {}
         if mutant is None:
-            check_is_imported(folder, suite.folders[0])
-        return run_tests(suite.tests, {"PYTHONPATH": str(folder), **extension})
+            check_is_imported(folder)
+        return run_tests(suite, {"PYTHONPATH": str(folder), **native_extension()})
 
 
-def check_is_imported(folder: Path, name: str) -> None:
+def check_is_imported(folder: Path) -> None:
     """SystemExit unless tests would import the copy: against the installed package every bug is missed."""
-    command = [sys.executable, "-c", f"import octavo.{name} as found; print(found.__file__)"]
+    command = [sys.executable, "-c", "import octavo.scheduler as found; print(found.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     if not Path(done.stdout.strip()).is_relative_to(folder):
@@ -173,6 +152,8 @@ def main() -> int:
     control = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
     everything = control + in_swap.MUTANTS + in_engine.MUTANTS
     mutants = [mutant for mutant in everything if word in mutant.name]
+    if lost := [mutant.name for mutant in mutants if not mutant.file]:
+        raise SystemExit(f"no file has what these replace, or several have it: {lost}")
     suites = dict.fromkeys(map(suite_of, mutants))
     clean = [partial(attempt, None, suite) for suite in suites]
     return hunt(mutants, lambda mutant: attempt(mutant, suite_of(mutant)), clean=clean)

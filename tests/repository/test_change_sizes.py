@@ -14,8 +14,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 
+Change = dict[str, dict[str, str]]
+THE_COPY = """
+import sys
+
+sys.meta_path = [finder for finder in sys.meta_path if "Redirecting" not in type(finder).__name__]
+import octavo
+assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__  # and not what is installed
+"""
+
 # An RPC that asks the engine's thread something new: by file, a line and what follows it ("": at the end).
-RPC = {
+RPC: Change = {
     "proto/octavo/v1/cache.proto": {
         "service Cache {": "\n  // Pages that a prompt may still find, and that nobody holds.\n"
         "  rpc CountIdle(CountIdleRequest) returns (CountIdleResponse);\n",
@@ -42,13 +51,9 @@ class CountIdle(Command[int]):
 """,
     },
 }
-CLIENT = """
-import asyncio, sys
-from dataclasses import replace
+ASK_FOR_IT = """
+import asyncio
 
-sys.meta_path = [finder for finder in sys.meta_path if "Redirecting" not in type(finder).__name__]
-import octavo
-assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__  # the copy, and not what is installed
 from octavo.engine import SamplingParams
 from octavo.proto import cache_pb2 as pb
 from served import collect, served
@@ -61,17 +66,76 @@ async def main():
 asyncio.run(main())
 """
 
+# A parameter that changes logits: token ids that never come.
+PARAMETER: Change = {
+    "engine/api/sampling_params.py": {
+        'flag="--stop-id", vllm="stop_token_ids",\n    )  # fmt: skip\n': """\
+    banned_ids: tuple[int, ...] = parameter(
+        (), "token id that never comes; repeatable", shown="none",
+        kind="ints", metavar="N", flag="--banned-id",
+    )
+""",
+    },
+    "engine/executor/sampling/logits_processors.py": {
+        "np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))\n": """\
+        self._bias_ids = np.append(self._bias_ids, np.array(params.banned_ids, np.intp))
+        self._bias = np.append(self._bias, np.full(len(params.banned_ids), -np.inf, np.float32))
+""",
+        "self.any = bool(params.logit_bias) or self.follows": " or bool(params.banned_ids)",
+    },
+    "proto/octavo/v1/generation.proto": {
+        "  repeated uint32 stop_ids = 13;\n": "  // Token ids that never come.\n"
+        "  repeated uint32 banned_ids = 999;\n",
+    },
+}
+BAN_TOKENS = """
+import contextlib, io
 
-@pytest.mark.server
-@pytest.mark.skipif(
+from octavo.engine import LLM, EngineConfig
+from octavo.engine.cli import main
+from octavo.engine.grpc.octavo_v1.messages import params_message, params_of
+from octavo.proto import generation_pb2 as pb
+
+with LLM(EngineConfig(model="demo", backend="reference")) as llm:
+    banned, tokens = [], []
+    for _ in range(3):
+        params = params_of(pb.SamplingParams(max_tokens=1, banned_ids=banned))
+        tokens += llm.generate([list(range(1, 9))], params)[0].outputs[0].token_ids
+        banned = tokens[:]
+assert list(params_message(params).banned_ids) == tokens[:2]
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(["generate", "--help"]) == 0
+assert "--banned-id N" in said.getvalue()
+print(len(set(tokens)))
+"""
+
+needs_protoc = pytest.mark.skipif(
     importlib.util.find_spec("grpc_tools") is None, reason="grpcio-tools is not installed (extra: dev)"
 )
+
+
+@pytest.mark.server
+@needs_protoc
 def test_an_rpc_that_asks_the_engine_is_three_files_and_the_stubs(tmp_path: Path) -> None:
-    package = tmp_path / "octavo"
+    assert len(RPC) == 3
+    assert int(_changed(tmp_path, RPC, ASK_FOR_IT)) == 41 // 4  # of 40 tokens and the first of two
+
+
+@needs_protoc
+def test_a_logit_parameter_is_three_files_and_the_stubs(tmp_path: Path) -> None:
+    """On the wire, on the command line, checked, and applied to logits."""
+    assert len(PARAMETER) == 3
+    assert int(_changed(tmp_path, PARAMETER, BAN_TOKENS)) == 3
+
+
+def _changed(folder: Path, change: Change, program: str) -> str:
+    """What a program prints that runs on a copy of the package with the change and its stubs, which touch no
+    other file."""
+    package = folder / "octavo"
     ignored = shutil.ignore_patterns("__pycache__", "csrc", "*.so")
     shutil.copytree(ROOT / "src" / "octavo", package, ignore=ignored)
     before = _contents(package)
-    for name, additions in RPC.items():
+    for name, additions in change.items():
         file = package / name
         text = file.read_text()
         for line, added in additions.items():
@@ -79,22 +143,25 @@ def test_an_rpc_that_asks_the_engine_is_three_files_and_the_stubs(tmp_path: Path
             text = text.replace(line, line + added) if line else text + added
         file.write_text(text)
     made = [f"--{kind}_out={package / 'proto'}" for kind in ("python", "pyi", "grpc_python")]
-    sources = [f"-I{package / 'proto'}", *made, "octavo/v1/cache.proto"]
+    sources = [
+        f"-I{package / 'proto'}",
+        *made,
+        *(f"octavo/v1/{name}.proto" for name in ("generation", "cache")),
+    ]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *sources], check=True)  # as `make proto` does
     shutil.rmtree(package / "v1")  # which is a link where it is not a copy
     shutil.copytree(package / "proto" / "octavo" / "v1", package / "v1")
     after = _contents(package)
     changed = {name for name in after if after[name] != before.get(name)}
-    assert {name for name in changed if "_pb2" not in name and not name.startswith("v1/")} == set(RPC)
-    assert len(RPC) == 3
+    assert {name for name in changed if "_pb2" not in name and not name.startswith("v1/")} == set(change)
 
-    path = os.pathsep.join((str(tmp_path), str(SUPPORT)))
+    path = os.pathsep.join((str(folder), str(SUPPORT)))
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(package)],
+        [sys.executable, "-c", THE_COPY + program, str(package)],
         check=False, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 41 // 4  # pages of four positions, of 40 tokens and the first of two
+    return done.stdout
 
 
 def _contents(folder: Path) -> dict[str, bytes]:

@@ -43,6 +43,7 @@ LIGHT = (
     "octavo.kernels.kv_cache",
     "octavo.kernels.metadata",
     "octavo.kernels.residual_cache",
+    "octavo.kernels.visibility",
 )
 BELOW = {  # top-level folder: those it may import
     "block_manager": set(),
@@ -85,7 +86,7 @@ ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: 
     "octavo.kernels._ext": {"executor"},
     "octavo.kernels.backends": {"executor", "bench", "cli"},
     "octavo.kernels.bench": {"bench"},
-    "octavo.kernels.cpu": {"executor"},  # its recurrences, of use to executor/native alone, as _ext is
+    "octavo.kernels.cpu": set(),
     "octavo.kernels.kv_cache": {"executor"},
     "octavo.kernels.metal": set(),
     "octavo.kernels.reference": set(),

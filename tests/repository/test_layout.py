@@ -24,6 +24,9 @@ LINKS = {
     "scheduler": "../../scheduler",
     "v1": "../../proto/octavo/v1",
 }
+SOURCES = ("block_manager", "engine", "kernels", "proto", "scheduler", "tools")
+NO_MIRRORS = {"tests/repository", "tests/chaos", "tests/deploy"}  # of what is no Python package
+TESTED_ELSEWHERE = {"tools/docs_site": "tests/repository/test_docs.py", "proto/octavo/v1": "tests/proto"}
 TEXT = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".proto", ".cpp", ".h", ".txt", ".service", ""}
 
 
@@ -57,6 +60,20 @@ def test_git_keeps_them_as_symlinks() -> None:
         line.split("\t")[1].removeprefix("src/octavo/"): line.split()[0] for line in listing.splitlines()
     }
     assert {name for name, mode in modes.items() if mode == "120000"} == set(LINKS)
+
+
+def test_tests_lie_where_their_sources_do() -> None:
+    """A folder of tests for each package with modules, and no other."""
+    modules = [path for folder in SOURCES for path in tracked(f"{folder}/*.py", f"{folder}/**/*.py")]
+    packages, in_packages = (
+        {path.parent.relative_to(ROOT).as_posix() for path in paths}
+        for paths in (modules, [path for path in modules if path.name != "__init__.py"])
+    )
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in tracked("tests/**/test_*.py")}
+    mirrored = {folder.removeprefix("tests/") for folder in folders - NO_MIRRORS}
+    assert mirrored <= packages
+    assert in_packages - TESTED_ELSEWHERE.keys() <= mirrored
+    assert all((ROOT / place).exists() for place in TESTED_ELSEWHERE.values())
 
 
 def test_every_relative_link_in_the_docs_exists() -> None:

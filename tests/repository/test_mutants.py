@@ -18,8 +18,8 @@ import in_scheduler
 import in_states
 import in_swap
 import run
-from harness import ROOT, spoilt
-from mutant import Mutant
+from harness import spoilt
+from mutant import ROOT, Mutant
 
 from octavo.kernels.metal.units import read_source
 
@@ -38,9 +38,14 @@ def name_of(mutant: Mutant) -> str:
 
 @pytest.mark.parametrize("mutant", PYTHON, ids=name_of)
 def test_bugs_in_python_fit(mutant: Mutant) -> None:
+    assert mutant.file, f"no file has {mutant.old!r}, or several have it"
     source = (ROOT / mutant.file).read_text()
     assert spoilt(mutant, source) != source
-    assert all((ROOT / test.partition("::")[0]).exists() for test in run.suite_of(mutant).tests)
+    assert all((ROOT / test.partition("::")[0]).exists() for test in run.suite_of(mutant))
+
+
+def test_suites_are_of_files_that_there_are() -> None:
+    assert all((ROOT / file).exists() for file in run.ENGINE)
 
 
 @pytest.mark.parametrize("mutant", in_native.MUTANTS, ids=name_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,9 +11,8 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, S
 BUDGET = 512
 
 
-def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64, long: int = 1) -> Scheduler:
-    limits = Limits(budget, running, max_long_partial_prefills=long)
-    return Scheduler(BlockManager(num_pages, 16), limits)
+def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64) -> Scheduler:
+    return Scheduler(BlockManager(num_pages, 16), Limits(budget, running))
 
 
 def advance(s: Scheduler) -> SchedulerOutput:
@@ -117,15 +115,6 @@ def test_only_prompts_of_one_priority_pass_a_long_one() -> None:
     assert shape(advance(s)) == [("urgent long", 512)]
 
 
-def test_more_long_prompts_may_be_under_way_at_once() -> None:
-    s = scheduler(long=2)
-    for number in range(3):
-        s.add(Sequence(f"long {number}", prompt(number, 4000), max_tokens=1))
-    s.add(Sequence("short", prompt(9, 100), max_tokens=2))
-    assert shape(advance(s)) == [("long 0", 412), ("short", 100)]
-    assert shape(advance(s)) == [("short", 1), ("long 0", 511)]
-
-
 def test_as_many_short_prompts_are_let_in_at_once_as_fit() -> None:
     s = scheduler(budget=2000, running=1000)
     for number in range(1000):
@@ -133,23 +122,12 @@ def test_as_many_short_prompts_are_let_in_at_once_as_fit() -> None:
     assert len(advance(s).work) == 1000
 
 
-def test_the_limits_are_numbers_that_can_be() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0 and 512"):
-        Limits(512, 64, max_long_partial_prefills=0)
-    with pytest.raises(ValueError, match="at least 1, got 1 and 0"):
-        Limits(512, 64, long_prefill_token_threshold=0)
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 120), st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
-    st.integers(1, 3),
-    st.integers(1, 40),
+    st.integers(8, 40),
 )
-def test_everybody_is_served_within_the_budget(
-    arrivals: list[tuple[int, int, int]], long: int, threshold: int
-) -> None:
-    limits = Limits(32, 8, long_prefill_token_threshold=threshold, max_long_partial_prefills=long)
-    s = Scheduler(BlockManager(24, 8), limits)
+def test_everybody_is_served_within_the_budget(arrivals: list[tuple[int, int, int]], budget: int) -> None:
+    s = Scheduler(BlockManager(24, 8), Limits(budget, 8))
     sequences = [
         Sequence(str(n), [n % 3, *range(length - 1)], max_tokens=3, priority=priority)
         for n, (length, priority, _) in enumerate(arrivals)
@@ -161,7 +139,7 @@ def test_everybody_is_served_within_the_budget(
                 s.add(sequence)
         step = s.plan()
         if step is not None:
-            assert step.num_tokens <= 32
+            assert step.num_tokens <= budget
             s.commit(step, [SampleResult(7) for _ in step.sampled()])
             s.blocks.check()
         now += 1

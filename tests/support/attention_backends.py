@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.interface import AttentionBackend, KVPool
+from octavo.kernels.interface import AttentionBackend, PageStorage
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 
@@ -36,7 +36,7 @@ class TestedBackend:
 BACKENDS = (TestedBackend("reference", 2e-5), TestedBackend("cpu", 2e-2))
 
 
-def poison(pool: KVPool) -> None:
+def poison(pool: PageStorage) -> None:
     """Set every byte of the pool to 0xFF: NaN as bf16, as fp16, and as the scale of a 4-bit row."""
     if isinstance(pool, ReferencePool):
         for layer in pool._parts:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
-from octavo.kernels.interface import AttendOptions, PoolSpec
+from octavo.kernels.interface import AttendOptions, PagedKVCache, PoolSpec
 from octavo.kernels.metadata import Ints
-from octavo.kernels.residual_cache import ResidualCache
 from octavo.kernels.verify.oracle import StoredPart
 from octavo.kernels.verify.oracle_residual import attend_residual
 
@@ -38,11 +36,11 @@ def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: in
 
 
 def run_residual(
-    case: Case, pool: ResidualCache[Any], after: list[int], *, dtype: mx.Dtype = mx.float32
+    case: Case, pool: PagedKVCache, after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Write every row of a case in two steps, attend in the last; what came out, and the truth."""
     rng = np.random.default_rng(3)
-    specs = pool.quantized.spec, pool.residual.spec
+    specs = [storage.spec for storage in pool.storages]
     tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]
     parts = [[_empty(case, spec, part) for part in (0, 1)] for spec in specs]
     numbers = np.array(after, np.int32)

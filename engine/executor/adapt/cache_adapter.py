@@ -22,6 +22,7 @@ import mlx.core as mx
 
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import StepRows
+from octavo.kernels.visibility import visible
 
 from ..load.mlx_lm_import import base
 from .latents import RotaryKeys, RotaryScores
@@ -76,12 +77,9 @@ class StepContext:
         attention through pages knows that by itself."""
         if self.mask_dims is None:
             return None
-        queries = self.positions[:, None]
         keys = mx.arange(self.num_visible)[None]
-        visible = keys <= queries
-        if spec.window is not None:
-            visible = visible & ((keys > queries - spec.window) | (keys < spec.keep))
-        return mx.expand_dims(visible, list(range(1, self.mask_dims - 1)))
+        seen = visible(self.positions[:, None], keys, spec.window, spec.keep)
+        return mx.expand_dims(seen, list(range(1, self.mask_dims - 1)))
 
 
 class PagedKV:

@@ -12,7 +12,7 @@ import mlx.core as mx
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import BackendSelection, release_kept_memory, row_tile
 from octavo.kernels.interface import PagedKVCache, PoolSpec
-from octavo.kernels.kv_cache import create_kv_cache
+from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
 
 from ...api.config import EngineConfig
 from ...api.engine_info import EngineInfo, MemoryBudget
@@ -29,7 +29,6 @@ from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
-from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout, discover_layout
@@ -82,7 +81,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     mx.clear_cache()  # what the probe's steps left is of no use to those that are served
     release_kept_memory(choice.backend.name)
     kv_cache = (
-        _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else NoAttentionCache()
+        _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else GroupedKVCache((), ())
     )
     if states is not None and slot_bytes(result.entries) != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, result, size)
@@ -176,14 +175,14 @@ def _plan_states(
 
 
 def _state_pool(config: EngineConfig, states: RecurrentState, result: ProbeResult) -> StatePool:
-    kernels = None if result.recurrent is None else result.recurrent.kernels
+    recurrences = None if result.recurrent is None else result.recurrent.recurrences
     return StatePool(
         states.num_slots,
         result.entries,
         num_running=states.num_running,
         num_staged=states.num_staged,
         form=config.state_snapshots,
-        zeros=mx.zeros if kernels is None else kernels.zeros,
+        zeros=mx.zeros if recurrences is None else recurrences.kernels.zeros,
     )
 
 

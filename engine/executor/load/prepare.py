@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from octavo.kernels.backends import BackendSelection, choose_backend, num_dense_layers, set_up_device
 from octavo.kernels.interface import PoolSpec
+from octavo.kernels.kv_cache import GroupedKVCache
 
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
@@ -18,7 +19,7 @@ from ..adapt.output_head import RowSelection, select_rows
 from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
 from ..model_ops import Fusion, model_ops
 from ..paged_model import PagedModel
-from ..recurrent.no_attention import NoAttentionCache
+from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
 from .discover import CacheLayout
 from .loader import LoadedModel, materialize
@@ -99,7 +100,7 @@ def make_ready(
         choice.backend,
         selection,
         architecture=loaded.architecture,
-        kernels=ops.recurrences if layout.mixers else None,
+        recurrences=recurrences_of(choice.backend) if layout.mixers else None,
     )
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":
@@ -131,7 +132,7 @@ def _checked_fusion(
         return PagedModel(
             loaded.model,
             layout,
-            probe_cache(choice.backend, spec) if layout.layers else NoAttentionCache(),
+            probe_cache(choice.backend, spec) if layout.layers else GroupedKVCache((), ()),
             selection=selection,
             replay=replay,
             recurrent=recurrent,

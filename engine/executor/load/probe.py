@@ -19,6 +19,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
 from ...api.errors import ModelLoadError
@@ -26,7 +27,6 @@ from ..adapt.output_head import RowSelection
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, describe_mixers
-from ..recurrent.no_attention import NoAttentionCache
 from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
 from ..recurrent.state_pool import StatePool
@@ -73,7 +73,7 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
-    kernels: Recurrences | None = None,
+    recurrences: Recurrences | None = None,
 ) -> ProbeResult:
     """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
     steps = _steps(layout)
@@ -89,7 +89,7 @@ def probe(
         recurrent = None
         try:
             if state_tier is not None:
-                recurrent = RecurrentLayers(layout.mixers, state_tier, kernels)
+                recurrent = RecurrentLayers(layout.mixers, state_tier, recurrences)
             paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
             errors = _compare(paged, reference, steps)
             refusal = _judge(errors, reference)
@@ -156,7 +156,7 @@ def _paged_model(
     recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
-    pool = probe_cache(backend, spec) if layout.layers else NoAttentionCache()
+    pool = probe_cache(backend, spec) if layout.layers else GroupedKVCache((), ())
     return PagedModel(
         model,
         layout,

@@ -21,7 +21,6 @@ from ..sampling.native_sampling import NativeSampler
 from .mapped import map_safetensors
 from .merged import Observed, observe
 from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse
-from .recurrences import NativeRecurrences
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +31,6 @@ class NativeOps:
     """See the module."""
 
     fusion: Fusion | None = Fusion(set_fused, unfuse)
-
-    @property
-    def recurrences(self) -> NativeRecurrences:
-        return NativeRecurrences()
 
     @property
     def take_rows(self) -> TakeRows:

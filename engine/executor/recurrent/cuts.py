@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -12,32 +12,17 @@ from .bending import Call
 from .cut_points import FUNCTIONS, SCAN, CutPoint
 from .mamba_scan import Inputs, process_rows, selective_scan
 from .mixers import Mixer, MixerError
-from .recurrences import Advance, Recurrences
-from .segments import SegmentGroup, StateStep
-from .state_pool import StatePool
+from .recurrences import Advance
+from .segments import SegmentGroup
 
-
-class Layers(Protocol):
-    """What cut points know of the model's recurrent layers."""
-
-    @property
-    def kernels(self) -> Recurrences | None:
-        """What computes cut points where it can."""
-        ...
-
-    @property
-    def pool(self) -> StatePool:
-        """Of the step that is computed."""
-        ...
-
-    @property
-    def step(self) -> StateStep: ...
+if TYPE_CHECKING:
+    from .recurrent_layers import RecurrentLayers
 
 
 class Cuts:
     """The cut points of one mixer in the ragged tier; active while it computes a step."""
 
-    def __init__(self, layers: Layers, mixer: Mixer) -> None:
+    def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
         self.is_active = False
         self.num_shifted = 0
@@ -46,23 +31,23 @@ class Cuts:
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A function among ``FUNCTIONS``, by a kernel or in groups."""
-        if (kernels := self._layers.kernels) is not None:
-            advance = kernels.function(name, args, kwargs)
+        if (recurrences := self._layers.recurrences) is not None:
+            advance = recurrences.function(name, args, kwargs)
             if advance is not None:
                 return self._advance(f"{self._mixer.name}.{name}", advance), None
         return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
 
     def _advance(self, name: str, advance: Advance) -> mx.array:
-        kernels, pool = self._layers.kernels, self._layers.pool
-        assert kernels is not None
-        return pool.advance(name, advance, kernels)
+        recurrences = self._layers.recurrences
+        assert recurrences is not None
+        return self._layers.pool.advance(name, advance, recurrences.kernels)
 
     def method(self, name: str, plain: Call, cut: CutPoint) -> Call:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
                 return plain(module, *args, **kwargs)
-            if (kernels := self._layers.kernels) is not None:
-                advance = kernels.function(name.rsplit(".", 1)[-1], args, kwargs)
+            if (recurrences := self._layers.recurrences) is not None:
+                advance = recurrences.function(name.rsplit(".", 1)[-1], args, kwargs)
                 if advance is not None:
                     return self._advance(name, advance), None
             return self._in_groups(
@@ -77,8 +62,8 @@ class Cuts:
         def call(module: Module, x: mx.array, cache: Any = None) -> Any:
             if not self.is_active:
                 return plain(module, x, cache)
-            if (kernels := self._layers.kernels) is not None:
-                advance = kernels.child(module, x)
+            if (recurrences := self._layers.recurrences) is not None:
+                advance = recurrences.child(module, x)
                 if advance is not None:
                     return self._advance(name, advance), None
             return self._in_groups(
@@ -93,8 +78,8 @@ class Cuts:
         A: list[mx.array] = []  # made once
 
         def scan(*args: Any) -> Any:
-            if (kernels := self._layers.kernels) is not None:
-                advance = kernels.function("selective_scan", args, {})
+            if (recurrences := self._layers.recurrences) is not None:
+                advance = recurrences.function("selective_scan", args, {})
                 if advance is not None:
                     return self._advance(name, advance), None
             return self._in_groups(name, selective_scan, SCAN, args, {})
@@ -147,8 +132,8 @@ class Cuts:
             step, pool = self._layers.step, self._layers.pool
             if x.shape[:2] != (1, keep + step.num_rows):
                 raise MixerError(f"a convolution over {x.shape}, not over the rows of the step")
-            if (kernels := self._layers.kernels) is not None:
-                advance = kernels.conv(module, kernels.rows_behind(x, keep))
+            if (recurrences := self._layers.recurrences) is not None:
+                advance = recurrences.conv(module, recurrences.kernels.rows_behind(x, keep))
                 if advance is not None:
                     return self._advance(name, advance)
             outputs = []
@@ -171,10 +156,10 @@ class Cuts:
         def call(module: Module, x: mx.array, state: Any) -> Any:
             if not self.is_active:
                 return plain(module, x, state)
-            if (kernels := self._layers.kernels) is not None:
+            if (recurrences := self._layers.recurrences) is not None:
                 if x.dtype not in weights:
                     weights[x.dtype] = _each(mx.array([[1.0], [0.0]], x.dtype), x.shape[-1])
-                advance = kernels.taps(x.squeeze(0), weights[x.dtype])
+                advance = recurrences.taps(x.squeeze(0), weights[x.dtype])
                 if advance is not None:
                     return self._advance(name, advance)
             step, pool = self._layers.step, self._layers.pool
@@ -206,10 +191,10 @@ class Cuts:
                 return plain(module, u, weights, state=state)
             name = f"{self._mixer.name}.side{self.num_shifted}"
             self.num_shifted += 1
-            if (kernels := self._layers.kernels) is not None:
+            if (recurrences := self._layers.recurrences) is not None:
                 if name not in taps:
                     taps[name] = _each(weights.reshape(-1, 2).T, u.shape[-1])
-                advance = kernels.taps(u.reshape(u.shape[0], -1), taps[name])
+                advance = recurrences.taps(u.reshape(u.shape[0], -1), taps[name])
                 if advance is not None:
                     return self._advance(name, advance).reshape(u.shape)
             step, pool = self._layers.step, self._layers.pool

@@ -1,19 +1,42 @@
-"""What computes a recurrence for all segments of a step at once, where there is something that can."""
+"""Recurrent layers on kernels over slots: mlx-lm's cut points, called with all rows of a step at once.
+
+Each function takes the arguments of mlx-lm's own, rows as ``[1, T, ..]``, and says what to run on the pool of
+its state, or None where no kernel fits: mlx-lm's operations are used then. States have mlx-lm's layout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from octavo.kernels.replay import Programs
-from octavo.kernels.state_segments import StateSegments
+from octavo.kernels.interface import AttentionBackend
+from octavo.kernels.recurrent_kernels import (
+    DeltaGates,
+    RareRecurrentKernels,
+    RecurrentKernels,
+    SsdParameters,
+)
 
-if TYPE_CHECKING:
-    from .segments import StateStep
+Arguments = dict[str, Any]
+
+FLOATS = (mx.float32, mx.bfloat16, mx.float16)
+
+_NAMES = {
+    "gated_delta_update": ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "mask"),
+    "ssm_update": (
+        "hidden_states", "A_log", "B", "C", "D", "dt", "dt_bias", "state", "time_step_limit", "mask",
+        "lengths",
+    ),
+    "recurrent_gla": ("q", "k", "v", "g", "scale", "h"),
+    "selective_scan": ("x", "d", "B", "C", "A", "D", "state"),
+    "_wkv7": ("r", "w", "k", "v", "a", "b", "state"),
+}  # fmt: skip
+"""Arguments of mlx-lm's functions, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,51 +57,181 @@ class Advance:
     finish: Callable[[mx.array], mx.array]
 
 
-@dataclass(frozen=True, slots=True)
-class StateCapture:
-    """``programs`` record what kernels do; ``bind`` makes what they take for a step's segments of int32
-    arrays [B, 4] and [C, 2], as in ``StateSegments``."""
-
-    programs: Programs
-    bind: Callable[[Sequence[mx.array]], Any]
-
-
-class Recurrences(Protocol):
+class Recurrences:
     """Kernels for cut points; None where none fits the arguments."""
 
-    def arrays(self, segments: StateSegments) -> Any:
-        """The segments of a step as its kernels take them."""
-        ...
-
-    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """A pool of states [num_slots, ..] in memory that suits its kernels."""
-        ...
-
-    def mark(self, flags: mx.array, arrays: Any, y: mx.array, step: StateStep) -> mx.array:
-        """``flags`` int32 [T], no longer 0 where a state is NaN or infinite that a step leaves somewhere, by
-        what it gave for its row of y [T, ..]."""
-        ...
-
-    def state_capture(self) -> StateCapture | None:
-        """What records steps as programs; None where nothing does."""
-        ...
+    def __init__(self, kernels: RecurrentKernels, rare: RareRecurrentKernels | None = None) -> None:
+        self.kernels = kernels
+        self._rare = rare
+        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # see ``_array_of``
+        self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
+            "gated_delta_update": self._gated_delta,
+            "ssm_update": self._ssm,
+        }
+        if rare is not None:
+            self._functions |= {
+                name: functools.partial(function, rare) for name, function in _RARE_FUNCTIONS.items()
+            }
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         """For a call of mlx-lm's function, rows [1, T, ..]."""
-        ...
+        kernel = self._functions.get(name)
+        if kernel is None:
+            return None
+        named: Arguments = dict(zip(_NAMES[name], args, strict=False)) | kwargs
+        if named.get("mask") is not None or named.get("lengths") is not None:
+            return None
+        return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
         """For a call of one of ``CHILDREN``, over rows [1, T, C]."""
-        ...
+        kind = type(module).__name__
+        if kind == "RGLRU" and self._rare is not None:
+            decay = self._array_of(module, _lru_decay)
+            return _rg_lru(self._rare, module, rows.squeeze(0), decay)
+        return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         """For a depthwise convolution over rows [T, C], without those before them."""
-        ...
+        weight = self._array_of(module, _turned_weight)
+        return self.taps(rows, weight, module.bias if "bias" in module else None)
 
-    def taps(self, rows: mx.array, weight: mx.array) -> Advance | None:
+    def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
         """For sums of each row of [T, C] and those before it, times weights [K, C], the row's own last."""
-        ...
+        if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
+            return None
 
-    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
-        """[T, C] of a window [1, keep + T, C] that model code has put together."""
-        ...
+        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+            return self.kernels.causal_conv(pool, step, rows, weight, bias)
+
+        return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
+
+    def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
+        """What a kernel reads in place of a module's parameter, made once."""
+        known = self._arrays.get(id(module))
+        if known is None:
+            known = self._arrays[id(module)] = (module, make(module))
+            mx.eval(known[1])
+        return known[1]
+
+    def _gated_delta(self, given: Arguments) -> Advance | None:
+        q, k, v, a, b = _rows_of(given, "q", "k", "v", "a", "b")
+        if not self.kernels.takes_gated_delta(k.shape[-1]) or k.shape[1] == 0 or v.shape[1] % k.shape[1]:
+            return None
+        bound = given.get("lower_bound")
+        gates = DeltaGates(
+            kind="softplus" if bound is None else "bounded",
+            A_log=given["A_log"],
+            dt_bias=given["dt_bias"],
+            lower_bound=bound or 0.0,
+            beta_scale=2.0 if given.get("allow_neg_eigval") else 1.0,
+        )
+
+        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+            return self.kernels.gated_delta(pool, step, q, k, v, a, b, gates=gates)
+
+        state = (*v.shape[1:], k.shape[-1])
+        return Advance(Entry(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
+
+    def _ssm(self, given: Arguments) -> Advance | None:
+        x, B, C, dt = _rows_of(given, "hidden_states", "B", "C", "dt")
+        if not self.kernels.takes_ssd(B.shape[-1]) or x.shape[1] % B.shape[1]:
+            return None
+        x = x.astype(mx.result_type(x, given["D"]))  # the dtype of mlx-lm's y
+        lowest, highest = given.get("time_step_limit") or (0.001, 100.0)
+        parameters = SsdParameters(
+            A_log=given["A_log"],
+            dt_bias=given["dt_bias"],
+            D=given["D"],
+            lowest=float(lowest),
+            highest=float(highest),
+        )
+
+        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+            return self.kernels.ssd(pool, step, x, B, C, dt, parameters=parameters)
+
+        return Advance(Entry((*x.shape[1:], B.shape[-1]), mx.float32), run, lambda y: y[None])
+
+
+def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
+    """Those of a backend's kernels; None where mlx-lm's operations compute them."""
+    kernels = backend.recurrent_kernels
+    return None if kernels is None else Recurrences(kernels, backend.rare_recurrent_kernels)
+
+
+def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
+    """Arguments [1, T, ..] as [T, ..]: views, which an index would copy."""
+    return [given[name].squeeze(0) for name in names]
+
+
+def _turned_weight(conv: Any) -> mx.array:
+    """[K, C]"""
+    return mx.contiguous(conv.weight[..., 0].T)
+
+
+def _lru_decay(module: Any) -> mx.array:
+    """[W], -8 softplus of the layer's parameter."""
+    return -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
+
+
+def _rg_lru(kernels: RareRecurrentKernels, module: Any, x: mx.array, c: mx.array) -> Advance | None:
+    """recurrent_gemma's recurrence, its gates computed in front of the kernel."""
+    if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
+        return None
+    blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)
+
+    def gate(weight: mx.array, bias: mx.array) -> mx.array:
+        return ((blocks @ weight).swapaxes(0, 1) + bias).reshape(x.shape)
+
+    input_gate = gate(module.input_gate_weight, module.input_gate_bias)
+    a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
+
+    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+        return kernels.rg_lru(pool, step, x, input_gate, a_gate, c=c)
+
+    return Advance(Entry((x.shape[1],), mx.float32), run, lambda y: y[None])
+
+
+def _gla(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+    q, k, v = (x.swapaxes(0, 1) for x in _rows_of(given, "q", "k", "v"))
+    decay = given["g"].reshape(-1)
+    if not kernels.takes_lightning(k.shape[-1], v.shape[-1]) or decay.size != q.shape[1]:
+        return None
+
+    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+        return kernels.lightning(pool, step, q, k, v, log_decay=decay, scale=given["scale"])
+
+    state = (q.shape[1], k.shape[-1], v.shape[-1])
+    return Advance(Entry(state, mx.float32), run, lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
+
+
+def _selective_scan(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+    x, d, B, C = _rows_of(given, "x", "d", "B", "C")
+    A, D = given["A"], given["D"]
+    x = x.astype(mx.result_type(x, A))  # the dtype of mlx-lm's y
+    if not kernels.takes_selective_scan(B.shape[-1]) or any(r.dtype not in FLOATS for r in (x, d, B, C)):
+        return None
+
+    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+        return kernels.selective_scan(pool, step, x, d, B, C, A=A, D=D)
+
+    return Advance(Entry((x.shape[1], B.shape[-1]), mx.float32), run, lambda y: y[None])
+
+
+def _wkv7(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+    rows = _rows_of(given, "r", "w", "k", "v", "a", "b")
+    _, heads, size = rows[0].shape
+    if not kernels.takes_wkv7(size) or any(x.dtype not in FLOATS for x in rows):
+        return None
+
+    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+        return kernels.wkv7(pool, step, *rows)
+
+    return Advance(Entry((heads, size, size), mx.float32), run, lambda y: y[None])
+
+
+_RARE_FUNCTIONS: dict[str, Callable[[RareRecurrentKernels, Arguments], Advance | None]] = {
+    "recurrent_gla": _gla,
+    "selective_scan": _selective_scan,
+    "_wkv7": _wkv7,
+}

@@ -101,11 +101,13 @@ _CUT_POINTS = {
 
 class RecurrentLayers:
     """The mixers of a model, bent until ``release``. ``tier`` is what those get that can be ragged;
-    ``kernels`` compute their cut points where they can, mlx-lm's operations the others."""
+    ``recurrences`` compute their cut points where they can, mlx-lm's operations the others."""
 
-    def __init__(self, mixers: Sequence[Mixer], tier: StateTier, kernels: Recurrences | None = None) -> None:
+    def __init__(
+        self, mixers: Sequence[Mixer], tier: StateTier, recurrences: Recurrences | None = None
+    ) -> None:
         self.mixers = tuple(mixers)
-        self.kernels = kernels
+        self.recurrences = recurrences
         self.tier = tier
         self.computed_by: Mapping[str, bool] = {}  # see ``settle``
         self.all_native = False  # kernels alone compute states

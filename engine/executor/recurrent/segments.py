@@ -11,9 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.metadata import Ints, StepRows
+from octavo.kernels.recurrent_kernels import RecurrentKernels
 from octavo.kernels.state_segments import NO_STATE, StateSegments
-
-from .recurrences import Recurrences
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +110,7 @@ class StateStep:
         order = np.concatenate([group.rows for group in self.groups])
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
 
-    @functools.cached_property
-    def last_row_ids(self) -> mx.array | None:
-        """The last rows of all segments; None: every row is one."""
-        rows = sorted(row for group in self.groups for row in group.last_rows)
-        return None if len(rows) == self.num_rows else mx.array(np.array(rows, np.int32))
-
-    def arrays(self, kernels: Recurrences) -> Any:
+    def arrays(self, kernels: RecurrentKernels) -> Any:
         """The segments as kernels take them: the same for all layers."""
         if self._arrays is None:
             self._arrays = kernels.arrays(self.segments())

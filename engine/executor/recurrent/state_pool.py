@@ -18,11 +18,12 @@ import numpy as np
 
 from octavo.kernels.metadata import StepRows
 from octavo.kernels.page_bytes import PageBytes
+from octavo.kernels.recurrent_kernels import RecurrentKernels
 
 from ...api.config import StateSnapshots
 from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
-from .recurrences import Advance, Recurrences
+from .recurrences import Advance
 from .segments import SegmentGroup, StateStep
 from .snapshot_store import SnapshotStore
 
@@ -69,7 +70,6 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
-        self.num_advanced = 0  # states that kernels kept in the step committed last
         self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
         self._bound: Any = None  # the step's segments where a program is recorded, in its own arrays
         self.stays = False  # arrays keep their place in memory: programs have it
@@ -176,7 +176,7 @@ class StatePool:
                 value = value.astype(entry.dtype)
         self._written.setdefault(name, []).append((group, value))
 
-    def advance(self, name: str, advance: Advance, kernels: Recurrences) -> mx.array:
+    def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
         """What a kernel gives for all rows of the step. It writes the slots itself, those of snapshots too,
         when it is evaluated: once, before ``commit``."""
         entry, array = advance.entry, self._arrays.get(name)
@@ -191,7 +191,7 @@ class StatePool:
         self._advanced[name], y = advance.run(array, arrays)
         if self._flags is None:
             self._flags = mx.array(np.zeros(self.step.num_rows, np.int32))
-        self._flags = kernels.mark(self._flags, arrays, y, self.step)
+        self._flags = kernels.mark_nonfinite(self._flags, arrays, y)
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
@@ -240,7 +240,6 @@ class StatePool:
             flags = cast("list[int]", self._flags.tolist())
             self._failed += [row for row, flag in enumerate(flags) if flag]
             self._flags = None
-        self.num_advanced = len(self._advanced)
         self._arrays |= self._advanced
         self._advanced = {}
         for name, parts in written.items():

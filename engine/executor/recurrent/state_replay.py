@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from octavo.kernels.metadata import Ints
+from octavo.kernels.recurrent_kernels import StateCapture
 from octavo.kernels.replay import Programs, ReplayablePool
 
-from .recurrences import StateCapture
 from .segments import StateStep
 from .state_pool import StatePool
 

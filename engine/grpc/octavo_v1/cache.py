@@ -35,10 +35,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     """Looks into the cache of the engine behind ``handler``. Tenants see what is theirs; what changes
     the cache of all is for the operator."""
 
-    def __init__(self, handler: RequestHandler, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
         self._engine = handler.engine
-        self._heartbeat_s = heartbeat_s
         self._reports = ReuseReports(handler.engine)
         self._worker = SnapshotWorker()
 
@@ -148,7 +147,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             await hub.check_kept(number)
             write = partial(self._handler.writer.write, context)
             await write(pb.WatchResponse(number=number - 1, log_id=its.log_id))
-            async with aclosing(hub.events_from(number, heartbeat_s=self._heartbeat_s)) as stream:
+            async with aclosing(hub.events_from(number, heartbeat_s=HEARTBEAT_S)) as stream:
                 async for events in stream:
                     for event in events:
                         await write(messages.watch_message(event, salt))

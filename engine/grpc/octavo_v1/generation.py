@@ -29,10 +29,9 @@ BatchItem = pb.GenerateResponse | Exception | None
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     """Speaks octavo.v1 for the engine behind ``handler``."""
 
-    def __init__(self, handler: RequestHandler, *, batch_concurrency: int = BATCH_CONCURRENCY) -> None:
+    def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
         self._engine = handler.engine
-        self._batch_concurrency = batch_concurrency
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
@@ -68,7 +67,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> None:
         """Read requests as fast as they are served, and put what answers them into ``output``;
         then None, or what ended the whole call."""
-        slots = asyncio.Semaphore(self._batch_concurrency)
+        slots = asyncio.Semaphore(BATCH_CONCURRENCY)
 
         async def serve(request: pb.GenerateRequest) -> None:
             num_generated = Counter[int]()

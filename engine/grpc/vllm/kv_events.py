@@ -38,12 +38,11 @@ _POLL_S = 0.02
 class KvEventStream:
     """One subscription: what it has sent, and with which numbers."""
 
-    def __init__(self, handler: RequestHandler, salt: bytes, *, load_s: float = LOAD_S) -> None:
+    def __init__(self, handler: RequestHandler, salt: bytes) -> None:
         self._handler = handler
         self._engine = handler.engine
         self._page_size = handler.engine.info.page_size
         self._salt = salt
-        self._load_s = load_s
         self._base = 0
         self._sent = 0  # the latest sequence number; 0: none yet
         self._num_samples = 0
@@ -61,9 +60,7 @@ class KvEventStream:
             pages = await asyncio.to_thread(_own_pages, snapshot, self._salt)
             for batch in self._snapshot_batches(snapshot, pages):
                 yield batch
-        async with aclosing(
-            self._handler.page_events.events_from(number, heartbeat_s=self._load_s)
-        ) as stream:
+        async with aclosing(self._handler.page_events.events_from(number, heartbeat_s=LOAD_S)) as stream:
             async for events in stream:
                 for event in events:
                     yield self._batch(event.number, self._events(event))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ import pytest
 
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.bench import schedule as bench
-from octavo.engine.plots import figure
-from octavo.engine.plots import schedule as schedule_plot
 
 
 def results(*options: str) -> dict[str, Any]:
@@ -89,31 +85,3 @@ def test_a_trace_is_served(tmp_path: Path) -> None:
     found = results("--trace", str(trace), "--tenant-field", "who", "--order", "dlpm")["trace.jsonl"]["dlpm"]
     assert set(found["ttft_p95_s"]) == {"0", "1"}
     assert 0.3 < found["hit_ratio"] < 0.5
-
-
-def test_the_picture_shows_the_course_of_every_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    drawn: list[Any] = []
-
-    @contextmanager
-    def kept(path: Path, **options: Any) -> Iterator[list[Any]]:
-        with figure.picture(path, **options) as axes:
-            yield axes
-            drawn.extend(axes)
-
-    monkeypatch.setattr(schedule_plot, "picture", kept)
-    path = tmp_path / "schedule.png"
-    options = ["--traffic", "flood", "--traffic", "growth", "--order", "fcfs", "--order", "vtc"]
-    found = results(*options, "--plot", str(path))
-    assert path.stat().st_size > 1000
-    rows = {f"{name}, {order}": row for name, orders in found.items() for order, row in orders.items()}
-    for axis in drawn:
-        assert [line.get_label() for line in axis.lines] == list(rows)
-    ttft, fairness, waits, preemptions = ([list(line.get_ydata()) for line in axis.lines] for axis in drawn)
-    for number, row in enumerate(rows.values()):
-        assert ttft[number][-1] == 100
-        assert max(fairness[number]) == row["service_gap"]
-        assert 0 < max(waits[number]) <= row["longest_wait_s"]
-        assert preemptions[number] == sorted(preemptions[number])
-        assert preemptions[number][-1] == row["preemptions"]
-    assert rows["growth, fcfs"]["preemptions"] > 0

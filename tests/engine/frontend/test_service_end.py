@@ -38,7 +38,6 @@ async def test_stopping_lets_running_requests_finish() -> None:
         await until(lambda: engine.gauges().num_running == 1)
         stop = asyncio.create_task(engine.stop(drain_timeout=30))
         await asyncio.sleep(0)
-        assert not engine.is_ready
         with pytest.raises(EngineStopping, match="shutting down"):
             await anext(engine.generate([1]))
         assert observer.reasons == ["stopping"]
@@ -117,7 +116,6 @@ async def test_when_the_engine_dies_everybody_hears_of_it_at_once(cause: BaseExc
     with pytest.raises(EngineDead):
         await anext(unread)
     assert engine.death is cause
-    assert not engine.is_ready
     with pytest.raises(EngineDead) as late:
         await anext(engine.generate([1]))
     assert late.value.__cause__ is cause
@@ -135,7 +133,6 @@ async def test_a_model_that_cannot_be_loaded_is_the_error_of_start() -> None:
         await anext(engine.generate([1]))
     with pytest.raises(ModelLoadError, match="no such model"):
         await engine.start()
-    assert not engine.is_ready
     await engine.stop()
 
 
@@ -197,7 +194,6 @@ async def test_info_and_tokenizer_are_the_models() -> None:
     async with running() as (engine, _, _):
         assert engine.info.name == "fake"
         assert engine.tokenizer.vocab_size == byte_tokenizer().vocab_size
-        assert engine.is_ready
         with pytest.raises(RuntimeError, match="was started before"):
             await engine.start()
 

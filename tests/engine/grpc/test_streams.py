@@ -163,9 +163,9 @@ async def test_generate_many_answers_all_and_a_bad_one_alone_is_refused() -> Non
         await eventually(lambda: all_idle(its.engine), "pages idle")
 
 
-async def test_generate_many_computes_only_so_many_at_once() -> None:
+async def test_generate_many_computes_only_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.generation.BATCH_CONCURRENCY", 3)
     async with served(gate=SlowSteps()) as its:
-        its.server.servicer._batch_concurrency = 3
         most = 0
 
         async def watch() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ from attention_cases import CASES, Case
 from metal_backend import Emulator, needs_compiler
 from metal_cases import TOLERANCES
 from metal_in_place import WritingDevice
+from octavo.kernels.interface import PagedKVCache
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.residual_cache import ResidualCache
 from residual_cases import residual_spec, run_residual
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
@@ -25,11 +23,10 @@ SPLIT = Case(name="split", page_size=32, sinks=True, sequences=((1100, 1), (3, 1
 
 def create(
     backend: MetalBackend, case: Case, formats: tuple[str, str], window: int, keep: int
-) -> ResidualCache[Any]:
+) -> PagedKVCache:
     spec = case.spec(*formats)
     pool = backend.create_residual_pool(spec, residual_spec(case, spec, window=window, keep=keep))
-    assert isinstance(pool, ResidualCache)
-    for part in (pool.quantized, pool.residual):
+    for part in pool.storages:
         poison(part)
     return pool
 

@@ -30,7 +30,8 @@ _ext = require_extension()
 
 from octavo.engine.executor.native import modules  # noqa: E402
 from octavo.engine.executor.native.merged import MergedLinear, observe  # noqa: E402
-from octavo.kernels.cpu.backend import CpuBackend, CpuPool, CpuPrograms  # noqa: E402
+from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
+from octavo.kernels.cpu.programs import CpuPrograms  # noqa: E402
 
 pytestmark = pytest.mark.parity
 

@@ -24,7 +24,7 @@ from octavo.engine.executor.load import probe, probe_reference
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.model_ops import model_ops
-from octavo.kernels import chunked
+from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
@@ -115,8 +115,8 @@ def test_chunks_are_paged_and_what_sees_more_is_refused(
     settings = {"dtype": mx.float32}
     result = run_probe(tmp_path / "right", "llama4", backend, **settings)
     assert result.tier == "paged", probe.describe(result)
-    cut = chunked.cut_into_chunks
-    monkeypatch.setattr(chunked, "cut_into_chunks", lambda step, chunk: cut(step, 2 * chunk))
+    twice = "octavo.kernels.kv_cache.cut_into_chunks"
+    monkeypatch.setattr(twice, lambda step, chunk: cut_into_chunks(step, 2 * chunk))
     with pytest.raises(ModelLoadError, match="paged: logits of"):
         run_probe(tmp_path / "wrong", "llama4", backend, **settings)
 

@@ -20,11 +20,11 @@ from octavo.engine.executor.batch import slice_rows
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
-from octavo.engine.executor.recurrent.no_attention import NoAttentionCache
 from octavo.engine.executor.recurrent.recurrences import Recurrences
 from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers, StateTier
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.interface import PoolSpec
+from octavo.kernels.kv_cache import GroupedKVCache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 from octavo.kernels.reference.backend import ReferenceBackend
 
@@ -58,10 +58,10 @@ class Run:
         name: str,
         tier: StateTier,
         tokens: dict[int, list[int]],
-        kernels: Recurrences | None = None,
+        recurrences: Recurrences | None = None,
     ) -> None:
         layout = discover_layout(model, name)
-        self.layers = RecurrentLayers(layout.mixers, tier, kernels)
+        self.layers = RecurrentLayers(layout.mixers, tier, recurrences)
         self.states = StatePool(8)
         self.tokens = tokens
         self.at: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Run:
             k_format="fp16",
             v_format="fp16",
         )
-        pool = ReferenceBackend().create_pool(spec) if layout.layers else NoAttentionCache()
+        pool = ReferenceBackend().create_pool(spec) if layout.layers else GroupedKVCache((), ())
         self.model = PagedModel(
             model,
             layout,
@@ -299,19 +299,19 @@ ROUNDED_KEYS = 1e-4
 )
 def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
     require_extension()
-    from octavo.engine.executor.native.recurrences import NativeRecurrences
+    from octavo.kernels.cpu import recurrent
 
     model, tokens = recurrent_models.build(name), sequences()
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    kernels = NativeRecurrences()
-    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+    recurrences = Recurrences(recurrent, recurrent)
+    with released(Run(model, name, "ragged", tokens, recurrences)) as run:
         schedule(run)
-        assert run.states.num_advanced == KERNELS[name]
+        assert sum(run.states.computed_by.values()) == KERNELS[name]
         limit = ROUNDED_KEYS if run.model.kv_cache.storages else 1e-5
         assert largest_error(run.logits, wanted) < limit
-    with released(Run(model, name, "ragged", tokens, kernels)) as run:
+    with released(Run(model, name, "ragged", tokens, recurrences)) as run:
         schedule(run, swap=True)
         last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
         assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
@@ -321,26 +321,26 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
 def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
     """Of Mamba-1, whose float32 A makes all rows behind the first scan float32."""
     require_extension()
-    from octavo.engine.executor.native.recurrences import NativeRecurrences
+    from octavo.kernels.cpu import recurrent
 
     model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    with released(Run(model, name, "ragged", tokens, NativeRecurrences())) as run:
+    with released(Run(model, name, "ragged", tokens, Recurrences(recurrent, recurrent))) as run:
         schedule(run)
-        assert run.states.num_advanced == KERNELS[name]
+        assert sum(run.states.computed_by.values()) == KERNELS[name]
         assert largest_error(run.logits, wanted) < 2e-2
 
 
 def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     require_extension()
-    from octavo.engine.executor.native.recurrences import NativeRecurrences
+    from octavo.kernels.cpu import recurrent
 
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
-    with released(Run(model, "lfm2", "ragged", tokens, NativeRecurrences())) as run:
+    with released(Run(model, "lfm2", "ragged", tokens, Recurrences(recurrent, recurrent))) as run:
         run.open(0, 0)
         run.open(1, 1)
         run.step((0, 5), (1, 4))

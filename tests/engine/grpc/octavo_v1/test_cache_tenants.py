@@ -112,11 +112,13 @@ async def test_nobody_is_told_of_another_tenants_pages_whether_they_come_or_go(t
             assert [response.number for response in responses] == [event.number for event in events]
 
 
-async def test_a_tenant_may_watch_as_often_as_its_share_allows(tmp_path: Path) -> None:
+async def test_a_tenant_may_watch_as_often_as_its_share_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.grpc.page_events.MAX_WATCHERS", 5)
     security, own = tenants(tmp_path)
     async with served(security=security, credentials=own["a"]) as its, \
             Client(its.address, own["b"]) as bob, contextlib.AsyncExitStack() as stack:  # fmt: skip
-        its.server.handler.page_events._max_watchers = 5
 
         async def watch(client: Client) -> None:
             stream = await stack.enter_async_context(aclosing(client.cache.watch()))

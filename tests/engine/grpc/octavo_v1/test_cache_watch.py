@@ -15,7 +15,6 @@ from octavo.block_manager.events import EventLog
 from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, OctavoError, Overloaded
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.commands import Command, PageEventsSince, SubscribeEvents
-from octavo.engine.grpc.octavo_v1.cache import CacheServicer
 from octavo.proto import cache_pb2 as pb
 from served import Served, collect, eventually, served
 
@@ -113,7 +112,7 @@ async def test_a_watcher_that_falls_behind_is_told_so(monkeypatch: pytest.Monkey
 async def test_heartbeats_come_while_nothing_happens_and_nobody_is_left_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CacheServicer.__init__, "__kwdefaults__", {"heartbeat_s": 0.05})
+    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.cache.HEARTBEAT_S", 0.05)
     async with served(FakeCore()) as its:
         await say(its, PROMPT)
         async with aclosing(its.client.cache.watch(1)) as stream:
@@ -157,10 +156,10 @@ async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
         assert len(fetches) <= 5 * 2 + 30, "one fetch that finds something and one that does not, per change"
 
 
-async def test_there_is_a_most_of_watchers_in_all() -> None:
+async def test_there_is_a_most_of_watchers_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.grpc.page_events.MAX_WATCHERS", 3)
     async with served() as its:
         hub = its.server.handler.page_events
-        hub._max_watchers = 3
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(3):
                 stream = await stack.enter_async_context(aclosing(its.client.cache.watch()))
@@ -256,7 +255,7 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
 
 async def test_watchers_are_told_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.engine.grpc.page_events.PROBE_S", 0.05)
-    monkeypatch.setattr(CacheServicer.__init__, "__kwdefaults__", {"heartbeat_s": 0.05})
+    monkeypatch.setattr("octavo.engine.grpc.octavo_v1.cache.HEARTBEAT_S", 0.05)
 
     def fail() -> None:
         raise RuntimeError("broken on purpose")

@@ -221,7 +221,7 @@ async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyP
 
 
 async def test_the_load_is_told_while_no_page_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events.KvEventStream.__init__, "__kwdefaults__", {"load_s": 0.02})
+    monkeypatch.setattr(kv_events, "LOAD_S", 0.02)
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.05)
     async with (
         worker(FakeCore(before_step=pause)) as its,

@@ -20,6 +20,7 @@ from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.load.probe import ProbeResult
 from octavo.engine.executor.model_ops import model_ops
+from octavo.engine.executor.recurrent.recurrences import recurrences_of
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
@@ -35,7 +36,9 @@ def probed(name: str, backend: MetalBackend, folder: Path, dtype: mx.Dtype = mx.
     layout = discover_layout(loaded.model, name)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
     materialize(loaded.model, ops, exact=False, fuse=True)
-    return probe.probe(loaded.model, layout, backend, selection, architecture=name, kernels=ops.recurrences)
+    return probe.probe(
+        loaded.model, layout, backend, selection, architecture=name, recurrences=recurrences_of(backend)
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
@@ -43,7 +46,7 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
     """On a device that lets no kernel write its inputs."""
     emulator = Emulator()
     backend = emulator.backend()
-    assert model_ops(backend).recurrences is None
+    assert recurrences_of(backend) is None
     result = probed(name, backend, tmp_path / name)
     assert result.tier == "paged", probe.describe(result)
     assert emulator.ran("chunk")

@@ -41,7 +41,6 @@ class Traffic:
     weights: tuple[float, ...]
     budget: int
     max_running: int
-    long_threshold: int
     spare_pages: int
 
 
@@ -52,7 +51,6 @@ traffic = st.builds(
     weights=st.lists(st.sampled_from([1.0, 1.0, 2.0, 0.5]), min_size=4, max_size=4).map(tuple),
     budget=st.integers(8, 48),
     max_running=st.integers(1, 8),
-    long_threshold=st.integers(4, 48),
     spare_pages=st.integers(0, 40),
 )
 
@@ -74,11 +72,7 @@ class Backlogged:
             if kind == "vtc"
             else DeficitQueue(self.blocks, costs, quantum=QUANTUM)
         )
-        limits = Limits(
-            traffic.budget,
-            min(traffic.max_running, traffic.budget),
-            long_prefill_token_threshold=traffic.long_threshold,
-        )
+        limits = Limits(traffic.budget, min(traffic.max_running, traffic.budget))
         self.scheduler = Scheduler(self.blocks, limits, waiting=queue)
         self.paid: dict[Sequence, int] = {}
         self.service = dict.fromkeys(self.names, 0.0)

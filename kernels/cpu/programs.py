@@ -1,0 +1,22 @@
+"""Steps recorded as programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .. import _ext
+
+
+class CpuPrograms:
+    """Records programs; those of one object share the memory of their intermediate results."""
+
+    def __init__(self) -> None:
+        self._arena = _ext.Arena()
+
+    def record(
+        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
+    ) -> _ext.Program:
+        """See ``_ext.Program``."""
+        return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))

@@ -1,0 +1,27 @@
+"""What a query sees of its sequence: the last ``window`` positions, its own included, and the first ``keep``.
+
+``block_manager/spec.py`` has the same arithmetic for pages, since neither may import the other: a test holds
+them together. Oracles and self-tests have their own, on purpose.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .metadata import Ints
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def window_start(positions: Ints | int, window: Ints | int) -> Ints:
+    """The first position, beside the kept ones, that queries at ``positions`` see; shapes are broadcast."""
+    return np.maximum(positions - window + 1, 0)
+
+
+def visible(queries: mx.array, keys: mx.array, window: int | None, keep: int) -> mx.array:
+    """Which keys queries see, both by their positions; bool, of the shapes broadcast."""
+    causal = keys <= queries
+    return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

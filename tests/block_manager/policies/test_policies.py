@@ -1,0 +1,78 @@
+"""Eviction policies: what each gives up first, by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager, Digest, PageId
+from octavo.block_manager.policies import POLICIES, make_policy
+
+
+def ids(*pages: int) -> list[PageId]:
+    return [PageId(page) for page in pages]
+
+
+def digests(num_pages: int) -> list[Digest | None]:
+    return [Digest(bytes([page])) for page in range(num_pages)]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_was_never_found_goes_in_the_order_of_release(name: str) -> None:
+    policy = make_policy(name, 6)
+    policy.release(ids(3, 2), digests(6))
+    policy.release(ids(5, 0), digests(6))
+    assert sorted(policy) == ids(0, 2, 3, 5)
+    assert policy.evict(3) == ids(3, 2, 5)
+    assert (len(policy), list(policy)) == (1, ids(0))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_page_that_is_held_is_not_evicted(name: str) -> None:
+    policy = make_policy(name, 3)
+    policy.release(ids(2, 1, 0), digests(3))
+    policy.reuse(ids(0, 2))
+    assert list(policy) == ids(1)
+    policy.release(ids(2), digests(3))
+    assert sorted(policy.evict(2)) == ids(1, 2)
+    assert not len(policy)
+
+
+def test_what_was_found_outlives_what_was_not() -> None:
+    policy = make_policy("lfu", 4)
+    policy.release(ids(0), digests(4))
+    policy.reuse(ids(0))
+    policy.release(ids(0), digests(4))
+    policy.release(ids(3, 2, 1), digests(4))
+    assert policy.evict(3) == ids(3, 2, 1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60), st.sampled_from([*POLICIES]))
+def test_every_policy_lists_exactly_the_idle_pages(moves: list[tuple[bool, int]], name: str) -> None:
+    policy, held, idle = make_policy(name, 8), set(ids(*range(8))), set[PageId]()
+    rng = random.Random(len(moves))
+    for frees, count in moves:
+        if frees and held:
+            pages = rng.sample(sorted(held), min(count, len(held)))
+            policy.release(pages, digests(8))
+            held -= set(pages)
+            idle |= set(pages)
+        elif idle:
+            num_pages = min(count, len(idle))
+            if num_pages % 2:
+                pages = rng.sample(sorted(idle), num_pages)
+                policy.reuse(pages)
+            else:
+                pages = policy.evict(num_pages)
+            held |= set(pages)
+            idle -= set(pages)
+        assert sorted(policy) == sorted(idle)
+        assert len(policy) == len(idle)
+
+
+def test_an_unknown_policy_is_named() -> None:
+    with pytest.raises(ValueError, match="'fifo'"):
+        BlockManager(4, 4, policy="fifo")
