@@ -219,7 +219,7 @@ def nodes_of(y: mx.array) -> str:
 
 
 def check_gated() -> None:
-    """A layer of gates and what they are multiplied by: one node with the bits of two, where it can be one."""
+    """A layer of gates and what they are multiplied by: one node, where it can be, with the bits of two."""
     rng = np.random.default_rng(9)
     for (half, inputs), dtype in itertools.product(((64, 384), (192, 128), (96, 128)), FLOATS):
         dense = random(rng, (2 * half, inputs), dtype)

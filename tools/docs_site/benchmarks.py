@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "benchmarks" / "results"
 CHART = ROOT / "docs" / "images" / "benchmark.png"
 README = ROOT / "README.md"
-README_RESULT = "2026-11-23-peers-amx"  # of the comparisons with other engines, that with most of them
+README_RESULT = "2026-11-25-peers-zen5"  # of the comparisons with other engines, the latest
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
@@ -100,7 +100,7 @@ def readme_with(result: Comparison) -> str:
     for row in result.rows:
         label = ", ".join(str(row[key]) for key in reversed(result.labels))
         cells = [f"{statistics.median(row[key]):,.0f}" if row.get(key) else "" for key in result.columns]
-        if row["engine"] == "Octavo":
+        if row["engine"].startswith("Octavo"):
             label, cells = f"**{label}**", [cell and f"**{cell}**" for cell in cells]
         rows.append([label, *cells])
     before, _, rest = README.read_text().partition(BEGIN)
