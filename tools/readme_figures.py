@@ -38,6 +38,6 @@ def draw(result: Comparison, weights: str) -> None:
 
 if __name__ == "__main__":
     result = readme_result()
-    draw(result, "4 bits")
+    draw(result, "8 bits")
     README.write_text(readme_with(result))
     print(f"written: {CHART} and the table of {README}")
