@@ -6,6 +6,7 @@ from mutant import Mutant
 
 GROUP = "block_manager/state_group.py"
 POLICY = "block_manager/snapshot_policy.py"
+ORDER = "block_manager/snapshot_order.py"
 COVERED = "block_manager/covered_pages.py"
 SEARCH = "block_manager/prefix_search.py"
 MANAGER = "block_manager/manager.py"
@@ -98,7 +99,25 @@ MUTANTS = (
         "            pool.on_forgotten = self.pool.discard\n",
         "            pass\n",
     ),
-    Mutant("the snapshot that promises most goes first", POLICY, "worth = min(", "worth = max("),
+    Mutant(
+        "the snapshot that promises most goes first",
+        ORDER,
+        "heappush(self._heap, (self._value(record),",
+        "heappush(self._heap, (-self._value(record),",
+    ),
+    Mutant(
+        "a conversation whose snapshot is gone is a new one",
+        ORDER,
+        "self._gone[digest] = self._records.pop(digest)",
+        "self._records.pop(digest)",
+    ),
+    Mutant(
+        "what comes back after it is gone teaches nothing",
+        ORDER,
+        "record.seen.used[record.age] += 1",
+        "record.seen.used[record.age] += 0",
+    ),
+    Mutant("want of slots makes pages dear", ORDER, "PRICE_STEP**self", "PRICE_STEP**-self"),
     Mutant(
         "where pages are short the oldest go, whatever they promise",
         GROUP,

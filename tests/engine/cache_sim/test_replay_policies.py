@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.block_manager.policies import POLICIES, make_policy
-from octavo.block_manager.policies.experimental.gittins.hit_statistics import (
+from octavo.block_manager.hit_statistics import (
     AGES,
     NUM_AGES,
     WIDTHS,
