@@ -190,8 +190,8 @@ class SnapshotOrder:
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
-        """Raise AssertionError unless it is of snapshots with these digests that can be found, and each that is
-        listed has its place."""
+        """Raise AssertionError unless it knows the snapshots with these digests, which can be found, and
+        ranks each that is listed."""
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
         assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
         assert len(self._gone) <= self._most_remembered, "more is remembered than was promised"

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, PageId
-from octavo.block_manager.policies import POLICIES, make_policy
 from octavo.block_manager.hit_statistics import (
     AGES,
     NUM_AGES,
@@ -22,6 +21,7 @@ from octavo.block_manager.hit_statistics import (
     gittins_index,
     kind_of,
 )
+from octavo.block_manager.policies import POLICIES, make_policy
 from octavo.block_manager.policies.experimental.gittins.policy import Gittins
 from octavo.block_manager.policies.experimental.gittins.shadow_lru import MARGIN, SLACK, ShadowLRU
 from octavo.engine.cache_sim.compare import OPTIMUM, SIZES, compare, render
