@@ -277,6 +277,7 @@ class RecurrentState:
     num_staged       then: snapshots that a step can take of states that its sequences only pass
     snapshot_bytes   then: of a snapshot
     page_bytes       of a page of K/V: a snapshot is of use only with those before it
+    turn_pages       what a short turn of a conversation brings: others are told apart by how many times that
     num_drafted      slots that states after drafts may have at a time (0: half of those that can run)
     """
 
@@ -291,6 +292,7 @@ class RecurrentState:
     snapshot_bytes: int = 0
     num_drafted: int = 0
     page_bytes: int = 1
+    turn_pages: int = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for pools that nothing can run in."""

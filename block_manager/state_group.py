@@ -12,8 +12,10 @@ from collections import Counter, abc
 from .covered_pages import CoveredPages
 from .kv_group import Fill
 from .page_pool import PagePool
+from .policies import make_policy
 from .slot_pool import SlotPool
-from .snapshot_policy import SnapshotOrder, wanted_snapshots
+from .snapshot_order import SnapshotOrder
+from .snapshot_policy import wanted_snapshots
 from .spec import RecurrentState
 from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableState
 
@@ -40,8 +42,13 @@ class StateGroup:
     ) -> None:
         self.index = index
         self.spec = spec
-        self._order = SnapshotOrder()
-        self.pool = SlotPool(spec.num_slots, self._order, num_running=spec.num_running, clock=clock)
+        self._order = (  # None: each page has a snapshot, and they go as pages do
+            None
+            if spec.every_page
+            else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.bytes_kept)
+        )
+        policy = make_policy("lru", spec.num_slots) if self._order is None else self._order
+        self.pool = SlotPool(spec.num_slots, policy, num_running=spec.num_running, clock=clock)
         self.pool.on_forgotten = self._give_up_pages
         self._pages = pages
         for pool in pages:
@@ -50,8 +57,6 @@ class StateGroup:
         self._num_staged = 0  # planned snapshots of states that a step only passes
         self._num_drafted = 0  # slots of states after drafts
         self._page_size = page_size
-        self._num_hits: Counter[PageId] = Counter()  # of published snapshots: sequences that went on from it
-        self._turns: dict[PageId, int] = {}  # how often its sequence had gone on from another
 
     def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
@@ -80,16 +85,13 @@ class StateGroup:
         state = _state(table)
         if state.running is not None:
             return
-        if state.found is not None:
-            state.turns = self._turns[state.found] + 1
+        self._recognise(table, table.num_written // self._page_size)
         if not self.pool.num_idle_to_run and state.found is not None:
             self.pool.unpublish(state.found)
             state.running, state.found = state.found, None
             return
         state.running = self.pool.take(to_run=True)
         if state.found is not None:
-            self._num_hits[state.found] += 1
-            self._value(state.found, table.num_written // self._page_size)
             table.copies.append(copy(state.found, state.running))
             self._release([state.found])  # the copy holds it
             state.origin, state.found = state.found, None
@@ -184,7 +186,7 @@ class StateGroup:
             page = position // self._page_size
             assert position % self._page_size == 0, "a snapshot inside a page"
             assert position <= table.num_written, "a snapshot ahead of its page"
-            self._publish(slot, table.digests, page, turns=0 if is_junction else state.turns, salt=table.salt)
+            self._publish(slot, table.digests, page, state=state, is_junction=is_junction, salt=table.salt)
             self.pool.decref([slot])
             if self.pool.is_published(slot) and not (is_junction or self.spec.every_page):
                 self._step_down(state)
@@ -205,7 +207,7 @@ class StateGroup:
             if new:
                 fill(missing, new)
                 for index, slot in zip(missing, new, strict=True):
-                    self._publish(slot, digests, index + 1, turns=0, salt=salt)
+                    self._publish(slot, digests, index + 1, salt=salt)
         finally:
             pool.decref([*held, *(new or [])])
         return None if new is None else len(new)
@@ -213,11 +215,13 @@ class StateGroup:
     def make_room(self, pool: PagePool, num_pages: int) -> None:
         """Give up the snapshots that promise least, with their pages, until a pool has so many empty ones, or
         a snapshot is gone for every page that was missing."""
-        if self.spec.every_page or pool not in self._pages:
+        if self._order is None or pool not in self._pages:
             return  # then pages go one by one, and each takes the snapshot after it with it
         for _ in range(num_pages - pool.num_idle_empty):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return
+            if self.pool.num_idle_for_snapshots > len(self._order):
+                self._order.want_pages()
             self.pool.discard([self.pool.digest(self._order.next())])
 
     def close(self, table: PageTable) -> None:
@@ -246,6 +250,8 @@ class StateGroup:
         running slots are one table's alone and cannot be found."""
         self.pool.check()
         self._covered.check(self.pool.digests())
+        if self._order is not None:
+            self._order.check(self.pool.digests())
         held = Counter(slot for table in tables for slot in self.held(table))
         held.update(slot for copy in copies for slot in (copy.source, copy.target))
         for slot in map(PageId, range(self.pool.num_pages)):
@@ -282,40 +288,64 @@ class StateGroup:
         state.planned = [planned for planned in state.planned if planned.position <= behind]
 
     def _publish(
-        self, slot: PageId, digests: abc.Sequence[Digest], num_pages: int, *, turns: int, salt: bytes
+        self,
+        slot: PageId,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        *,
+        salt: bytes,
+        state: TableState | None = None,
+        is_junction: bool = False,
     ) -> None:
-        """Let others find a slot as the state after so many of these pages."""
+        """Let others find a slot as the state after so many of these pages; ``state``: of the table that was
+        computed, if it was."""
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
         if self.pool.is_published(slot):
             self._covered.add(digests, num_pages)
-            self._num_hits.pop(slot, None)
-            self._turns[slot] = turns
-            self._value(slot, num_pages)
+            if self._order is None:
+                return
+            if state is None or is_junction:
+                self._order.add(digests[num_pages - 1], num_pages, is_junction=is_junction)
+            else:
+                num_new = -(-state.num_new // self.spec.turn_pages)
+                self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
-    def _value(self, slot: PageId, num_pages: int) -> None:
-        """A snapshot saves pages for its own bytes and theirs, more likely so where sequences went on from
-        it, or its own had gone on before. Where each page has one, all are worth as much."""
-        num_bytes = num_pages * self.spec.page_bytes + self.spec.bytes_kept
-        likely = 1 + self._turns[slot] + self._num_hits[slot]
-        self._order.value(slot, 1 if self.spec.every_page else likely * num_pages / num_bytes)
+    def _recognise(self, table: PageTable, num_found: int) -> None:
+        """Note that a table goes on from the snapshot after so many pages, and whose next turn it is: the
+        last snapshot of its beginning may be gone."""
+        if self._order is None:
+            return
+        state, digests = _state(table), table.digests
+        known = self._order.last_known(digests)
+        state.num_new = len(digests) - known
+        if known:
+            state.turns = self._order.go_on(digests[known - 1])
+        if state.found is not None and known != num_found:
+            self._order.go_on(digests[num_found - 1])
 
     def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
         """These snapshots can be found no longer: pages that no other lies behind are not needed."""
-        lost = [digest for snapshot in snapshots for digest in self._covered.remove(snapshot)]
+        lost = []
+        for snapshot in snapshots:
+            lost += self._covered.remove(snapshot)
+            if self._order is not None:
+                self._order.lose(snapshot)
         for pool in self._pages:
             pool.num_evicted += pool.discard(lost)
 
     def _step_down(self, state: TableState) -> None:
         """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
         went on from it, and the one it came from goes next unless a second sequence did."""
-        if not self.spec.step_down:
+        if not self.spec.step_down or self._order is None:
             return
-        tail = state.tail
-        if tail is not None and self.pool.lookup(state.tail_digest) == tail and not self._num_hits[tail]:
+        tail, origin, order = state.tail, state.origin, self._order
+        is_found = tail is not None and self.pool.lookup(state.tail_digest) == tail
+        if is_found and not order.num_hits(state.tail_digest):
             self.pool.discard([state.tail_digest])
-        if state.origin is not None and self._num_hits[state.origin] == 1:
-            self._order.demote(state.origin)
+            order.forget(state.tail_digest)
+        if origin is not None and self.pool.is_published(origin):
+            order.demote(origin, most_hits=1)
         state.origin = None
 
 

@@ -76,7 +76,8 @@ class TableState:
     planned    snapshots of the step that is being computed
     drafted    slots for the states that step passes after its last known token and after every draft but the
                last, with the number of tokens each stands after
-    turns      how often its sequence went on from a snapshot, as far as is known
+    turns      how often its conversation went on from a snapshot, as far as is known
+    num_new    pages of its prompt behind the last of those
     tail       its last published snapshot, and its digest; not held
     """
 
@@ -87,6 +88,7 @@ class TableState:
     planned: list[PlannedSnapshot] = field(default_factory=list)
     drafted: list[tuple[int, PageId]] = field(default_factory=list)
     turns: int = 0
+    num_new: int = 0
     tail: PageId | None = None
     tail_digest: Digest = Digest(b"")
 

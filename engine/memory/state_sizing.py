@@ -12,6 +12,7 @@ MIN_SLOTS = 2  # one that runs, and a snapshot
 NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
 NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
+TOKENS_OF_A_TURN = 512  # a short one: what longer ones bring is told apart by powers of two of that
 TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: the best of three for whole states, on a recorded trace
 
 
@@ -50,7 +51,11 @@ def plan_states(
     if snapshot_bytes is None or snapshot_bytes >= slot_bytes or every_page:
         num_slots = min(wanted, budget // slot_bytes)
         states = RecurrentState(
-            num_slots=max(num_slots, 1), slot_bytes=slot_bytes, every_page=every_page, page_bytes=page_bytes
+            num_slots=max(num_slots, 1),
+            slot_bytes=slot_bytes,
+            every_page=every_page,
+            page_bytes=page_bytes,
+            turn_pages=_turn_pages(config),
         )
     else:
         num_slots = MIN_SLOTS if budget >= (1 + NUM_STAGED) * slot_bytes + snapshot_bytes else 0
@@ -95,7 +100,12 @@ def _compressed(
         num_staged=NUM_STAGED,
         snapshot_bytes=snapshot_bytes,
         page_bytes=page_bytes,
+        turn_pages=_turn_pages(config),
     )
+
+
+def _turn_pages(config: EngineConfig) -> int:
+    return -(-TOKENS_OF_A_TURN // config.page_size)
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.block_manager import BlockManager, PageId, PageTable, Pins, RecurrentState
-from octavo.block_manager.snapshot_policy import SnapshotOrder, wanted_snapshots
+from octavo.block_manager import BlockManager, PageTable, Pins, RecurrentState
+from octavo.block_manager.snapshot_policy import wanted_snapshots
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.state_sizing import plan_states
@@ -162,26 +162,6 @@ def test_where_pages_are_short_the_snapshot_that_promises_least_goes_with_all_of
     assert blocks.open(short).num_written == 0, "the younger saves less for its bytes"
     assert blocks.open(long).num_written == 32
     blocks.check()
-
-
-def test_the_order_of_snapshots() -> None:
-    order = SnapshotOrder()
-    pages = [PageId(page) for page in range(5)]
-    for page, worth in zip(pages, (1.0, 1.0, 8.0, 1.0, 8.0), strict=True):
-        order.value(page, worth)
-        order.release([page], [])
-    order.demote(pages[4])
-    assert order.next() == 4
-    assert order.evict(2) == [4, 0]
-    order.reuse(pages[:2])
-    assert list(order) == [2, 3]
-    for _ in range(9):
-        order.release(pages[:1], [])
-        order.reuse(pages[:1])
-    order.release(pages[:1], [])  # the 15th: what is worth eight times as much is not yet eight times as old
-    assert order.next() == 3
-    order.reuse([pages[3]])
-    assert order.next() == 2
 
 
 def test_small_states_are_kept_at_every_page() -> None:

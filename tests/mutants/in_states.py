@@ -70,7 +70,22 @@ MUTANTS = (
         "            pool.on_forgotten = self.pool.discard\n",
         "            pass\n",
     ),
-    bug("the snapshot that promises most goes first", "worth = min(", "worth = max("),
+    bug(
+        "the snapshot that promises most goes first",
+        "heappush(self._heap, (self._value(record),",
+        "heappush(self._heap, (-self._value(record),",
+    ),
+    bug(
+        "a conversation whose snapshot is gone is a new one",
+        "self._gone[digest] = self._records.pop(digest)",
+        "self._records.pop(digest)",
+    ),
+    bug(
+        "what comes back after it is gone teaches nothing",
+        "record.seen.used[record.age] += 1",
+        "record.seen.used[record.age] += 0",
+    ),
+    bug("want of slots makes pages dear", "PRICE_STEP**self", "PRICE_STEP**-self"),
     bug(
         "where pages are short the oldest go, whatever they promise",
         "for _ in range(num_pages - pool.num_idle_empty):",

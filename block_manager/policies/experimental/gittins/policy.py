@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict, abc
 from heapq import heapify, heappop, heappush
 
+from ....hit_statistics import AGES, GAPS, NUM_AGES, AgeHistogram, HitStatistics, kind_of
 from ....types import Digest, PageId
 from ...base import register
-from .hit_statistics import AGES, GAPS, NUM_AGES, AgeHistogram, HitStatistics, kind_of
 from .shadow_lru import ShadowLRU
 
 ENDS = kind_of(uses=0, num_new=0, gap=0)  # a kind of its own, as it has nothing new behind it

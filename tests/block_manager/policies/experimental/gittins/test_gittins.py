@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import Digest, PageId
-from octavo.block_manager.policies.experimental.gittins.hit_statistics import (
+from octavo.block_manager.hit_statistics import (
     AGES,
     NUM_AGES,
     WIDTHS,

@@ -1,0 +1,220 @@
+"""Which snapshot of recurrent state goes first, and what is learned from those that are gone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import BlockManager, Digest, PageId, RecurrentState
+from octavo.block_manager import snapshot_order as module
+from octavo.block_manager.snapshot_order import SHARED, SnapshotOrder
+
+STEPS = st.sampled_from(["put", "again", "evict", "demote", "lose"])
+
+
+def digest(number: int) -> Digest:
+    return Digest(number.to_bytes(4, "big"))
+
+
+class Slots:
+    """An order, and what a pool would do to it: slot i has the digest i."""
+
+    def __init__(self, num_slots: int = 8, *, page_bytes: int = 1, bytes_kept: int = 1) -> None:
+        self.order = SnapshotOrder(num_slots, page_bytes=page_bytes, bytes_kept=bytes_kept)
+        self.digests: list[Digest | None] = [None] * num_slots
+
+    def put(
+        self, slot: int, name: int, num_pages: int = 1, *, turns: int = 0, is_junction: bool = False
+    ) -> None:
+        self.digests[slot] = digest(name)
+        self.order.add(digest(name), num_pages, turns=turns, is_junction=is_junction)
+        self.release(slot)
+
+    def release(self, slot: int) -> None:
+        self.order.release([PageId(slot)], self.digests)
+
+    def evict(self) -> int:
+        (slot,) = self.order.evict(1)
+        name = self.digests[slot]
+        assert name is not None
+        self.digests[slot] = None
+        self.order.lose(name)
+        return int.from_bytes(name, "big")
+
+    def check(self) -> None:
+        self.order.check([name for name in self.digests if name is not None])
+
+
+def test_before_anything_is_learned_the_older_goes_and_what_saves_less_for_its_bytes() -> None:
+    slots = Slots(bytes_kept=100)
+    for slot, num_pages in enumerate((1, 1, 8, 1, 8)):
+        slots.put(slot, slot, num_pages)
+    slots.order.demote(PageId(4), most_hits=1)
+    slots.check()
+    assert [slots.evict() for _ in range(5)] == [4, 0, 1, 3, 2]
+    slots.check()
+
+
+def test_what_was_hit_more_often_is_not_demoted() -> None:
+    slots = Slots()
+    for slot in range(2):
+        slots.put(slot, slot)
+    for _ in range(2):
+        slots.order.go_on(digest(1))
+    slots.order.demote(PageId(1), most_hits=1)
+    assert slots.evict() == 0
+    slots.order.demote(PageId(0), most_hits=1)  # of one that is not idle, nothing
+    assert slots.evict() == 1
+
+
+def test_a_snapshot_that_is_gone_says_which_turn_it_is() -> None:
+    slots = Slots()
+    slots.put(0, 7, turns=2)
+    names = [digest(5), digest(6), digest(7), digest(8)]
+    assert slots.order.last_known(names) == 3
+    assert slots.evict() == 7
+    assert slots.order.last_known(names) == 3
+    assert slots.order.last_known(names[:2]) == 0
+    assert [slots.order.go_on(digest(7)) for _ in range(SHARED + 1)] == [3] * SHARED + [0], "shared by many"
+    slots.put(0, 7, is_junction=True)
+    assert slots.order.num_hits(digest(7)) == SHARED + 1
+    assert slots.order.go_on(digest(7)) == 0, "what several prompts begin with is no turn"
+    slots.evict()
+    slots.order.forget(digest(7))
+    assert slots.order.last_known(names) == 0
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_REMEMBERED", 5)
+    slots = Slots(1)
+    for name in range(9):
+        slots.put(0, name)
+        slots.evict()
+        slots.check()
+    assert [slots.order.last_known([digest(name)]) for name in range(9)] == [0] * 4 + [1] * 5
+
+
+def learned(*, comes_back: int) -> Slots:
+    """Of two slots one always goes; snapshots of one kind come back after they are gone, the others never."""
+    slots = Slots(2)
+    awaited: dict[int, int] = {}
+    for name in range(3000):
+        if name >= 2:
+            slots.evict()
+        slots.put(slots.digests.index(None), name, turns=name % 2)
+        if name % 2 == comes_back:
+            awaited[name + 40] = name
+        if name in awaited:
+            slots.order.go_on(digest(awaited[name]))
+    return slots
+
+
+@pytest.mark.parametrize("comes_back", [0, 1])
+def test_what_is_gone_teaches_what_to_keep(comes_back: int) -> None:
+    slots = learned(comes_back=comes_back)
+    while len(slots.order):
+        slots.evict()
+    slots.put(0, 5000, turns=1)
+    slots.put(1, 5001, turns=0)
+    assert slots.evict() == (5001 if comes_back else 5000)
+
+
+@pytest.mark.parametrize("wants_pages", [False, True])
+def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
+    slots = Slots(2)
+    slots.put(1, 99_999)
+    for name in range(2000):
+        slots.put(slots.digests.index(None), name)
+        if wants_pages:
+            slots.order.want_pages()
+            slots.order.want_pages()
+        slots.evict()
+    assert (slots.order.price > 2) is wants_pages
+    assert (slots.order.price < 0.5) is not wants_pages
+    slots.evict()  # the pool is flushed: that is no want of slots
+    before = slots.order.price
+    for name in range(200):
+        slots.put(0, name)
+        slots.evict()
+    assert slots.order.price == pytest.approx(before, rel=0.01)
+
+
+@pytest.mark.parametrize("price", [0.125, 8.0])
+def test_where_pages_are_dear_an_old_long_beginning_goes_before_a_young_short_one(price: float) -> None:
+    slots = Slots(4, page_bytes=10, bytes_kept=100)
+    slots.order.price = price
+    slots.put(0, 10_000, 8)
+    for name in range(30):
+        slots.put(2, name)
+        slots.order.reuse([PageId(2)])
+        slots.order.lose(digest(name))
+        slots.order.forget(digest(name))  # nothing is learned from it
+    slots.put(1, 10_001, 1)
+    assert slots.evict() == (10_000 if price > 1 else 10_001)
+
+
+@given(st.lists(st.tuples(STEPS, st.integers(0, 5)), max_size=120))
+def test_what_is_listed_is_found_next(steps: list[tuple[str, int]]) -> None:
+    slots = Slots(6)
+    listed: set[int] = set()
+    for name, (step, slot) in enumerate(steps):
+        if step == "put" and slots.digests[slot] is None:
+            slots.put(slot, name, 1 + name % 3, turns=name % 4, is_junction=name % 7 == 0)
+            listed.add(slot)
+        elif step == "again" and slot in listed:
+            slots.order.reuse([PageId(slot)])
+            held = slots.digests[slot]
+            assert held is not None
+            slots.order.go_on(held)
+            slots.check()
+            slots.release(slot)
+        elif step == "demote":
+            slots.order.demote(PageId(slot), most_hits=1)
+        elif step == "evict" and listed:
+            listed.remove(next_slot := slots.order.next())
+            gone = slots.digests[next_slot]
+            assert digest(slots.evict()) == gone
+        elif step == "lose" and slot in listed:
+            slots.order.reuse([PageId(slot)])
+            gone, slots.digests[slot] = slots.digests[slot], None
+            assert gone is not None
+            slots.order.lose(gone)
+            listed.remove(slot)
+        assert set(slots.order) == listed
+        assert len(slots.order) == len(listed)
+        slots.check()
+
+
+def test_conversations_that_come_back_are_kept_from_the_second_time_on() -> None:
+    """More conversations begin than there are slots for, and few of them go on."""
+    states = RecurrentState(num_slots=9, slot_bytes=1)
+    blocks = BlockManager(4000, 1, states=states)
+    random_ = random.Random(1)
+    going: list[tuple[int, list[int]]] = []
+    fresh, found, wanted = 1000, 0, 0
+    for now in range(3000):
+        if going and going[0][0] <= now:
+            _, tokens = going.pop(0)
+        else:
+            tokens = []
+        begun = len(tokens)
+        tokens = [*tokens, *range(fresh, fresh + 3)]
+        fresh += 3
+        table = blocks.open([*tokens, 0])
+        assert blocks.reserve(table, len(tokens))
+        if now > 1000 and begun > 6:
+            wanted += 1
+            found += table.num_written == begun
+        blocks.copied(table.copies)
+        table.copies = []
+        blocks.plan_snapshots(table, table.num_written, len(tokens), num_known=len(tokens))
+        blocks.commit(table, tokens, len(tokens))
+        blocks.close(table)
+        if len(tokens) < 30 and (begun or random_.random() < 0.1):
+            going.append((now + 20, tokens))
+    blocks.check()
+    assert wanted > 100
+    assert found > 0.7 * wanted, f"{found} of {wanted}"
