@@ -81,6 +81,11 @@ class DraftTimes:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made
 
+    def plain_s(self, num_sequences: int) -> float:
+        """Seconds of a step without drafts; 0 while none of so many sequences was timed."""
+        known = self._known.get(num_sequences)
+        return math.exp(known.plain.value) if known is not None and known.plain.count else 0.0
+
     def _made(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         known = self._known.get(num_sequences)
         share = self.cost(num_sequences)

@@ -209,12 +209,15 @@ class Scheduler:
             self._planned.append(step)
         return step
 
-    def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
+    def observe(self, step: SchedulerOutput, seconds: float, *, for_drafts: bool = True) -> None:
+        """Learn how long a step took, from its planning to its results, for latency targets and drafts.
+
+        for_drafts   somebody was asked for drafts after it, as after every step that has some
+        """
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
-        if self._draft_times is not None and (rows := draft_rows(step)) is not None:
+        if for_drafts and self._draft_times is not None and (rows := draft_rows(step)) is not None:
             self._draft_times.observe(*rows, seconds)
 
     @property

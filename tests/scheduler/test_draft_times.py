@@ -71,6 +71,12 @@ def test_what_is_known_of_other_numbers_of_sequences_is_scaled() -> None:
     assert times.cost(32) == pytest.approx(times.cost(8) / 4)
 
 
+def test_plain_steps_are_known_in_seconds() -> None:
+    assert DraftTimes().plain_s(1) == 0.0
+    assert taught(noise=0.0).plain_s(1) == pytest.approx(0.030)
+    assert taught(noise=0.0).plain_s(2) == 0.0, "of another number of sequences"
+
+
 def test_drafts_seen_before_any_plain_step_and_times_that_are_none_say_nothing() -> None:
     times = DraftTimes()
     times.observe(2, 4, 0.5)
