@@ -235,7 +235,7 @@ class EngineCore:
         step, seconds = None if flight is None else flight.step, self._clock() - began
         if step is not None:
             bare = self._guesses.time_without(seconds)
-            self._scheduler.observe(step, bare, for_drafts=self._speculation.is_asked)
+            self._scheduler.observe(step, bare, num_steps=self._speculation.num_steps)
         updates = self._report(step, seconds)
         self._pass("report")
         self._step_began = None
