@@ -74,22 +74,26 @@ def test_a_request_may_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculate", "backend", "is_recurrent", "expected"),
+    ("speculate", "backend", "invariant", "is_recurrent", "expected"),
     [
-        ("auto", "cpu", False, "ngram"),
-        ("auto", "cpu", True, "off"),
-        ("auto", "metal", False, "off"),
-        ("auto", "reference", False, "off"),
-        ("suffix", "metal", True, "suffix"),
-        ("off", "cpu", False, "off"),
-        ("draft:model", "cpu", False, "off"),
-        ("mtp", "cpu", False, "off"),
+        ("auto", "cpu", True, False, "ngram"),
+        ("auto", "cpu", False, False, "off"),
+        ("auto", "cpu", True, True, "off"),
+        ("auto", "metal", False, False, "off"),
+        ("auto", "reference", False, False, "off"),
+        ("suffix", "metal", False, True, "suffix"),
+        ("off", "cpu", True, False, "off"),
+        ("draft:model", "cpu", True, False, "off"),
+        ("mtp", "cpu", True, False, "off"),
     ],
 )
-def test_what_looks_for_drafts(speculate: str, backend: str, is_recurrent: bool, expected: str) -> None:
+def test_what_looks_for_drafts(
+    speculate: str, backend: str, invariant: bool, is_recurrent: bool, expected: str
+) -> None:
     """With a draft model or a head, nothing looks in texts."""
     states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
-    info = replace(Harness(small_config()).core.info, backend=backend, states=states)
+    info = Harness(small_config()).core.info
+    info = replace(info, backend=backend, batch_invariant=invariant, states=states)
     assert drafts_by(EngineConfig(speculate=speculate), info) == expected
 
 
