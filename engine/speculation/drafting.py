@@ -24,7 +24,8 @@ _TRY_GAIN = 1.3  # times as many tokens per second that drafts make there which 
 _LOOKING = 0.005  # share of the time of steps that give tokens, which looking may take where nothing holds
 _SAVED = 0.2  # steps: of that time, what may be saved up
 _GAINED = 5.0  # steps: of the time that drafts saved, what looking may take later
-_MOST_REST = 64  # steps that pass without looking, at most
+_MOST_REST = 64  # steps that pass without looking before it is thought over
+_OWED = 256  # steps whose share pays for what a look took, at most
 _FIRST_S = 1e-4  # of that time, what is there before any step was timed
 
 
@@ -311,7 +312,7 @@ class Speculation:
             self._left_s -= in_vain * self._spent_s
         if self._left_s <= 0 and step_s and not self._computed and not always:
             self._rest = min(int(-self._left_s / (_LOOKING * step_s)), _MOST_REST)
-            self._left_s = max(self._left_s, -_MOST_REST * _LOOKING * step_s)
+            self._left_s = max(self._left_s, -_OWED * _LOOKING * step_s)
 
     def _earn(self, step_s: float, plain: int, times: StepTimes) -> None:
         """Put into the account what the steps since the last call earned, and what drafts gained in them."""
