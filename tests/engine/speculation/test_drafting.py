@@ -224,7 +224,7 @@ def test_where_a_model_guesses_nobody_rests() -> None:
 
 
 @pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(("cost", "least", "most"), [(0.1, 150, 200), (1.5, 3, 16)])
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.1, 150, 200), (0.9, 3, 16)])
 def test_what_a_grammar_checks_is_paid_from_what_drafts_save(cost: float, least: int, most: int) -> None:
     """However often its first guess is right."""
     time = Costly()

@@ -61,8 +61,11 @@ def test_a_text_that_becomes_long_finds_the_same_places(
 
 def test_parts_of_two_tokens_are_no_token() -> None:
     """Bytes of 65536 twice hold those of 1."""
-    index = TextIndex()
-    for tokens in ([65536] * 9 + [1, 1, 1], [1, 1, 1] + [65536] * 9 + [1, 1, 1]):
+    for tokens in (
+        [65536] * 9 + [1, 1, 1],
+        [1, 1, 1] + [65536] * 9 + [1, 1, 1],
+        [0, 0, 0, 256, 5, 0, 0, 0],  # twelve bytes are 0 a byte behind the first place, too
+    ):
         index = TextIndex()
         index.extend(tokens)
         assert index.places(tokens, 8) == ends_before(tokens)
