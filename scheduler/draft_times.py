@@ -6,12 +6,14 @@ import math
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
-a recorded program, and the first ones of each number take longer."""
+a recorded program. The first one of each number takes many times as long where the model is small, and is not
+counted."""
 
 UNKNOWN_COST = 0.2
 """Of a draft beside one sequence, as a share of its step, before any step was timed."""
 
 _LEARNING = 0.05  # weight of the latest step, once some twenty were seen
+_MOST_STEPS = 4  # that one of them stands for
 _PRIOR = 2.0  # steps that the line through all numbers of drafts counts for, at one of them
 _OUTLIER = 0.7  # of a logarithm: a step twice as long as expected says no more than that
 
@@ -25,12 +27,13 @@ class _Mean:
         self.value = value
         self.count = 0
 
-    def add(self, value: float, *, prior: float = 0.0) -> None:
+    def add(self, value: float, *, prior: float = 0.0, num_steps: int = 1) -> None:
         self.count += 1
         error = value - self.value
         if self.count > 1 or prior:
             error = max(-_OUTLIER, min(_OUTLIER, error))
-        self.value += max(_LEARNING, 1 / (self.count + prior)) * error
+        weight = _LEARNING * min(num_steps, _MOST_STEPS)
+        self.value += max(weight, 1 / (self.count + prior)) * error
 
 
 class _OfSequences:
@@ -54,8 +57,11 @@ class DraftTimes:
         self._known: dict[int, _OfSequences] = {}
         self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # as long as nothing is learned
 
-    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
-        """A step took so long that gave each sequence a token and computed nothing else but drafts."""
+    def observe(self, num_sequences: int, num_drafts: int, seconds: float, *, num_steps: int = 1) -> None:
+        """A step took so long that gave each sequence a token and computed nothing else but drafts.
+
+        num_steps   it is the only one of so many that was timed: a machine may have become slower meanwhile
+        """
         if not (math.isfinite(seconds) and seconds > 0 and num_sequences):
             return
         known = self._known.get(num_sequences)
@@ -63,16 +69,15 @@ class DraftTimes:
             known = self._known[num_sequences] = _OfSequences(self.cost(num_sequences))
             self._ratios.clear()
         if not num_drafts:
-            known.plain.add(math.log(seconds))
+            known.plain.add(math.log(seconds), num_steps=num_steps)
+        elif num_drafts not in known.cells:  # the first step of its number of rows: it is recorded meanwhile
+            known.cells[num_drafts] = _Mean()
         elif known.plain.count:
             self._ratios.clear()
             ratio = math.log(seconds) - known.plain.value
             ratio = max(-_OUTLIER, min(ratio, math.log1p(self.cost(num_sequences) * num_drafts) + _OUTLIER))
             known.share.add(math.expm1(ratio) / num_drafts, prior=_PRIOR)
-            cell = known.cells.get(num_drafts)
-            if cell is None:
-                cell = known.cells[num_drafts] = _Mean(ratio)
-            cell.add(ratio)
+            known.cells[num_drafts].add(ratio)
 
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         """The numbers of drafts in ``NUM_ROWS``, and how many times as long as without drafts a step takes
@@ -80,6 +85,13 @@ class DraftTimes:
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made
+
+    def plain_s(self, num_sequences: int) -> float:
+        """Seconds of a step without drafts, or of one of about as many sequences; 0 while none was timed."""
+        known = self._known.get(num_sequences)
+        if known is None and self._known:
+            known = self._known[self._nearest(num_sequences)]
+        return math.exp(known.plain.value) if known is not None and known.plain.count else 0.0
 
     def _made(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         known = self._known.get(num_sequences)
@@ -89,7 +101,7 @@ class DraftTimes:
         least = 1.0
         for count in NUM_ROWS:
             ratio = 1.0 + share * count
-            if (cell := cells.get(count)) is not None:
+            if (cell := cells.get(count)) is not None and cell.count:
                 seen = min(cell.count, 1 / _LEARNING)
                 ratio = (_PRIOR * ratio + seen * math.exp(cell.value)) / (_PRIOR + seen)
             least = max(least, ratio)
@@ -102,5 +114,8 @@ class DraftTimes:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:
             return UNKNOWN_COST / max(1, num_sequences)
-        nearest = min(self._known, key=lambda number: abs(math.log(number / num_sequences)))
+        nearest = self._nearest(num_sequences)
         return self.cost(nearest) * nearest / num_sequences
+
+    def _nearest(self, num_sequences: int) -> int:
+        return min(self._known, key=lambda number: abs(math.log(number / num_sequences)))

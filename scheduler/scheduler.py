@@ -209,13 +209,16 @@ class Scheduler:
             self._planned.append(step)
         return step
 
-    def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn how long a step took, from its planning to its results, for latency targets and drafts."""
+    def observe(self, step: SchedulerOutput, seconds: float, *, num_steps: int = 1) -> None:
+        """Learn how long a step took, from its planning to its results, for latency targets and drafts.
+
+        num_steps   that it stands for, where not every one is timed for drafts; 0: it is not
+        """
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
-        if self._draft_times is not None and (rows := draft_rows(step)) is not None:
-            self._draft_times.observe(*rows, seconds)
+        if num_steps and self._draft_times is not None and (rows := draft_rows(step)) is not None:
+            self._draft_times.observe(*rows, seconds, num_steps=num_steps)
 
     @property
     def draft_times(self) -> DraftTimes:

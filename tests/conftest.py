@@ -34,7 +34,8 @@ settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
 @pytest.fixture(autouse=True, scope="session")
 def looking_may_take_all_time() -> None:
     """How often samples look for drafts does not depend on how fast this machine is."""
-    pytest.MonkeyPatch().setattr("octavo.engine.speculation.drafting._LOOKING", 1.0)
+    for name, value in (("_LOOKING", 1e3), ("_SAVED", 1e3), ("_FIRST_S", 1e3)):
+        pytest.MonkeyPatch().setattr(f"octavo.engine.speculation.drafting.{name}", value)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -167,8 +167,8 @@ class EngineConfig:
         "off", "guess the next tokens and check several in one step: from the text before, also from recent "
         "outputs, by the model's own head or by a small model of the same tokenizer",
         metavar="off|auto|ngram|suffix|mtp|draft:PATH",
-        more="Drafts are computed where they pay, by measured acceptance and step times. auto: ngram with "
-        "the native CPU backend and a model without recurrent layers, else off; "
+        more="Drafts are computed where they pay, by measured acceptance and step times. auto: ngram where "
+        "native CPU kernels compute every layer and none is recurrent, else off; "
         "ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
         "outputs; mtp: the head for multi-token prediction that the checkpoint has; draft:PATH: a model. "
         "The last two have as many pages of their own, out of --kv-memory; a request may have another one.",

@@ -37,6 +37,8 @@ class EngineInfo:
     row_tile       rows that its matrix products compute at once, in the time that some of them would take
     quantize_after  of requests that say nothing of it
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
+    batch_invariant  every layer is computed by native kernels, attention from pages: a row has the same bits
+                   beside any others
     states         slots of recurrent layers; None for models without any
     state_tier     how recurrent layers are computed, for people; empty without any
     """
@@ -63,5 +65,6 @@ class EngineInfo:
     quantize_after: int = 0
     row_tile: int = 1
     residual_pages: int = 0
+    batch_invariant: bool = False
     states: RecurrentState | None = None
     state_tier: str = ""

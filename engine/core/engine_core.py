@@ -234,7 +234,8 @@ class EngineCore:
     def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:
         step, seconds = None if flight is None else flight.step, self._clock() - began
         if step is not None:
-            self._scheduler.observe(step, self._guesses.time_without(seconds))
+            bare = self._guesses.time_without(seconds)
+            self._scheduler.observe(step, bare, num_steps=self._speculation.num_steps)
         updates = self._report(step, seconds)
         self._pass("report")
         self._step_began = None
@@ -329,10 +330,12 @@ class EngineCore:
                 ended.drafting.finished(ended.sequence.tokens)
         self._said.clear()
         going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
-        if drafting := [sample for sample in going_on if sample.drafting is not None]:
+        if self._speculation.begin_step() and (
+            drafting := [sample for sample in going_on if sample.drafting is not None]
+        ):
             times = self._scheduler.draft_times
             self._guesses.guess(going_on, times.cost)
-            self._speculation.allot(drafting, len(going_on), times.ratios)
+            self._speculation.allot(drafting, len(going_on), times)
         for sample in going_on:
             sample.state.prepare(sample.sequence.drafts)
 

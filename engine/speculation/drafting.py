@@ -21,8 +21,12 @@ _TRY_SELDOM = 4096  # and at last, where they go on seeming so
 _TRY_TOKENS = 32  # likewise, of a model's guesses: tokens of the sample
 _CHEAP = 0.1  # a draft's share of a step of one sequence, where rows are cheap
 _TRY_GAIN = 1.3  # times as many tokens per second that drafts make there which are worth trying
-_LOOKING = 0.005  # share of an engine's time that looking may take where nothing is drafted
-_SAVED_S = 1e-3  # of that time, what may be saved up or owed
+_LOOKING = 0.005  # share of the time of steps that give tokens, which looking may take where nothing holds
+_SAVED = 0.2  # steps: of that time, what may be saved up
+_GAINED = 5.0  # steps: of the time that drafts saved, what looking may take later
+_MOST_REST = 64  # steps that pass without looking before it is thought over
+_OWED = 256  # steps whose share pays for what a look took, at most
+_FIRST_S = 1e-4  # of that time, what is there before any step was timed
 
 
 class Grammar(Protocol):
@@ -78,7 +82,7 @@ class Drafting:
         self._last = Proposal()
         self._num_tokens = 0  # there were when it was made
         self.was_right = False  # the first guess of the look before the last one
-        self.always_looks = grammar is not None or self.by_model is not None
+        self.always_looks = self.by_model is not None  # it was asked, and waits
 
     def look(self, tokens: Sequence[int], room: int) -> float:
         """Guess at what follows ``tokens``, of which ``room`` more may follow; return how likely the first
@@ -106,6 +110,11 @@ class Drafting:
         drafts = self._grammar.completed(proposal.tokens, most)
         guessed = bool(drafts) and bool(proposal.tokens) and drafts[0] == proposal.tokens[0]
         return Proposal(drafts, proposal.match if guessed else FORCED)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether a grammar checks what is guessed, which takes many times as long as to guess."""
+        return self._grammar is not None
 
     @property
     def by_model(self) -> ModelDrafter | None:
@@ -174,17 +183,32 @@ class Drafts(Protocol):
         ...
 
 
+class StepTimes(Protocol):
+    """How long steps take that give so many sequences a token each."""
+
+    def plain_s(self, num_sequences: int) -> float:
+        """Seconds without drafts; 0 while that is not known."""
+        ...
+
+    def ratios(self, num_sequences: int) -> Ratios:
+        """The same object, as long as nothing was learned."""
+        ...
+
+
 class Speculation:
     """An engine's: gives new samples what they draft by, and all of them their share of each step.
 
     speculate   for requests that do not say; "draft": a draft model
     most        drafts of a sequence in one step, at most
-    clock       seconds, by which looking is held to its share of the engine's time
+    clock       seconds, by which looking is held to its share of the steps' time
 
-    A look takes some 20 us, whatever the model's step takes. So samples look while that is within a small
-    share of the time that passes: at every token of most models, now and then of the smallest ones. Looks
-    that found the next token do not count, if rows are cheap enough for drafts at all, and where drafts are
-    worth computing what was spent is forgotten.
+    A look takes some 10 us, whatever the model's step takes. So there is an account of time for looking:
+    of every step a small share of its time goes in, and what drafts saved; looks are paid from it. No more
+    than part of a step is saved up of the former, so that short answers lose no more than long ones. Where
+    the account is empty the engine rests: no sample is asked, and nothing is indexed, for as many steps as
+    it takes to pay for the next look. So most models look at every token, and the smallest ones now and
+    then. Looks that found the next token do not count, if rows are cheap enough for drafts at all and no
+    grammar has to check them: these are paid from what drafts save.
     """
 
     def __init__(
@@ -197,8 +221,12 @@ class Speculation:
         self._speculate = speculate
         self._most = most
         self._clock = clock
-        self._looked_at = clock()
-        self._left_s = _SAVED_S  # for looking
+        self._left_s = _FIRST_S  # for looking
+        self._spent_s = 0.0  # by the last look
+        self._rest = 0  # steps that still pass without looking
+        self._rested = 0  # steps that passed since samples were asked
+        self.num_steps = 0  # that passed since samples were asked, if they were after the last one; else 0
+        self._computed: list[tuple[Drafted, int]] = []  # the last step's that have drafts, and their tokens
         self._histories = Histories()
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
@@ -222,6 +250,7 @@ class Speculation:
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
             return [None] * len(grammars)
+        self._rest = 0
         recent = self._histories.of(owner) if drafts_by == "suffix" else None
         prompt = NgramIndex()
         made: list[Drafting | None] = []
@@ -244,62 +273,89 @@ class Speculation:
             )
         return made
 
-    def allot(self, drafting: Sequence[Drafts], plain: int, ratios: Callable[[int], Ratios]) -> None:
-        """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step.
+    def begin_step(self) -> bool:
+        """Whether samples may be asked what follows the tokens of a step; called once for each. Where they
+        are not asked, nobody has drafts."""
+        self.num_steps = 0
+        if self._rest:
+            self._rest -= 1
+            self._rested += 1
+            return False
+        return True
 
-        ratios   of sequences: see ``DraftTimes.ratios``
-        """
-        began = self._clock()
-        earned_s, self._looked_at = _LOOKING * (began - self._looked_at), began
-        self._left_s = min(self._left_s + earned_s, _SAVED_S)
-        looks = self._left_s > 0
-        self._untried += 1
+    def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
+        """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step."""
+        self.num_steps, self._rested = 1 + self._rested, 0
+        began, step_s = self._clock(), times.plain_s(plain)
+        self._earn(step_s, plain, times)
+        looks, always = self._left_s > 0, False
+        self._untried += self.num_steps
         looked: list[tuple[Drafted, Drafting]] = []
         likeliest, num_right = 0.0, 0
         for sample in drafting:
             sequence, looker = sample.sequence, sample.drafting
             assert looker is not None
             sequence.drafts = ()
+            always = always or looker.always_looks
             if looks or looker.always_looks:
                 if hold := looker.look(sequence.tokens, sample.room):
                     looked.append((sequence, looker))
                     likeliest = max(likeliest, hold)
-                num_right += looker.was_right
+                num_right += looker.was_right and not looker.is_checked
         if looked:
-            self._share_out(looked, likeliest, plain, ratios)
+            self._share_out(looked, likeliest, plain, times.ratios(plain))
+        self._spent_s = self._clock() - began
         if looks:
-            if num_right and self._bound(plain, ratios(plain)) >= 1:
+            if num_right and self._bound(plain, times.ratios(plain)) >= 1:
                 num_right = 0  # what is right gains nothing either
             in_vain = 1 - num_right / len(drafting)
-            self._left_s = max(self._left_s - in_vain * (self._clock() - began), -_SAVED_S)
+            self._left_s -= in_vain * self._spent_s
+        if self._left_s <= 0 and step_s and not self._computed and not always:
+            self._rest = min(int(-self._left_s / (_LOOKING * step_s)), _MOST_REST)
+            self._left_s = max(self._left_s, -_OWED * _LOOKING * step_s)
+
+    def _earn(self, step_s: float, plain: int, times: StepTimes) -> None:
+        """Put into the account what the steps since the last call earned, and what drafts gained in them."""
+        left_s, most_s = self._left_s, _SAVED * step_s or _FIRST_S
+        if left_s < most_s:
+            left_s = min(left_s + _LOOKING * self.num_steps * step_s, most_s)
+        if self._computed:
+            num_drafts, num_held = 0, 0
+            for sequence, num_tokens in self._computed:
+                num_drafts += len(sequence.drafts)
+                num_held += max(0, len(sequence.tokens) - num_tokens - 1)
+            self._computed.clear()
+            ratio = next((ratio for number, ratio in times.ratios(plain) if number >= num_drafts), 1.0)
+            # Of tokens that were not looked for; what the step's own look took is paid for by itself.
+            gained_s = (1 + num_held / plain) * (step_s - self._spent_s) - ratio * step_s + self._spent_s
+            # What drafts lose is taken from what they gained before: a look now and then is always paid for.
+            left_s = max(min(left_s + gained_s, max(left_s, _GAINED * step_s)), min(left_s, most_s))
+        self._left_s = left_s
 
     def _share_out(
-        self,
-        looked: list[tuple[Drafted, Drafting]],
-        likeliest: float,
-        plain: int,
-        ratios: Callable[[int], Ratios],
+        self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
     ) -> None:
         """The drafts of those that found something, of ``plain`` samples in all."""
-        times = ratios(plain)
         tries = self._untried >= self._try_every
-        counts = [0] * len(looked)
-        if tries or likeliest >= self._bound(plain, times):
-            proposals = [drafting.wish() for _, drafting in looked]
-            wishes = [holds for _, holds in proposals]
-            counts = allot(wishes, plain, times)
+        if not tries and likeliest < self._bound(plain, ratios):
+            return
+        proposals = [drafting.wish() for _, drafting in looked]
+        wishes = [holds for _, holds in proposals]
+        counts = allot(wishes, plain, ratios)
+        if any(counts):
+            self._untried, self._try_every = 0, _TRY_EVERY
+        elif tries:
+            self._untried = 0
+            # What a row costs is learned from steps that have some: without, an estimate once too high
+            # stays. But the next time is later, for it may as well be right.
+            cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in ratios]
+            counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
             if any(counts):
-                self._untried, self._try_every, self._left_s = 0, _TRY_EVERY, _SAVED_S
-            elif tries:
-                self._untried = 0
-                # What a row costs is learned from steps that have some: without, an estimate once too high
-                # stays. But the next time is later, for it may as well be right.
-                cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in times]
-                counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
-                if any(counts):
-                    self._try_every = min(2 * self._try_every, _TRY_SELDOM)
-            for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
+                self._try_every = min(2 * self._try_every, _TRY_SELDOM)
+        for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
+            if count:
                 sequence.drafts = drafts[:count]
+                self._computed.append((sequence, len(sequence.tokens)))
 
     def _bound(self, plain: int, times: Ratios) -> float:
         """What the likeliest draft must hold with, for anything to be gained beside ``plain`` sequences."""

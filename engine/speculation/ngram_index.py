@@ -1,9 +1,12 @@
-"""Where the last tokens of a sequence have stood before: an index of n-grams that grows with it.
+"""Where the last tokens of a sequence have stood before.
 
-A hash table of the latest position of each n-gram, and from each position a link to the one before with
-the same hash: what is found is compared, so hashes may collide. 20 bytes for each token at most. A
-token is indexed once, whatever the length of the sequence; a prompt as a whole, by NumPy, and once for all
-samples of a request.
+Short texts are searched: their tokens are kept as bytes, 4 for each, and ``bytearray.rfind`` goes through
+SEARCHED tokens in about a microsecond. To index even one takes half as long, and a prompt many times as long.
+
+Longer ones get an index that grows with them: a hash table of the latest position of each n-gram, and from
+each position a link to the one before with the same hash: what is found is compared, so hashes may collide.
+20 bytes for each token at most. A token is indexed once, whatever the length of the sequence; a prompt as a
+whole, by NumPy, and once for all samples of a request.
 """
 
 from __future__ import annotations
@@ -18,10 +21,14 @@ from numpy.typing import NDArray
 NGRAM = 3
 """Tokens that a place has in common with the end, at least. Two are often no more than chance."""
 
+SEARCHED = 4096
+"""Tokens of a text that is searched, at most."""
+
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large and odd: a token's product stays below 2**63
 _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
+_BYTES = array("i").itemsize
 _BULK = 64  # tokens from which on NumPy is the quicker one
 
 
@@ -97,31 +104,51 @@ class NgramIndex:
 
 
 class TextIndex:
-    """Positions of n-grams in a sample's tokens: those of the prompt are found by all samples of a request in
-    one index, which the first of them fills, and those behind it in one of its own."""
+    """Positions of n-grams in a sample's tokens. Of a long text, those of the prompt are found by all samples
+    of a request in one index, which the first of them fills, and those behind it in one of its own."""
 
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
         """``prompt``: the samples' common index, empty or of a prompt of ``num_prompt`` tokens."""
         self._prompt = prompt
         self._num_prompt = num_prompt
-        self._own = NgramIndex(num_prompt)
-        self._has_prompt = prompt is None  # in the index
+        self._text = bytearray()  # a short text's tokens
+        self._own: NgramIndex | None = None  # of a long one
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Index what is new in ``tokens``, which begin with those of the call before."""
-        if not self._has_prompt:
-            assert self._prompt is not None
-            if len(self._prompt) < self._num_prompt:
+        """Take in what is new in ``tokens``, which begin with those of the call before."""
+        if len(tokens) <= SEARCHED:
+            self._text += array("i", tokens[len(self._text) // _BYTES :])
+            return
+        if self._own is None:
+            self._text, self._own = bytearray(), NgramIndex(self._num_prompt)
+            if self._prompt is not None and len(self._prompt) < self._num_prompt:
                 self._prompt.extend(tokens[: self._num_prompt])
-            self._has_prompt = True
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Ends of earlier n-grams, latest first and ``most`` at most, that have the hash of the last one of
-        ``tokens``, which are indexed."""
+        """Ends of earlier n-grams, latest first and ``most`` at most, that may be the last one of ``tokens``,
+        which were taken in."""
+        if self._own is None:
+            return self._found(most)
         ends = self._own.places(tokens, most)
         if self._prompt is not None and len(ends) < most and NGRAM <= self._num_prompt < len(tokens):
             ends += self._prompt.places_of(tokens[-NGRAM:], most - len(ends))
+        return ends
+
+    def _found(self, most: int) -> list[int]:
+        text, size = self._text, NGRAM * _BYTES
+        ends: list[int] = []
+        if len(text) < size:
+            return ends
+        ngram, stop = text[-size:], len(text) - _BYTES  # where an earlier one ends, at the latest
+        for _ in range(2 * most):
+            if len(ends) == most or (at := text.rfind(ngram, 0, stop)) < 0:
+                break
+            if at % _BYTES:  # parts of two tokens happen to read like one
+                stop = at + size - 1
+            else:
+                ends.append(at // _BYTES + NGRAM - 1)
+                stop = at + size - _BYTES
         return ends
 
 

@@ -45,7 +45,12 @@ class RecentOutputs:
             self.generation += 1
         self.tokens.append(BETWEEN)
         self.tokens.extend(latest)
+
+    def places(self, ngram: Sequence[int], most: int) -> list[int]:
+        """Ends of an n-gram, latest first and ``most`` at most, or of others with its hash. What was added
+        is indexed when somebody asks."""
         self.index.extend(self.tokens)
+        return self.index.places_of(ngram, most)
 
 
 class Histories:

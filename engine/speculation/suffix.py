@@ -47,7 +47,7 @@ class SuffixDrafter:
             if len(self._own) < 2:
                 self._own = _found(self._own, tokens, self._index.places(tokens, MAX_PLACES), tokens, last)
             if len(self._others) < 2 and len(recent.tokens):
-                ends = recent.index.places_of(tokens[-NGRAM:], MAX_PLACES)
+                ends = recent.places(tokens[-NGRAM:], MAX_PLACES)
                 self._others = _found(self._others, recent.tokens, ends, tokens, last)
         return self._agreed(tokens, most)
 

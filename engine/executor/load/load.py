@@ -122,6 +122,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
         states=states,
         state_tier="" if result.recurrent is None else describe_states(result.recurrent),
+        batch_invariant=result.mask_dims is None and ready.report is not None and not ready.report.kept,
     )
     runner = PagedRunner(
         model,

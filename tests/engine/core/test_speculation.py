@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -73,22 +74,26 @@ def test_a_request_may_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculate", "backend", "is_recurrent", "expected"),
+    ("speculate", "backend", "invariant", "is_recurrent", "expected"),
     [
-        ("auto", "cpu", False, "ngram"),
-        ("auto", "cpu", True, "off"),
-        ("auto", "metal", False, "off"),
-        ("auto", "reference", False, "off"),
-        ("suffix", "metal", True, "suffix"),
-        ("off", "cpu", False, "off"),
-        ("draft:model", "cpu", False, "off"),
-        ("mtp", "cpu", False, "off"),
+        ("auto", "cpu", True, False, "ngram"),
+        ("auto", "cpu", False, False, "off"),
+        ("auto", "cpu", True, True, "off"),
+        ("auto", "metal", False, False, "off"),
+        ("auto", "reference", False, False, "off"),
+        ("suffix", "metal", False, True, "suffix"),
+        ("off", "cpu", True, False, "off"),
+        ("draft:model", "cpu", True, False, "off"),
+        ("mtp", "cpu", True, False, "off"),
     ],
 )
-def test_what_looks_for_drafts(speculate: str, backend: str, is_recurrent: bool, expected: str) -> None:
+def test_what_looks_for_drafts(
+    speculate: str, backend: str, invariant: bool, is_recurrent: bool, expected: str
+) -> None:
     """With a draft model or a head, nothing looks in texts."""
     states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
-    info = replace(Harness(small_config()).core.info, backend=backend, states=states)
+    info = Harness(small_config()).core.info
+    info = replace(info, backend=backend, batch_invariant=invariant, states=states)
     assert drafts_by(EngineConfig(speculate=speculate), info) == expected
 
 
@@ -130,6 +135,23 @@ def test_rejected_drafts_publish_nothing() -> None:
     pages = [bytes(c.tokens) for c in blocks.cached_contents().values()]
     assert len(pages) == (len(said) - 1) // 2
     assert blocks.open(said).num_written == (len(said) - 1) // 2 * 2
+
+
+def test_while_an_engine_rests_nothing_is_done_about_drafts() -> None:
+    harness, _ = parrot(speculate="ngram")
+    harness.add(b"no words", SamplingParams(max_tokens=40))
+    for _ in range(3):
+        harness.step()
+    speculation, times = harness.core._speculation, harness.core._scheduler.draft_times
+    with (
+        mock.patch.object(speculation, "allot", wraps=speculation.allot) as allot,
+        mock.patch.object(times, "observe", wraps=times.observe) as observe,
+    ):
+        for rest, expected in ((0, 1), (5, 1), (0, 2)):
+            speculation._rest = rest
+            for _ in range(rest or 1):
+                harness.step()
+            assert allot.call_count == observe.call_count == expected
 
 
 def test_drafts_come_after_what_must_be_computed() -> None:

@@ -75,7 +75,7 @@ class Machine:
             self._learned.observe(batch, 0, self._step_s(batch))
         seconds, in_vain = 0.0, 0
         while going_on := [sample for sample in samples if sample.room]:
-            self._speculation.allot(going_on, len(going_on), self._learned.ratios)
+            self._speculation.allot(going_on, len(going_on), self._learned)
             num_drafts = sum(len(sample.sequence.drafts) for sample in going_on)
             step_s = self._step_s(len(going_on) + num_drafts)
             self._learned.observe(len(going_on), num_drafts, step_s)

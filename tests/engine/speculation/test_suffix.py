@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.engine.speculation import ngram_index
 from octavo.engine.speculation.drafter import Proposal
 from octavo.engine.speculation.drafting import Speculation
 from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex, TextIndex
@@ -98,7 +100,8 @@ def test_tenants_are_bounded() -> None:
     assert histories.of("b") is not kept[1]
 
 
-def test_samples_of_a_request_index_their_prompt_once() -> None:
+def test_samples_of_a_request_index_their_long_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_index, "SEARCHED", 499)
     prompt = NgramIndex()
     tokens = [i * 7919 % 1009 for i in range(500)]
     samples = [TextIndex(prompt, len(tokens)) for _ in range(3)]
@@ -111,4 +114,13 @@ def test_samples_of_a_request_index_their_prompt_once() -> None:
         ends = [end for end in index.places(text, 9) if text[end - 2 : end + 1] == text[-3:]]
         assert ends == [504, 103], "in what it said itself, then in the prompt"
     assert len(prompt) == 500
-    assert all(len(index._own) == 12 for index in samples)
+    assert all(index._own is not None and len(index._own) == 12 for index in samples)
+
+
+def test_outputs_are_indexed_when_somebody_asks() -> None:
+    recent = RecentOutputs()
+    for start in (0, 100):
+        recent.add([*range(start, start + 50)])
+    assert len(recent.index) == 0
+    assert recent.places((102, 103, 104), 4) == [len(recent.tokens) - 46]
+    assert len(recent.index) == len(recent.tokens)

@@ -54,6 +54,19 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
     half.close()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "backend", "expected"),
+    [("llama", "cpu", True), ("llama", "reference", False), ("gpt_oss", "cpu", False)],
+)
+def test_rows_are_said_to_be_alike_where_native_kernels_compute_every_layer(
+    tmp_path: Path, architecture: str, backend: str, expected: bool
+) -> None:
+    """Of gpt_oss, modules of a kind that has no kernel stay MLX's."""
+    runner = load(tiny_models.make_model(tmp_path, architecture), backend)
+    assert runner.info.batch_invariant is expected
+    runner.close()
+
+
 @pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss"])
 def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, architecture: str) -> None:
     path = tiny_models.make_model(tmp_path, architecture)
