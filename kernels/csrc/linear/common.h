@@ -144,8 +144,8 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
 }
 
 // The same of a layer with gates: these are stored where the results will be, until their partners come.
-inline void finish_gated(const LinearCall& call, int panel, int first, int count, const float* bias,
-                         float* sums) {
+inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
+                         const float* bias, float* sums) {
   constexpr int kRows = 16;  // at once
   alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
@@ -162,7 +162,7 @@ inline void finish_gated(const LinearCall& call, int panel, int first, int count
     }
     if (is_gate) continue;
     void* const y = static_cast<char*>(call.y) + offset * float_size(call.y_type);
-    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel});
+    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel});
   }
 }
 
@@ -173,7 +173,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
   const int start = panel * kPanel;
   const int width = shape.outputs - start < kPanel ? shape.outputs - start : kPanel;
   const float* bias = call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start;
-  if (call.gate) return finish_gated(call, panel, first, count, bias, sums);
+  if (call.gate) return finish_gated(call, *call.gate, panel, first, count, bias, sums);
   for (int m = 0; m < count; ++m, sums += kPanel) {
     const std::size_t offset = static_cast<std::size_t>(first + m) * shape.outputs + start;
     if (bias != nullptr)

@@ -20,7 +20,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load.load import load_paged_runner
-from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor.load.loader import convert_weights, load_model
 from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
@@ -181,6 +181,12 @@ def test_quantized_folders_load_and_are_not_quantized_again(
     for weights in ("bf16", "int8", "int4"):
         with pytest.raises(InvalidConfig, match="quantized already; use weights='keep'"):
             load(quantized, backend, weights=weights)
+
+
+def test_weights_of_four_bits_do_not_become_eight(tmp_path: Path) -> None:
+    model = load_model(tiny_models.make_model(tmp_path, "llama"), weights="int4").model
+    with pytest.raises(InvalidConfig, match="quantized already in other than 8 bits; use weights='keep'"):
+        convert_weights(model, "w8a8")
 
 
 def test_models_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
