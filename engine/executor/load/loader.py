@@ -94,7 +94,8 @@ def convert_weights(model: Module, weights: Weights) -> None:
     if is_quantized(model) and not by_channels:
         but = " in other than 8 bits" if weights == "w8a8" else ""
         raise InvalidConfig(
-            f"weights={weights!r} cannot be made from weights that are quantized already{but}; use weights='keep'"
+            f"weights={weights!r} cannot be made from weights that are quantized already{but}; "
+            "use weights='keep'"
         )
     if weights == "bf16":
         model.update(tree_map(_as_bf16, model.parameters()))
