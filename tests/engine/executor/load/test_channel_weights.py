@@ -22,8 +22,8 @@ def test_errors_are_at_most_half_a_step_and_what_rounding_the_scale_moves(
     assert scales.dtype == biases.dtype == dtype
     assert mx.array_equal(biases, -128 * scales)
     assert mx.array_equal(scales, mx.broadcast_to(scales[..., :1], scales.shape))
-    wide = (a.astype(mx.float32) for a in (scales, biases))
-    error = mx.abs(mx.dequantize(codes, *wide, 64, 8) - weight.astype(mx.float32))
+    wide = mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), 64, 8)
+    error = mx.abs(wide - weight.astype(mx.float32))
     step = scales[..., :1].astype(mx.float32)
     largest = mx.max(mx.abs(weight.astype(mx.float32)), axis=-1, keepdims=True)
     assert mx.all(error <= step / 2 + mx.maximum(largest - 127 * step, 0) + 1e-6 * largest)
