@@ -62,10 +62,10 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   const std::size_t stride = shape.block_bytes();
   for (int g = 0; g < groups; g += shared) {
     const Blocks blocks{codes + stride * g, stride, std::min(shared, groups - g), shape.group, g == 0};
-    const Fetch fetch(
-        blocks.codes + std::max<std::size_t>(bytes_ahead(shape), rows > kTileRows ? stride * shared : 0),
-        rows < kFetchedRows ? 0 : stride * blocks.count, last_tile - first_tile,
-        blocks.count * shape.group / 4);
+    // What several tiles share is asked for before they come to it; what one reads once, not so far ahead.
+    const std::size_t ahead = rows > kTileRows ? stride * shared : bytes_ahead(shape);
+    const Fetch fetch(blocks.codes + ahead, rows < kFetchedRows ? 0 : stride * blocks.count,
+                      last_tile - first_tile, blocks.count * shape.group / 4);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
