@@ -46,7 +46,8 @@ inline ChannelRows quantize_channel_rows(const LinearCall& call) {
     for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride())
       sum = _mm512_add_epi32(sum, round_codes(call, m * inputs + k, shape.group, inverse, codes));
     out.scales[m] = limit / 127.0f;
-    out.starts[m] = 128 * _mm512_reduce_add_epi32(sum);
+    // Wraps where a row is not finite, whose results are NaN whatever this is.
+    out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
   };
   // Rows whose scales share a line of the cache are one thread's.
   constexpr int kRows = 16;
