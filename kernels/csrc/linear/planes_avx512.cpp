@@ -90,8 +90,10 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    // Wraps where a row is not finite, whose results are NaN whatever this is.
+    const uint32_t middle = 0u - uint32_t{F::kMiddle} * static_cast<uint32_t>(x_sums[m]);
     const __m512i start =
-        F::kMiddle == 0 ? _mm512_setzero_si512() : _mm512_set1_epi32(-F::kMiddle * x_sums[m]);
+        F::kMiddle == 0 ? _mm512_setzero_si512() : _mm512_set1_epi32(static_cast<int32_t>(middle));
     unrolled<4>([&](auto c) __attribute__((always_inline)) { dots.at[m][c] = start; });
   });
   for (int k = 0; k < block; k += 4, bytes += 256, ahead += 64 * kLines) {
