@@ -52,6 +52,7 @@ void run_amx_int8(const LinearCall& call) {
   else amx::linear_int8_rows(call);
 }
 
+// Channels: the rows are those of groups; they were not timed on AMX.
 void run_amx_channels(const LinearCall& call) {
   if (call.rows < kAmxByteRows) avx512::linear_channels(call);
   else amx::linear_channels(call);

@@ -156,8 +156,8 @@ mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const Mayb
 
 // What holds a gate and, behind it in each row, what it is multiplied by, and nothing else; not evaluated
 // yet.
-std::optional<mx::array> gate_beside(const mx::array& gate, const mx::array& up) {
-  const auto a = find_view(gate), b = find_view(up);
+std::optional<mx::array> gate_beside(const mx::array& gate, const std::optional<View>& a,
+                                     const std::optional<View>& b) {
   const int64_t size = gate.shape(-1);
   if (!a || !b || a->base.id() != b->base.id() || a->offset != 0 || b->offset != size) return std::nullopt;
   mx::Shape wide = gate.shape();
@@ -204,17 +204,18 @@ mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& 
   require(!up || (gate.shape() == up->shape() && gate.dtype() == up->dtype()),
           "up must have the shape and type of gate, " + dtype_text(gate.dtype()) + " " + shape_text(gate) +
               (up ? ", got " + dtype_text(up->dtype()) + " " + shape_text(*up) : ""));
-  if (const std::optional<mx::array> both = up ? gate_beside(gate, *up) : std::nullopt)
-    if (std::optional<mx::array> result = linear_gated(*both, activation_of(activation), stream))
-      return *result;
-  std::vector<mx::array> inputs;
-  std::vector<std::optional<Rows>> rows;
-  for (const mx::array* input : {&gate, up ? &*up : nullptr}) {
-    if (input == nullptr) continue;
-    const auto view = find_view(*input);
-    const auto stride = view ? row_stride(input->shape(), view->strides) : std::nullopt;
-    inputs.push_back(stride ? view->base : *input);
-    rows.push_back(stride ? std::optional<Rows>({view->offset, *stride}) : std::nullopt);
+  std::vector<mx::array> inputs{gate};
+  if (up) inputs.push_back(*up);
+  std::vector<std::optional<View>> views;
+  for (const mx::array& input : inputs) views.push_back(find_view(input));
+  if (const auto both = up ? gate_beside(gate, views[0], views[1]) : std::nullopt)
+    if (auto result = linear_gated(*both, activation_of(activation), stream)) return *std::move(result);
+  std::vector<std::optional<Rows>> rows(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const auto stride = views[i] ? row_stride(gate.shape(), views[i]->strides) : std::nullopt;
+    if (!stride) continue;
+    rows[i] = {views[i]->offset, *stride};
+    inputs[i] = views[i]->base;
   }
   auto primitive = std::make_shared<Gated>(cpu_stream(stream), activation_of(activation), std::move(rows));
   return mx::array(gate.shape(), gate.dtype(), std::move(primitive), std::move(inputs));
