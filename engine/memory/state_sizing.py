@@ -13,7 +13,7 @@ NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts ha
 NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
 NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
 TOKENS_OF_A_TURN = 512  # a short one: what longer ones bring is told apart by powers of two of that
-TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each; on a recorded trace, no worse on the whole than 12,288 to 24,576
+TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: as good on a recorded trace as 12,288 to 24,576
 
 
 def plan_states(
