@@ -15,7 +15,7 @@ from .sampling_params import Speculate
 from .setting import setting, take_settings
 
 Backend = Literal["auto", "metal", "cpu", "reference"]
-Weights = Literal["keep", "bf16", "int8", "w8a8", "int4"]
+Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 Fairness = Literal["off", "vtc", "dlpm"]
 StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -51,8 +51,8 @@ class EngineConfig:
     )
     weights: Weights = setting(
         "keep", "re-quantize the weights while loading", choices=get_args(Weights),
-        more="w8a8 is 8 bits with one scale per output channel; on CPUs with AVX-512, activations then get "
-        "one scale per token.",
+        more="w8a8 is 8 bits with one scale per output channel, w4a8 is 4 bits with small multiples of it for "
+        "groups; on CPUs with AVX-512, activations then get one scale per token.",
     )  # fmt: skip
     exact: bool = setting(
         False, "refuse paths that round activations or weights below the precision they come in",

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.executor.load.channel_weights import quantize_channels
+from octavo.engine.executor.load.channel_weights import quantize_channels, quantize_two_levels
 from octavo.kernels import _ext
 
 Truth = NDArray[np.float64]
@@ -133,35 +133,44 @@ def int8_bound(x: Truth, weight: Truth, group: int, bits: int) -> Truth:
     return bound
 
 
-def by_channels(dense: mx.array, group: int) -> tuple[_ext.PackedWeight, mx.array, Truth]:
-    """Packed in 8 bits with one scale per output; its signed codes and its scales [outputs, 1]."""
-    codes, scales, biases = quantize_channels(dense, group)
-    packed = _ext.pack_affine(codes, scales, biases, group_size=group, bits=8)
-    signed = codes.view(mx.uint8).astype(mx.int32) - 128
-    return packed, signed, truth_of(scales[:, :1])
+def by_channels(
+    dense: mx.array, group: int, bits: int = 8
+) -> tuple[_ext.PackedWeight, NDArray[np.int64], Truth]:
+    """Packed in 8 or 4 bits with one scale per output; its weights as whole multiples of scales
+    [outputs, 1], and those."""
+    codes, scales, biases = (quantize_channels if bits == 8 else quantize_two_levels)(dense, group)
+    packed = _ext.pack_affine(codes, scales, biases, group_size=group, bits=bits)
+    assert all(map(mx.array_equal, _ext.unpack(packed), (codes, scales, biases)))
+    wide = truth_of(mx.dequantize(codes, *(x.astype(mx.float32) for x in (scales, biases)), group, bits))
+    unit = truth_of(scales).min(-1, keepdims=True)
+    if bits == 4:  # any power of two that is small enough stands for the same weights
+        unit = 2.0 ** (np.floor(np.log2(unit)) - 4)
+    multiples = np.rint(wide / np.where(unit > 0, unit, 1))
+    assert np.allclose(multiples * unit, wide, rtol=0, atol=0.001 * unit)
+    return packed, multiples.astype(np.int64), unit
 
 
 def check_channels() -> None:
     """One scale per output: the documented formula to the bit where the level has such a kernel, else
     within the bound of groups."""
     rng = np.random.default_rng(8)
-    for (outputs, inputs), group, dtype in itertools.product(
-        ((7, 128), (130, 640)), (32, 64, 128), (mx.bfloat16, mx.float16)
+    for bits, (outputs, inputs), group, dtype in itertools.product(
+        (8, 4), ((7, 128), (130, 640)), (32, 64, 128), (mx.bfloat16, mx.float16)
     ):
-        packed, codes, scales = by_channels(random(rng, (outputs, inputs), dtype), group)
-        weight = np.array(codes).astype(np.float64) * scales
+        packed, codes, scales = by_channels(random(rng, (outputs, inputs), dtype), group, bits)
+        weight = codes * scales
         for row in (0, outputs - 1):
             taken = truth_of(_ext.take_rows(packed, mx.array(row)))
             assert np.abs(taken - weight[row]).max() <= ROUNDING[dtype] * np.abs(weight).max()
-        for rows in (1, 2, 5, 6, 7, 16, 17, 33, 80, 150):
+        for rows in (1, 2, 5, 6, 7, 16, 17, 33, 80, 150, 300):
             x = random(rng, (rows, inputs), dtype)
             x[0, :64] = 0
             y = _ext.linear(x, packed)
             truth = truth_of(x) @ weight.T
             assert relative_error(_ext.linear(x, packed, exact=True), truth) < ROUNDING[dtype]
             if _ext.isa() in ("avx512", "amx"):
-                assert mx.array_equal(y, channel_products(x, codes, scales)), (outputs, inputs, group, rows)
-            bound = int8_bound(truth_of(x), weight, inputs, 8) + ROUNDING[dtype] * np.abs(truth).max()
+                assert mx.array_equal(y, channel_products(x, codes, scales)), (bits, inputs, group, rows)
+            bound = int8_bound(truth_of(x), weight, inputs, bits) + ROUNDING[dtype] * np.abs(truth).max()
             assert (np.abs(truth_of(y) - truth) <= bound).all()
         for value in (np.inf, np.nan):
             x = random(rng, (3, inputs), dtype)
@@ -170,16 +179,16 @@ def check_channels() -> None:
             assert finite == [True, False, True]
         # The largest sum of products stays in 32 bits.
         ones = mx.ones((2, inputs), dtype)
-        packed, codes, scales = by_channels(mx.ones((outputs, inputs), dtype), group)
-        assert relative_error(_ext.linear(ones, packed), np.full((2, outputs), inputs)) < 0.01
+        packed, codes, scales = by_channels(mx.ones((outputs, inputs), dtype), group, bits)
+        assert relative_error(_ext.linear(ones, packed), truth_of(ones) @ (codes * scales).T) < 0.01
 
 
-def channel_products(x: mx.array, codes: mx.array, scales: Truth) -> mx.array:
+def channel_products(x: mx.array, codes: NDArray[np.int64], scales: Truth) -> mx.array:
     """y = a s (q . xq), float32 products, as kernels/csrc/linear/channels_avx512.h says."""
     values = np.array(x.astype(mx.float32))
     limit = np.abs(values).max(-1, keepdims=True)
     inverse = np.where(limit > 1e-30, np.float32(127) / np.maximum(limit, 1e-30), 0).astype(np.float32)
-    dots = np.rint(values * inverse).astype(np.int64) @ np.array(codes).astype(np.int64).T
+    dots = np.rint(values * inverse).astype(np.int64) @ codes.T
     sums = dots.astype(np.float32) * scales.astype(np.float32)[:, 0] * (limit / np.float32(127))
     return mx.array(sums).astype(x.dtype)
 
@@ -197,7 +206,7 @@ def check_batch_invariance() -> None:
     weights += [
         (mx.bfloat16, quantized(dense, group, bits)[0]) for group, bits in ((32, 8), (128, 8), (128, 4))
     ]
-    weights.append((mx.bfloat16, by_channels(dense, 64)[0]))
+    weights += [(mx.bfloat16, by_channels(dense, 64, bits)[0]) for bits in (8, 4)]
     # Scales whose product with an integer of 23 bits is infinite.
     weights.append((mx.bfloat16, quantized(dense * 1e32, 64, 4)[0]))
     for (dtype, packed), exact in itertools.product(weights, (False, True)):
@@ -224,7 +233,7 @@ def check_gated() -> None:
     for (half, inputs), dtype in itertools.product(((64, 384), (192, 128), (96, 128)), FLOATS):
         dense = random(rng, (2 * half, inputs), dtype)
         bias = random(rng, (2 * half,), dtype)
-        weights = [_ext.pack_dense(dense, bias), by_channels(dense, 64)[0]]
+        weights = [_ext.pack_dense(dense, bias), *(by_channels(dense, 64, bits)[0] for bits in (8, 4))]
         weights += [quantized(dense, *case)[0] for case in ((64, 8), (64, 4), (128, 6), (32, 4, "mxfp4"))]
         for packed, exact, rows in itertools.product(weights, (False, True), (1, 2, 7, 33, 100)):
             x = random(rng, (rows, inputs), dtype)

@@ -113,7 +113,11 @@ void arithmetic() {
   EXPECT(_mm512_reduce_add_epi32(Ints::of([](int i) { return i == 0 ? INT32_MAX : i == 1; })) == INT32_MIN);
   EXPECT(Ints::from(_mm512_sub_epi32(_mm512_set1_epi32(INT32_MIN), _mm512_set1_epi32(1))).at[5] == INT32_MAX);
   EXPECT(Ints::from(_mm512_add_epi32(_mm512_set1_epi32(7), _mm512_set1_epi32(-9))).at[5] == -2);
+  EXPECT(Ints::from(_mm512_add_epi8(_mm512_set1_epi32(0x01ff7f80), _mm512_set1_epi32(0x02010180))).at[7] ==
+         0x03008000);
   const __m512i high = _mm512_set1_epi32(int(0x80010003));
+  EXPECT(Ints::from(_mm512_mullo_epi32(high, _mm512_set1_epi32(-2))).at[11] == int(0xfffdfffa));
+  EXPECT(Ints::from(_mm512_mullo_epi16(high, _mm512_set1_epi32(0x0002ffff))).at[11] == 0x0002fffd);
   EXPECT(Ints::from(_mm512_slli_epi32(high, 1)).at[0] == 0x00020006);
   EXPECT(Ints::from(_mm512_srli_epi32(high, 1)).at[0] == 0x40008001);
   EXPECT(Ints::from(_mm512_srli_epi16(high, 1)).at[0] == 0x40000001);

@@ -1,38 +1,64 @@
-"""Weights in 8 bits with one scale per output channel, as vLLM and compressed-tensors have them ("W8A8").
+"""Weights with one scale per output channel, so that native kernels can add up all inputs in integers, and
+activations get one scale per token in place of one per token and group.
 
-They are kept in MLX's affine format, whose groups of a row then all have the same scale ``s`` and the
-bias ``-128 s``: every backend can compute with them, and native kernels see that one sum over all inputs
-will do. There, activations get one scale per token in place of one per token and group.
+w8a8   8 bits, as vLLM and compressed-tensors have them: all groups of a channel have the scale ``s`` and the
+       bias ``-128 s``
+w4a8   4 bits with two levels of scales, as QServe has them (arXiv:2405.04532): a group has the scale ``k s``
+       and the bias ``-z k s`` with integers ``k`` and ``z``; a weight ``s k (q - z)`` is a whole multiple of
+       ``s`` in 8 bits
+
+Both are kept in MLX's affine format, exactly: every backend can compute with them, and packing sees what they
+are. For that, scales ``s`` of w4a8 are powers of two: products with ``k`` and ``z k`` fit into bfloat16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-BITS = 8
+Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
+
 MIDDLE = 128  # the code of zero
 LARGEST = 127  # codes are symmetric around it
-_ROWS = 4096  # at once: a vocabulary in float32 would take more than the model
+LARGEST_FACTOR = 16  # k of a group; with 15, the largest code, it stays within a byte
+LARGEST_WEIGHT = 115  # in steps s, before k and z are rounded, which adds at most 12
+LEAST_SCALE = 2.0**-24  # float16's
+_ROWS = 1024  # at once: a vocabulary in float32 would take more than the model
 
 
-def quantize_channels(weight: mx.array, group_size: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Floats [..., outputs, inputs] -> codes uint32 [..., outputs, inputs / 4], scales and biases
+def quantize_channels(weight: mx.array, group_size: int) -> Quantized:
+    """w8a8: floats [..., outputs, inputs] -> codes uint32 [..., outputs, inputs / 4], scales and biases
     [..., outputs, inputs / group_size] of the weight's type.
 
     A weight ``w`` of a channel of scale ``s = max|w| / 127`` has the code ``round(w / s) + 128``; its error
     is at most ``s / 2``, and as much again as rounding the scale to its type moves the largest weight.
     """
+    return _by_rows(_quantize_rows, weight, group_size)
+
+
+def quantize_two_levels(weight: mx.array, group_size: int) -> Quantized:
+    """w4a8: floats [..., outputs, inputs] -> codes uint32 [..., outputs, inputs / 8], scales and biases
+    [..., outputs, inputs / group_size] of the weight's type.
+
+    A channel's ``s`` is the least power of two for which its weights are at most 115 ``s`` and the steps of
+    its groups, ``(max - min) / 15``, at most 16 ``s``. A group's ``k`` is its step in whole ``s``, rounded;
+    errors are at most ``(k + 8) s``, and ``k s / 2`` but where the range had to be cut.
+    """
+    return _by_rows(_quantize_rows_twice, weight, group_size)
+
+
+def _by_rows(quantize: Callable[[mx.array, int], Quantized], weight: mx.array, group_size: int) -> Quantized:
     rows = weight.reshape(-1, weight.shape[-1])
-    parts = [_quantize_rows(rows[at : at + _ROWS], group_size) for at in range(0, rows.shape[0], _ROWS)]
+    parts = [quantize(rows[at : at + _ROWS], group_size) for at in range(0, rows.shape[0], _ROWS)]
     codes, scales, biases = (mx.concatenate(list(arrays)) for arrays in zip(*parts, strict=True))
     leading = weight.shape[:-1]
-    return tuple(a.reshape(*leading, -1) for a in (codes, scales, biases))  # type: ignore[return-value]
+    return codes.reshape(*leading, -1), scales.reshape(*leading, -1), biases.reshape(*leading, -1)
 
 
-def _quantize_rows(rows: mx.array, group_size: int) -> tuple[mx.array, mx.array, mx.array]:
+def _quantize_rows(rows: mx.array, group_size: int) -> Quantized:
     values = rows.astype(mx.float32)
     scale = (mx.max(mx.abs(values), axis=-1, keepdims=True) / LARGEST).astype(rows.dtype)
     step = scale.astype(mx.float32)
@@ -43,9 +69,29 @@ def _quantize_rows(rows: mx.array, group_size: int) -> tuple[mx.array, mx.array,
     return codes.view(mx.uint32), scales, -MIDDLE * scales
 
 
-def is_int8(module: Module) -> bool:
-    """Whether MLX's quantized ``module`` has affine weights of 8 bits."""
-    return getattr(module, "bits", None) == BITS and getattr(module, "mode", "affine") == "affine"
+def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
+    values = rows.astype(mx.float32).reshape(len(rows), -1, group_size)
+    least = mx.minimum(mx.min(values, axis=-1, keepdims=True), 0)
+    most = mx.maximum(mx.max(values, axis=-1, keepdims=True), 0)
+    step = (most - least) / 15
+    unit = mx.maximum(step / LARGEST_FACTOR, mx.maximum(most, -least) / LARGEST_WEIGHT)
+    unit = mx.maximum(mx.max(unit, axis=1, keepdims=True), LEAST_SCALE)
+    scale = mx.power(2.0, mx.ceil(mx.log2(unit)))
+    step = mx.maximum(mx.round(step / scale), 1) * scale
+    zero = mx.clip(mx.round(7.5 - (least + most) / (2 * step)), 0, 15)
+    codes = mx.clip(mx.round(values / step) + zero, 0, 15).astype(mx.uint32).reshape(len(rows), -1, 8)
+    packed = mx.sum(codes << mx.arange(0, 32, 4, dtype=mx.uint32), axis=-1).astype(mx.uint32)
+    return packed, step[..., 0].astype(rows.dtype), (-zero * step)[..., 0].astype(rows.dtype)
+
+
+BITS = {"w8a8": 8, "w4a8": 4}
+_QUANTIZE = {"w8a8": quantize_channels, "w4a8": quantize_two_levels}
+
+
+def can_become(module: Module, kind: str) -> bool:
+    """Whether MLX's quantized ``module`` has affine weights of as many bits as ``kind``."""
+    bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
+    return bits is not None and mode == "affine" and bits == BITS.get(kind)
 
 
 def dequantized(module: Any) -> mx.array:
@@ -53,11 +99,14 @@ def dequantized(module: Any) -> mx.array:
     return mx.dequantize(module.weight, module.scales, module.biases, module.group_size, module.bits)
 
 
-def put_channels(module: Any, weight: mx.array) -> None:
-    """Let a quantized module of 8 bits have ``weight``, [outputs, inputs] or one per expert, by channels."""
-    module.weight, module.scales, module.biases = quantize_channels(weight, module.group_size)
-    module.channel_scales = True
+def put_channels(module: Any, weight: mx.array, kind: str) -> None:
+    """Let a quantized module of as many bits as ``kind`` have ``weight``, [outputs, inputs] or one per expert,
+    by channels."""
+    module.weight, module.scales, module.biases = _QUANTIZE[kind](weight, module.group_size)
+    module.channel_kind = kind
 
 
-def has_channel_scales(module: Module) -> bool:
-    return getattr(module, "channel_scales", False)
+def channel_kind(module: Module) -> str | None:
+    """``w8a8`` or ``w4a8`` for a module that has such weights."""
+    kind: str | None = getattr(module, "channel_kind", None)
+    return kind

@@ -22,7 +22,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
-from .channel_weights import dequantized, has_channel_scales, is_int8, put_channels
+from . import channel_weights
 from .mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
-_BITS = {"int8": 8, "w8a8": 8, "int4": 4}
+_BITS = {"int8": 8, "int4": 4, **channel_weights.BITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +84,20 @@ def materialize(model: Module, ops: ModelOps, *, exact: bool, fuse: bool) -> Rep
 
 
 def convert_weights(model: Module, weights: Weights) -> None:
-    """Cast to bf16, or quantize every layer that can be: to MLX affine groups of 64, or ("w8a8") to 8 bits
-    with one scale per output channel, which layers that have 8 bits already may become, too.
+    """Cast to bf16, or quantize every layer that can be: to MLX affine groups of 64, or ("w8a8", "w4a8") to
+    those of one scale per output channel, which layers that have as many bits already may become, too.
 
     As in mlx-lm's own conversion, a model may exempt layers or choose their bits. Layers
     whose input is not a multiple of 64 wide stay as they are.
     """
-    by_channels = {n: dequantized(m) for n, m in model.named_modules() if weights == "w8a8" and is_int8(m)}
+    bits = channel_weights.BITS.get(weights)
+    by_channels = {
+        path: channel_weights.dequantized(module)
+        for path, module in model.named_modules()
+        if channel_weights.can_become(module, weights)
+    }
     if is_quantized(model) and not by_channels:
-        but = " in other than 8 bits" if weights == "w8a8" else ""
+        but = f" in other than {bits} bits" if bits else ""
         raise InvalidConfig(
             f"weights={weights!r} cannot be made from weights that are quantized already{but}; "
             "use weights='keep'"
@@ -106,14 +111,14 @@ def convert_weights(model: Module, weights: Weights) -> None:
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % GROUP_SIZE:
             return False
         choice: bool | dict[str, object] = True if rule is None else rule(path, module)
-        if weights == "w8a8" and choice is True:
+        if bits and choice is True:
             by_channels[path] = module.weight
         return choice
 
     quantize(model, GROUP_SIZE, _BITS[weights], class_predicate=chosen)
     for path, module in model.named_modules():
         if path in by_channels:
-            put_channels(module, by_channels[path])
+            channel_weights.put_channels(module, by_channels[path], weights)
     if not is_quantized(model):
         raise InvalidConfig(
             f"weights={weights!r} needs layers whose width is a multiple of {GROUP_SIZE}; "
@@ -126,7 +131,7 @@ def is_quantized(model: Module) -> bool:
 
 
 def describe_weights(model: Module) -> str:
-    """What most parameters are: "int4", "w8a8", "mxfp4", "bf16", "fp16" or "fp32"."""
+    """What most parameters are: "int4", "w8a8", "w4a8", "mxfp4", "bf16", "fp16" or "fp32"."""
     sizes: Counter[str] = Counter()
     for _, module in model.named_modules():
         if not isinstance(module.get("weight"), mx.array):
@@ -134,7 +139,7 @@ def describe_weights(model: Module) -> str:
         if hasattr(module, "bits") and "scales" in module:
             mode = getattr(module, "mode", "affine")
             name = f"int{module.bits}" if mode == "affine" else mode
-            name = "w8a8" if has_channel_scales(module) else name
+            name = channel_weights.channel_kind(module) or name
             sizes[name] += module.weight.size * 32 // module.bits
         else:
             sizes[_DTYPE_NAMES.get(module.weight.dtype, str(module.weight.dtype))] += module.weight.size

@@ -1,4 +1,4 @@
-// AMX: 8-bit weights of one scale per output channel. Integer sums stay in tiles over all inputs, which
+// AMX: weights of one scale per output channel. Integer sums stay in tiles over all inputs, which
 // scales per group do not allow.
 #include "linear/amx_codes.h"
 #include "linear/channels_avx512.h"
@@ -10,6 +10,7 @@ constexpr int kItemRows = 256;
 
 void run_item(const LinearCall& call, const ChannelRows& x, const Item& item) {
   const PackedShape& shape = call.weight->shape;
+  const PanelBytes panel = panel_bytes(*call.weight, item.panel);
   Tiles tiles;
   for_blocks(item, [&](int first, int last) {
     alignas(64) int32_t dots[kBlockRows * kPanel];
@@ -17,11 +18,11 @@ void run_item(const LinearCall& call, const ChannelRows& x, const Item& item) {
     tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
     const CodeSteps steps{.x = x.at(0, first),
                           .row_stride = static_cast<std::size_t>(shape.group),
-                          .codes = call.weight->panel(item.panel),
+                          .codes = panel.codes,
                           .block = shape.group,
                           .blocks = shape.num_groups(),
                           .x_stride = x.block_stride(),
-                          .stride = shape.block_bytes()};
+                          .stride = panel.stride};
     multiply_codes(steps, rows > upper, dots);
     finish_channels(call, x, item.panel, first, rows, dots);
   });

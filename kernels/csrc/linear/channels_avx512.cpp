@@ -1,13 +1,17 @@
-// AVX-512: 8-bit weights of one scale per output channel by VPDPBUSD. No float operation stands among the
-// products, which is what groups of weights with scales of their own cost.
+// AVX-512: weights of one scale per output channel by VPDPBUSD. No float operation stands among the products,
+// which is what groups of weights with scales of their own cost. Codes of 4 bits become bytes once for many
+// rows; few rows take them as they are, and each group's sums times its factor.
 #include "linear/channels_avx512.h"
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
-// Blocks of a panel that stay in the first cache while all row tiles of an item pass.
-constexpr int kSharedBlocks = 4;
+// Inputs of a panel that stay in the first cache while all row tiles of an item pass, as bytes.
+constexpr int kSharedInputs = 256;
+
+// Row tiles for which a panel of 4-bit codes is widened once, in the second cache.
+constexpr int kWidenedTiles = 4 * kItemTiles;
 
 // Rows for which weights are asked for ahead: one or two wait for memory alone.
 constexpr int kFetchedRows = 3;
@@ -50,28 +54,75 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
   });
 }
 
-// Row tiles [first_tile, last_tile) of a panel: some blocks of it at a time for all of them.
+// sums[R][64] += a block of 4-bit codes.
+template <int R, int kLines>
+__attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t* x_sums, int group,
+                                                 const uint8_t* words, const uint8_t* factors,
+                                                 const uint8_t* ahead, int32_t* sums) {
+  Sums<R> dots;
+  dot_group<R, 4, kLines>(x, group, group, words, ahead, dots);
+  unrolled<4>([&](auto c) __attribute__((always_inline)) {
+    const __m512i factor = spread16(factors + 16 * c, 1), start = spread16(factors + kPanel + 16 * c, 1);
+    unrolled<R>([&](auto m) __attribute__((always_inline)) {
+      int32_t* const to = sums + m * kPanel + 16 * c;
+      const __m512i product = _mm512_mullo_epi32(dots.at[m][c], factor);
+      const __m512i shift = _mm512_mullo_epi32(start, _mm512_set1_epi32(x_sums[m]));
+      _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), _mm512_add_epi32(product, shift)));
+    });
+  });
+}
+
+// One row tile of a panel of 4-bit codes.
+void multiply_few(const LinearCall& call, const ChannelRows& x, int panel) {
+  const PackedShape& shape = call.weight->shape;
+  const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
+  const std::size_t ahead = bytes_ahead(shape), fetched = call.rows < kFetchedRows ? 0 : shape.block_bytes();
+  alignas(64) int32_t sums[kTileRows * kPanel] = {};
+  for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
+    const Fetch fetch(block + ahead, fetched, 1, shape.group / 8);
+    with_rows<kTileRows>(call.rows, [&](auto count) {
+      fetch.for_tile(0, [&](auto lines, const uint8_t* next) {
+        multiply_factored<decltype(count)::value, decltype(lines)::value>(
+            x.at(g, 0), x.sums + static_cast<std::size_t>(g) * call.rows, shape.group, block, factors, next,
+            sums);
+      });
+    });
+  }
+  finish_channels(call, x, panel, 0, call.rows, sums);
+}
+
+// Some blocks of a panel at a time for all of row tiles [first_tile, last_tile). `bytes`: those of the whole
+// panel; null for codes of 4 bits that are widened here, as they are needed.
 void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel,
-                    int first_tile, int last_tile) {
+                    int first_tile, int last_tile, const PanelBytes* bytes) {
   const PackedShape& shape = call.weight->shape;
   const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first,
-            groups = shape.num_groups();
-  const int shared = last_tile - first_tile == 1 ? groups : kSharedBlocks;
+            groups = shape.num_groups(), most = kSharedInputs / shape.group;
+  const int shared = bytes != nullptr && last_tile - first_tile == 1 ? groups : most;
   alignas(64) int32_t sums[kItemTiles * kTileRows * kPanel];
-  const uint8_t* const codes = call.weight->panel(panel);
-  const std::size_t stride = shape.block_bytes();
+  alignas(64) uint8_t widened[kSharedInputs * kPanel];
+  const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
+  // What several tiles share is asked for before they come to it, of widened panels the next one; what one
+  // reads once, not so far ahead.
+  const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
+                            : rows > kTileRows                  ? stride * shared
+                                                                : bytes_ahead(shape);
   for (int g = 0; g < groups; g += shared) {
-    const Blocks blocks{codes + stride * g, stride, std::min(shared, groups - g), shape.group, g == 0};
-    // What several tiles share is asked for before they come to it; what one reads once, not so far ahead.
-    const std::size_t ahead = rows > kTileRows ? stride * shared : bytes_ahead(shape);
-    const Fetch fetch(blocks.codes + ahead, rows < kFetchedRows ? 0 : stride * blocks.count,
-                      last_tile - first_tile, blocks.count * shape.group / 4);
+    const int count = std::min(shared, groups - g);
+    const uint8_t* const codes = call.weight->panel(panel) + stride * g;
+    const Fetch fetch(codes + ahead, rows < kFetchedRows ? 0 : stride * count, last_tile - first_tile,
+                      count * shape.group / 4);
+    for (int b = 0; b < count && bytes == nullptr; ++b)
+      widen_factored(codes + stride * b, call.weight->factors(panel) + 2 * kPanel * (g + b), shape.group,
+                     widened + wide * b);
+    const Blocks blocks{bytes == nullptr ? widened : bytes->codes + bytes->stride * g,
+                        bytes == nullptr ? wide : bytes->stride, count, shape.group, g == 0};
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
-      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+      with_rows<kTileRows>(tiles.size(tile), [&](auto R) {
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
-          multiply_blocks<decltype(count)::value, decltype(lines)::value>(
-              x.at(g, row), x.block_stride(), blocks, next, sums + (row - first) * kPanel);
+          multiply_blocks<decltype(R)::value, decltype(lines)::value>(x.at(g, row), x.block_stride(), blocks,
+                                                                      next, sums + (row - first) * kPanel);
         });
       });
     }
@@ -79,13 +130,27 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   finish_channels(call, x, panel, first, rows, sums);
 }
 
+// Row tiles [first_tile, last_tile) of a panel, some of them at a time.
+void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel,
+                   int first_tile, int last_tile) {
+  const int count = last_tile - first_tile, parts = (count + kItemTiles - 1) / kItemTiles;
+  if (call.weight->shape.bits == 4 && parts == 1)
+    return multiply_panel(call, x, tiles, panel, first_tile, last_tile, nullptr);
+  const PanelBytes bytes = panel_bytes(*call.weight, panel);
+  for (int part = 0; part < parts; ++part)
+    multiply_panel(call, x, tiles, panel, first_tile + count * part / parts,
+                   first_tile + count * (part + 1) / parts, &bytes);
+}
+
 }  // namespace
 
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = quantize_channel_rows(call);
   const RowTiles tiles(call.rows, kTileRows);
-  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
-    multiply_panel(call, x, tiles, panel, first_tile, last_tile);
+  const bool is_wide = call.weight->shape.bits == 8;
+  for_items(call, tiles, is_wide ? kItemTiles : kWidenedTiles, [&](int panel, int first_tile, int last_tile) {
+    if (!is_wide && tiles.count == 1) multiply_few(call, x, panel);
+    else multiply_item(call, x, tiles, panel, first_tile, last_tile);
   });
 }
 

@@ -1,14 +1,16 @@
-// Weights of one scale per output channel, activations of one scale per row ("W8A8"), on AVX-512 and AMX:
-// what both do alike, so that a row's result has the same bits from either.
+// Weights that are integers times one scale per output channel, activations of one scale per row ("W8A8", and
+// "W4A8" with two levels of scales), on AVX-512 and AMX: what both do alike, so that a row's result has the
+// same bits from either.
 //
-// A weight is s (q - 128) with an unsigned code q and one s for all inputs of an output, an activation a xq
+// A weight is s (u - 128) with an unsigned byte u and one s for all inputs of an output, an activation a xq
 // with a signed code and one a for all inputs of a row, so that
 //
-//   y = a s (q . xq - 128 sum(xq))
+//   y = a s (u . xq - 128 sum(xq))
 //
-// with one integer sum over all inputs, exact in any order. Rounding moves each activation by at most
-// a / 2 = max|x| / 254 of its row, hence |error| <= max|x| / 254 * sum|w|.
-// Internal linkage: see numeric.h.
+// with one integer sum over all inputs, exact in any order. Codes of 8 bits are u; one q of 4 bits stands for
+// u = k q + c with k and c of its group (see PackedWeight::factors). Rounding moves each activation by at
+// most a / 2 = max|x| / 254 of its row, hence |error| <= max|x| / 254 * sum|w|. Internal linkage: see
+// numeric.h.
 #pragma once
 
 #include "linear/int8_avx512.h"
@@ -17,11 +19,12 @@ namespace octavo {
 namespace {
 
 // Activations in 8 bits by blocks of inputs: codes [inputs / block][rows][block], so that what some rows have
-// of a block lies together; scales a and 128 * sum(codes), each [rows].
+// of a block lies together; scales a and 128 * sum(codes), each [rows]. Before weights of 4 bits, sums of a
+// block's codes, too: [inputs / block][rows].
 struct ChannelRows {
   int8_t* codes;
   float* scales;
-  int32_t* starts;
+  int32_t *starts, *sums;
   int rows, block;
 
   // Those of `row` from the first input of a block on.
@@ -35,16 +38,23 @@ struct ChannelRows {
 inline ChannelRows quantize_channel_rows(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t rows = call.rows, inputs = shape.inputs, code_bytes = (rows * inputs + 63) / 64 * 64;
-  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 8 * rows, 1));
+  const bool with_sums = shape.bits == 4;
+  const std::size_t bytes = code_bytes + 4 * rows * (2 + (with_sums ? shape.num_groups() : 0));
+  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes, 1));
   float* const scales = reinterpret_cast<float*>(scratch + code_bytes);
-  const ChannelRows out{reinterpret_cast<int8_t*>(scratch), scales, reinterpret_cast<int32_t*>(scales + rows),
-                        call.rows, shape.group};
+  int32_t* const starts = reinterpret_cast<int32_t*>(scales + rows);
+  const ChannelRows out{
+      reinterpret_cast<int8_t*>(scratch), scales, starts, starts + rows, call.rows, shape.group};
   const auto quantize = [&](std::size_t m) {
     const float limit = largest_magnitude(call, m * inputs, shape.inputs), inverse = inverse_scale(limit);
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.codes + m * shape.group;
-    for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride())
-      sum = _mm512_add_epi32(sum, round_codes(call, m * inputs + k, shape.group, inverse, codes));
+    int32_t* sums = out.sums + m;
+    for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride(), sums += rows) {
+      const __m512i of_block = round_codes(call, m * inputs + k, shape.group, inverse, codes);
+      sum = _mm512_add_epi32(sum, of_block);
+      if (with_sums) *sums = _mm512_reduce_add_epi32(of_block);
+    }
     out.scales[m] = limit / 127.0f;
     // Wraps where a row is not finite, whose results are NaN whatever this is.
     out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
@@ -57,13 +67,55 @@ inline ChannelRows quantize_channel_rows(const LinearCall& call) {
   return out;
 }
 
+// 16 bytes as words of 32 bits, times `copies`: 0x01010101 puts each into all four bytes of its word.
+inline __m512i spread16(const uint8_t* from, int32_t copies) {
+  const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm512_mullo_epi32(words, _mm512_set1_epi32(copies));
+}
+
+// The bytes u [group / 4][64][4] of a group of a panel of 4-bit codes. k q does not leave its byte, so that
+// products of 16 bits are two at once.
+inline void widen_factored(const uint8_t* words, const uint8_t* factors, int group, uint8_t* to) {
+  const __m512i low_half = _mm512_set1_epi8(15);
+  for (int n = 0; n < kPanel; n += 16) {
+    const __m512i factor = spread16(factors + n, 0x00010001);
+    const __m512i start = spread16(factors + kPanel + n, 0x01010101);
+    const auto put = [&](__m512i codes, uint8_t* at) __attribute__((always_inline)) {
+      const __m512i product = _mm512_mullo_epi16(_mm512_and_si512(codes, low_half), factor);
+      _mm512_store_si512(at, _mm512_add_epi8(product, start));
+    };
+    for (int k = 0; k < group; k += 8) {
+      const __m512i codes = _mm512_loadu_si512(words + 32 * k + 4 * n);
+      put(codes, to + 64 * k + 4 * n);
+      put(_mm512_srli_epi16(codes, 4), to + 64 * k + 256 + 4 * n);
+    }
+  }
+}
+
+// The bytes u of a panel, block by block.
+struct PanelBytes {
+  const uint8_t* codes;
+  std::size_t stride;
+};
+
+// Codes of 4 bits are widened, in this thread's scratch slot 0.
+inline PanelBytes panel_bytes(const PackedWeight& weight, int panel) {
+  const PackedShape& shape = weight.shape;
+  if (shape.bits == 8) return {weight.panel(panel), shape.block_bytes()};
+  const std::size_t wide = std::size_t{kPanel} * shape.group;
+  uint8_t* const bytes = static_cast<uint8_t*>(thread_scratch(wide * shape.num_groups(), 0));
+  for (int g = 0; g < shape.num_groups(); ++g)
+    widen_factored(weight.panel(panel) + shape.block_bytes() * g, weight.factors(panel) + 2 * kPanel * g,
+                   shape.group, bytes + wide * g);
+  return {bytes, wide};
+}
+
 // Integer sums [count][64] of rows from `row` on, to results: scaled, in place, and finished.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
                             int32_t* dots) {
-  const PackedShape& shape = call.weight->shape;
-  const uint8_t* const parameters = call.weight->panel(panel) + shape.code_bytes();
+  const float* const scales = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
   for (int n = 0; n < kPanel; n += 16) {
-    const __m512 scale = load16(parameters, shape.scale_type, n);
+    const __m512 scale = _mm512_loadu_ps(scales + n);
     for (int m = 0; m < count; ++m) {
       int32_t* const at = dots + m * kPanel + n;
       const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(x.starts[row + m]));

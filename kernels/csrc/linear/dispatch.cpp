@@ -42,11 +42,11 @@ void run_avx512(const LinearCall& call) {
 
 // Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them; nor do some rows
 // repay panels laid out anew. As measured; the bits of the three kernels are the same.
-constexpr int kAmxByteRows = 5;
+constexpr int kAmxByteRows = 5, kAmxSpreadRows = 20;
 
 void run_amx_int8(const LinearCall& call) {
   constexpr int kManyRows = 48;
-  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : 20;
+  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : kAmxSpreadRows;
   if (call.rows < enough_rows) avx512::linear_int8(call);
   else if (call.rows < kManyRows) amx::linear_int8(call);
   else amx::linear_int8_rows(call);
@@ -54,7 +54,8 @@ void run_amx_int8(const LinearCall& call) {
 
 // Channels: the rows are those of groups; they were not timed on AMX.
 void run_amx_channels(const LinearCall& call) {
-  if (call.rows < kAmxByteRows) avx512::linear_channels(call);
+  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : kAmxSpreadRows;
+  if (call.rows < enough_rows) avx512::linear_channels(call);
   else amx::linear_channels(call);
 }
 

@@ -1,6 +1,8 @@
 #include "linear/packed.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "linear/kernels.h"
 #include "runtime/dispatch.h"
@@ -243,20 +245,39 @@ void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* 
   }
 }
 
-// See PackedWeight::per_channel. Sums of products of so many inputs do not leave 32 bits.
-bool has_channel_scales(const PackedShape& shape, const void* scales, const void* biases) {
-  constexpr int kMostInputs = INT32_MAX / (255 * 127);
-  if (!shape.affine() || shape.bits != 8 || shape.inputs > kMostInputs) return false;
-  const int groups = shape.num_groups();
-  std::vector<float> scale(groups), bias(groups);
-  for (int output = 0; output < shape.outputs; ++output) {
-    const std::size_t at = static_cast<std::size_t>(output) * groups;
-    load_floats(scales, shape.scale_type, at, groups, scale.data());
-    load_floats(biases, shape.scale_type, at, groups, bias.data());
-    for (int g = 0; g < groups; ++g)
-      if (scale[g] != scale[0] || bias[g] != -128 * scale[0]) return false;
+constexpr int kMiddle = 128;  // what makes the integers of a channel unsigned; see PackedWeight::factors
+constexpr int kLargestFactor = 16;
+
+// Two factors of a group whose codes q stand for k (q - z) units; false if there are none.
+bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[2]) {
+  const int most = (1 << bits) - 1;
+  if (unit == 0) {  // of a channel of zeros, whatever its codes
+    out[0] = out[1] = 0;
+    return scale == 0 && bias == 0;
   }
+  const float factor = std::nearbyint(scale / unit), zero = std::nearbyint(-bias / scale);
+  const float largest = bits == 8 ? 1 : kLargestFactor;
+  if (!(factor >= 1 && factor <= largest && zero >= 0 && zero <= static_cast<float>(most))) return false;
+  if (factor * unit != scale || -zero * scale != bias) return false;
+  if (factor * zero > kMiddle || factor * (static_cast<float>(most) - zero) >= kMiddle) return false;
+  out[0] = static_cast<uint8_t>(factor), out[1] = static_cast<uint8_t>(kMiddle - factor * zero);
   return true;
+}
+
+// The scale of an output whose groups have these; their factors, `stride` bytes from group to group and as
+// much between the two of one. NaN if it is no channel.
+float find_channel(int bits, const std::vector<float>& scales, const std::vector<float>& biases,
+                   std::size_t stride, uint8_t* factors) {
+  float least = INFINITY;
+  for (const float scale : scales) least = scale > 0 && scale < least ? scale : least;
+  for (int divisor = 1; divisor <= (bits == 8 ? 1 : kLargestFactor); ++divisor) {
+    const float unit = std::isinf(least) ? 0 : least / static_cast<float>(divisor);
+    std::size_t g = 0;
+    for (uint8_t found[2]; g < scales.size() && find_factors(bits, scales[g], biases[g], unit, found); ++g)
+      factors[2 * g * stride] = found[0], factors[(2 * g + 1) * stride] = found[1];
+    if (g == scales.size()) return unit;
+  }
+  return NAN;
 }
 
 // Do kernels of the level in use take such weights in fixed point?
@@ -292,14 +313,33 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows
 
 PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,
                            const void* biases)
-    : shape(shape),
-      panels(shape.panel_bytes() * shape.num_panels()),
-      per_channel_(has_channel_scales(shape, scales, biases)) {
+    : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+  find_channels(scales, biases);
   parallel_for(shape.num_panels(), [&](int p) {
     for (int g = 0; g < shape.num_groups(); ++g)
       pack_group(shape, p, g, codes, scales, biases,
                  panels.data() + shape.panel_bytes() * p + shape.block_bytes() * g);
   });
+}
+
+void PackedWeight::find_channels(const void* scales, const void* biases) {
+  constexpr int kMostInputs = INT32_MAX / (255 * 127);  // sums of their products do not leave 32 bits
+  if (!shape.affine() || (shape.bits != 8 && shape.bits != 4) || shape.inputs > kMostInputs) return;
+  const std::size_t groups = shape.num_groups(), panel_factors = 2 * kPanel * groups;
+  std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
+  std::vector<uint8_t> factors(panel_factors * shape.num_panels());
+  std::vector<float> scale(groups), bias(groups);
+  for (int output = 0; output < shape.outputs; ++output) {
+    load_floats(scales, shape.scale_type, output * groups, static_cast<int>(groups), scale.data());
+    load_floats(biases, shape.scale_type, output * groups, static_cast<int>(groups), bias.data());
+    found[output] = find_channel(shape.bits, scale, bias, kPanel,
+                                 factors.data() + panel_factors * (output / kPanel) + output % kPanel);
+    if (std::isnan(found[output])) return;
+  }
+  channel_scales = std::move(found);
+  if (shape.bits == 8) return;
+  factor_bytes = Slice(factors.size());
+  std::copy(factors.begin(), factors.end(), factor_bytes.data());
 }
 
 void PackedWeight::unpack_dense(void* weight) const {

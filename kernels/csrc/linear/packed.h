@@ -55,15 +55,16 @@ class Buffer {
 // a huge page would lie in small ones, which no prefetcher crosses. A buffer goes with its last weight.
 class Slice {
  public:
+  Slice() = default;
   explicit Slice(std::size_t bytes);
 
   uint8_t* data() const { return data_; }
   std::size_t size() const { return size_; }
 
  private:
-  std::size_t size_;
+  std::size_t size_ = 0;
   std::shared_ptr<const Buffer> buffer_;
-  uint8_t* data_;
+  uint8_t* data_ = nullptr;
 };
 
 struct PackedShape {
@@ -119,10 +120,22 @@ struct PackedWeight {
     return steps.empty() ? nullptr
                          : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
   }
-  // Affine of 8 bits, and all inputs of an output share a scale, its bias -128 times that: symmetric codes of
-  // one scale per output channel, as vLLM's W8A8 has them. Kernels may then add up all inputs in integers.
-  bool per_channel() const { return per_channel_; }
-  std::size_t num_bytes() const { return panels.size() + steps.size() + sizeof(float) * bias.size(); }
+  // Affine, and every weight of an output is an integer in [-128, 127] times one scale of that output:
+  // kernels may add up all inputs in integers. Codes of 8 bits with biases of -128 times the scale, as vLLM's
+  // W8A8 has them; or codes of 4 bits whose groups have small multiples of the output's scale, and biases
+  // that are multiples of theirs ("W4A8", as QServe has it).
+  bool per_channel() const { return !channel_scales.empty(); }
+  // Of 4-bit codes q per channel: k and 128 - k z of each group, [groups][2][64] of a panel; q stands for
+  // k (q - z) channel scales. Null for 8 bits.
+  const uint8_t* factors(int index) const {
+    return factor_bytes.size() == 0
+               ? nullptr
+               : factor_bytes.data() + std::size_t{2} * kPanel * shape.num_groups() * index;
+  }
+  std::size_t num_bytes() const {
+    return panels.size() + steps.size() + factor_bytes.size() +
+           sizeof(float) * (bias.size() + channel_scales.size());
+  }
 
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
   void row(int output, float* out) const;
@@ -133,11 +146,13 @@ struct PackedWeight {
 
   PackedShape shape;
   Slice panels;
-  std::vector<uint8_t> steps;  // see fixed_steps
-  std::vector<float> bias;     // added to the result: padded to whole panels; empty if there is none
+  std::vector<uint8_t> steps;         // see fixed_steps
+  std::vector<float> bias;            // added to the result: padded to whole panels; empty if there is none
+  std::vector<float> channel_scales;  // see per_channel; padded to whole panels, empty if there are none
+  Slice factor_bytes;                 // see factors
 
  private:
-  bool per_channel_ = false;
+  void find_channels(const void* scales, const void* biases);
 };
 
 }  // namespace octavo

@@ -58,36 +58,6 @@ inline void widen_codes(const uint8_t* words, int group, uint8_t* to) {
     }
 }
 
-// Integer dot products of one group: R rows by 64 outputs, exact in any order. Each step asks for kLines of
-// `ahead`.
-template <int R, int kBits, int kLines>
-inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_t stride, int group,
-                                                     const uint8_t* words, const uint8_t* ahead,
-                                                     Sums<R>& sums) {
-  const __m512i low_half = _mm512_set1_epi8(15);
-  unrolled<4 * R>([&](auto i)
-                      __attribute__((always_inline)) { sums.at[i / 4][i % 4] = _mm512_setzero_si512(); });
-  for (int k = 0; k < group; k += 32 / kBits, words += 256, ahead += 64 * kLines) {
-    __m512i codes[4];
-    unrolled<4>([&](auto c) __attribute__((always_inline)) {
-      codes[c] = _mm512_loadu_si512(words + 64 * c);
-      if constexpr (c < kLines) prefetch(ahead + 64 * c);
-    });
-    if constexpr (kBits == 4) {
-      __m512i low[4];
-      unrolled<4>([&](auto c)
-                      __attribute__((always_inline)) { low[c] = _mm512_and_si512(codes[c], low_half); });
-      add_words<R>(x + k, stride, low, sums);
-      unrolled<4>([&](auto c) __attribute__((always_inline)) {
-        codes[c] = _mm512_and_si512(_mm512_srli_epi16(codes[c], 4), low_half);
-      });
-      add_words<R>(x + k + 4, stride, codes, sums);
-    } else {
-      add_words<R>(x + k, stride, codes, sums);
-    }
-  }
-}
-
 // sums[R][64] += one group of R rows.
 template <int R, int kBits, int kLines>
 __attribute__((noinline)) void multiply_group(const GroupRows& x, int group, const uint8_t* words,

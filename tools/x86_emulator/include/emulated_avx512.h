@@ -161,6 +161,16 @@ OCTAVO_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
 OCTAVO_EMULATED __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) - OCTAVO_LANES(uint32_t, b));
 }
+OCTAVO_EMULATED __m512i _mm512_add_epi8(__m512i a, __m512i b) {
+  return (__m512i)(OCTAVO_LANES(uint8_t, a) + OCTAVO_LANES(uint8_t, b));
+}
+// The low halves of products.
+OCTAVO_EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) {
+  return (__m512i)(OCTAVO_LANES(uint32_t, a) * OCTAVO_LANES(uint32_t, b));
+}
+OCTAVO_EMULATED __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
+  return (__m512i)(OCTAVO_LANES(uint16_t, a) * OCTAVO_LANES(uint16_t, b));
+}
 OCTAVO_EMULATED __m512i _mm512_mask_add_epi32(__m512i unset, __mmask16 mask, __m512i a, __m512i b) {
   return _mm512_mask_mov_epi32(unset, mask, _mm512_add_epi32(a, b));
 }

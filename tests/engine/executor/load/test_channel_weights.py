@@ -1,4 +1,4 @@
-"""Weights in 8 bits with one scale per output channel, in MLX's affine format."""
+"""Weights in 8 and 4 bits with one scale per output channel, in MLX's affine format."""
 
 from __future__ import annotations
 
@@ -35,3 +35,51 @@ def test_codes_are_symmetric_and_zeros_stay_zero() -> None:
     assert codes.view(mx.uint8)[0, :3].tolist() == [1, 128 + 64, 128]
     assert codes.view(mx.uint8)[1].tolist() == [128] * 64
     assert mx.array_equal(mx.dequantize(codes, scales, biases, 64, 8)[1], weight[1])
+
+
+def two_levels(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """Dequantized, [outputs, groups, 64], and each group's step and zero."""
+    codes, scales, biases = channel_weights.quantize_two_levels(weight, 64)
+    wide = mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), 64, 4)
+    shape = (-1, weight.shape[-1] // 64, 64)
+    step = scales.astype(mx.float32).reshape(*shape[:-1], 1)
+    return wide.reshape(shape), step, -biases.astype(mx.float32).reshape(*shape[:-1], 1) / step
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("shape", [(5, 128), (3, 4, 64), (2100, 256)])
+@pytest.mark.parametrize("kind", ["normal", "skewed", "few"])
+def test_two_levels_are_whole_multiples_of_a_power_of_two_and_near_the_weights(
+    dtype: mx.Dtype, shape: tuple[int, ...], kind: str
+) -> None:
+    rng = np.random.default_rng(4)
+    drawn = rng.standard_normal(shape) if kind == "normal" else rng.gamma(2, 1, shape) - 0.5
+    if kind == "few":
+        drawn = np.where(rng.random(shape) < 0.02, drawn, 0)
+    weight = mx.array(drawn * rng.uniform(0.01, 10, (*shape[:-1], 1))).astype(dtype)
+    wide, step, zero = two_levels(weight)
+    values = weight.astype(mx.float32).reshape(wide.shape)
+    least, most = (mx.minimum(mx.min(values, -1), 0), mx.maximum(mx.max(values, -1), 0))
+    smallest = mx.maximum((most - least) / 15 / 16, mx.maximum(most, -least) / 115)
+    unit = mx.power(2.0, mx.ceil(mx.log2(mx.maximum(mx.max(smallest, axis=-1), 2.0**-24))))[:, None, None]
+    for whole in (zero, step / unit, wide / unit):
+        assert mx.array_equal(whole, mx.round(whole))
+    assert mx.max(step / unit).item() <= 16
+    assert -128 <= mx.min(wide / unit).item()
+    assert mx.max(wide / unit).item() <= 127
+    assert mx.all(mx.abs(wide - values) <= (step + 8 * unit) * 1.001)
+
+
+def test_two_levels_lose_about_as_much_as_scales_of_their_own() -> None:
+    weight = mx.array(np.random.default_rng(5).standard_normal((256, 1024)))
+    wide = two_levels(weight)[0].reshape(weight.shape)
+    plain = mx.dequantize(*mx.quantize(weight, 64, 4), 64, 4)
+    errors = [mx.mean((w - weight) ** 2).item() for w in (wide, plain)]
+    assert errors[0] < 1.1 * errors[1]
+
+
+def test_zeros_of_four_bits_stay_zero() -> None:
+    weight = mx.array([[-4.0, 2.0] + [0.0] * 126, [0.0] * 128])
+    wide = two_levels(weight)[0]
+    assert mx.all(wide.reshape(2, 128)[0, 2:] == 0)
+    assert mx.all(wide[1] == 0)

@@ -20,7 +20,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load.load import load_paged_runner
-from octavo.engine.executor.load.loader import convert_weights, load_model
+from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
 from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
@@ -145,7 +145,8 @@ def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: st
 
 
 @pytest.mark.parametrize(
-    ("weights", "named"), [("bf16", "bf16"), ("int8", "int8"), ("w8a8", "w8a8"), ("int4", "int4")]
+    ("weights", "named"),
+    [("bf16", "bf16"), ("int8", "int8"), ("w8a8", "w8a8"), ("int4", "int4"), ("w4a8", "w4a8")],
 )
 def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, named: str) -> None:
     folder = tiny_models.make_model(tmp_path, "qwen3", dtype=mx.float32)
@@ -155,7 +156,7 @@ def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, 
     assert converted.info.memory.weights < plain.info.memory.weights * 0.6
     batch = make_batch([(PROMPT, 0, [1, 2])], [10])
     before, after = (runner.run(batch, [state(SamplingParams(logprobs=5))]) for runner in (plain, converted))
-    tolerance = {"bf16": 0.3, "int8": 0.5, "w8a8": 0.5, "int4": 8.0}[weights]
+    tolerance = {"bf16": 0.3, "int8": 0.5, "w8a8": 0.5, "int4": 8.0, "w4a8": 8.0}[weights]
     assert logprobs_of(after) == pytest.approx(logprobs_of(before), abs=tolerance)
     plain.close()
     converted.close()
@@ -183,10 +184,12 @@ def test_quantized_folders_load_and_are_not_quantized_again(
             load(quantized, backend, weights=weights)
 
 
-def test_weights_of_four_bits_do_not_become_eight(tmp_path: Path) -> None:
+def test_weights_of_four_bits_become_four_by_channels_and_not_eight(tmp_path: Path) -> None:
     model = load_model(tiny_models.make_model(tmp_path, "llama"), weights="int4").model
     with pytest.raises(InvalidConfig, match="quantized already in other than 8 bits; use weights='keep'"):
         convert_weights(model, "w8a8")
+    convert_weights(model, "w4a8")
+    assert describe_weights(model) == "w4a8"
 
 
 def test_models_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
