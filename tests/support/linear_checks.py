@@ -141,7 +141,8 @@ def by_channels(
     codes, scales, biases = (quantize_channels if bits == 8 else quantize_two_levels)(dense, group)
     packed = _ext.pack_affine(codes, scales, biases, group_size=group, bits=bits)
     assert all(map(mx.array_equal, _ext.unpack(packed), (codes, scales, biases)))
-    wide = truth_of(mx.dequantize(codes, *(x.astype(mx.float32) for x in (scales, biases)), group, bits))
+    step, start = scales.astype(mx.float32), biases.astype(mx.float32)
+    wide = truth_of(mx.dequantize(codes, step, start, group, bits))
     unit = truth_of(scales).min(-1, keepdims=True)
     if bits == 4:  # any power of two that is small enough stands for the same weights
         unit = 2.0 ** (np.floor(np.log2(unit)) - 4)
