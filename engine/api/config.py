@@ -51,8 +51,8 @@ class EngineConfig:
     )
     weights: Weights = setting(
         "keep", "re-quantize the weights while loading", choices=get_args(Weights),
-        more="w8a8 is 8 bits with one scale per output channel, w4a8 is 4 bits with small multiples of it for "
-        "groups; on CPUs with AVX-512, activations then get one scale per token.",
+        more="w8a8 is 8 bits with one scale per output channel, w4a8 is 4 bits with small multiples of "
+        "it for groups; on CPUs with AVX-512, activations then get one scale per token.",
     )  # fmt: skip
     exact: bool = setting(
         False, "refuse paths that round activations or weights below the precision they come in",

@@ -36,7 +36,7 @@ FEW_WORDS = 32  # tokens of the answer that has three words only, so that it rep
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256
-FULL_WEIGHTS = ("keep", "bf16", "int8", "int4")
+FULL_WEIGHTS = ("keep", "bf16", "int8", "w8a8", "int4", "w4a8")
 FULL_FORMATS: tuple[dict[str, Any], ...] = (
     {"kv_format": "bf16"},
     {"kv_format": "int8"},

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--weights",
         type=weight_names,
-        default="bf16,int8,int4",
+        default="bf16,int8,w8a8,int4,w4a8",
         metavar="W,W",
         help="weights of the linear layers (%(default)s)",
     )

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from .. import page_format
+from ..channel_weights import BITS, QUANTIZE
 from ..interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
 from .roofline import Clock, best_seconds
@@ -66,11 +67,12 @@ QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """How weights are quantized: MLX's names of it."""
+    """How weights are quantized: MLX's names of it, and whose scales are those of channels."""
 
     mode: str
     bits: int
     group_size: int
+    channels: str | None = None
 
 
 WEIGHT_KINDS = {
@@ -78,6 +80,7 @@ WEIGHT_KINDS = {
     **{f"int{bits}": WeightKind("affine", bits, 64) for bits in (8, 6, 5, 4, 3, 2)},
     "mxfp4": WeightKind("mxfp4", 4, 32),
     "nvfp4": WeightKind("nvfp4", 4, 16),
+    **{name: WeightKind("affine", bits, 64, name) for name, bits in BITS.items()},
 }
 
 
@@ -222,6 +225,8 @@ def _layers(kind: WeightKind | None, working_set: int, *, native: bool) -> tuple
 
 
 def _quantized(weight: mx.array, kind: WeightKind) -> tuple[mx.array, ...]:
+    if kind.channels is not None:
+        return QUANTIZE[kind.channels](weight, kind.group_size)
     return tuple(mx.quantize(weight, kind.group_size, kind.bits, mode=kind.mode))
 
 

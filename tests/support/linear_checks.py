@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.executor.load.channel_weights import quantize_channels, quantize_two_levels
 from octavo.kernels import _ext
+from octavo.kernels.channel_weights import QUANTIZE
 
 Truth = NDArray[np.float64]
 
@@ -138,7 +138,7 @@ def by_channels(
 ) -> tuple[_ext.PackedWeight, NDArray[np.int64], Truth]:
     """Packed in 8 or 4 bits with one scale per output; its weights as whole multiples of scales
     [outputs, 1], and those."""
-    codes, scales, biases = (quantize_channels if bits == 8 else quantize_two_levels)(dense, group)
+    codes, scales, biases = QUANTIZE["w8a8" if bits == 8 else "w4a8"](dense, group)
     packed = _ext.pack_affine(codes, scales, biases, group_size=group, bits=bits)
     assert all(map(mx.array_equal, _ext.unpack(packed), (codes, scales, biases)))
     step, start = scales.astype(mx.float32), biases.astype(mx.float32)

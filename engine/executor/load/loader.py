@@ -15,6 +15,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
 
+from octavo.kernels.channel_weights import BITS as CHANNEL_BITS
+
 from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.model_files import read_config
@@ -22,7 +24,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
-from . import channel_weights
+from .channel_layers import can_become, channel_kind, dequantized, put_channels
 from .mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
-_BITS = {"int8": 8, "int4": 4, **channel_weights.BITS}
+_BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,9 @@ def convert_weights(model: Module, weights: Weights) -> None:
     As in mlx-lm's own conversion, a model may exempt layers or choose their bits. Layers
     whose input is not a multiple of 64 wide stay as they are.
     """
-    bits = channel_weights.BITS.get(weights)
+    bits = CHANNEL_BITS.get(weights)
     by_channels = {
-        path: channel_weights.dequantized(module)
-        for path, module in model.named_modules()
-        if channel_weights.can_become(module, weights)
+        path: dequantized(module) for path, module in model.named_modules() if can_become(module, weights)
     }
     if is_quantized(model) and not by_channels:
         but = f" in other than {bits} bits" if bits else ""
@@ -118,7 +118,7 @@ def convert_weights(model: Module, weights: Weights) -> None:
     quantize(model, GROUP_SIZE, _BITS[weights], class_predicate=chosen)
     for path, module in model.named_modules():
         if path in by_channels:
-            channel_weights.put_channels(module, by_channels[path], weights)
+            put_channels(module, by_channels[path], weights)
     if not is_quantized(model):
         raise InvalidConfig(
             f"weights={weights!r} needs layers whose width is a multiple of {GROUP_SIZE}; "
@@ -139,7 +139,7 @@ def describe_weights(model: Module) -> str:
         if hasattr(module, "bits") and "scales" in module:
             mode = getattr(module, "mode", "affine")
             name = f"int{module.bits}" if mode == "affine" else mode
-            name = channel_weights.channel_kind(module) or name
+            name = channel_kind(module) or name
             sizes[name] += module.weight.size * 32 // module.bits
         else:
             sizes[_DTYPE_NAMES.get(module.weight.dtype, str(module.weight.dtype))] += module.weight.size

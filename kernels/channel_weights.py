@@ -14,10 +14,8 @@ are. For that, scales ``s`` of w4a8 are powers of two: products with ``k`` and `
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 
@@ -84,29 +82,5 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
     return packed, step[..., 0].astype(rows.dtype), (-zero * step)[..., 0].astype(rows.dtype)
 
 
+QUANTIZE = {"w8a8": quantize_channels, "w4a8": quantize_two_levels}
 BITS = {"w8a8": 8, "w4a8": 4}
-_QUANTIZE = {"w8a8": quantize_channels, "w4a8": quantize_two_levels}
-
-
-def can_become(module: Module, kind: str) -> bool:
-    """Whether MLX's quantized ``module`` has affine weights of as many bits as ``kind``."""
-    bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
-    return bits is not None and mode == "affine" and bits == BITS.get(kind)
-
-
-def dequantized(module: Any) -> mx.array:
-    """The weights of a module that has affine ones, lazily, in the type of its scales."""
-    return mx.dequantize(module.weight, module.scales, module.biases, module.group_size, module.bits)
-
-
-def put_channels(module: Any, weight: mx.array, kind: str) -> None:
-    """Let a quantized module of as many bits as ``kind`` have ``weight``, [outputs, inputs] or one per expert,
-    by channels."""
-    module.weight, module.scales, module.biases = _QUANTIZE[kind](weight, module.group_size)
-    module.channel_kind = kind
-
-
-def channel_kind(module: Module) -> str | None:
-    """``w8a8`` or ``w4a8`` for a module that has such weights."""
-    kind: str | None = getattr(module, "channel_kind", None)
-    return kind
