@@ -13,6 +13,9 @@ constexpr int kSharedInputs = 256;
 // Row tiles for which a panel of 4-bit codes is widened once, in the second cache.
 constexpr int kWidenedTiles = 4 * kItemTiles;
 
+// Row tiles that take codes of 4 bits as they are, as measured.
+constexpr int kFewTiles = 2;
+
 // Rows for which weights are asked for ahead: one or two wait for memory alone.
 constexpr int kFetchedRows = 3;
 
@@ -72,21 +75,24 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
   });
 }
 
-// One row tile of a panel of 4-bit codes.
-void multiply_few(const LinearCall& call, const ChannelRows& x, int panel) {
+// All row tiles, kFewTiles at most, of a panel of 4-bit codes: a block of it at a time.
+void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
   const std::size_t ahead = bytes_ahead(shape), fetched = call.rows < kFetchedRows ? 0 : shape.block_bytes();
-  alignas(64) int32_t sums[kTileRows * kPanel] = {};
+  alignas(64) int32_t sums[kFewTiles * kTileRows * kPanel] = {};
   for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
-    const Fetch fetch(block + ahead, fetched, 1, shape.group / 8);
-    with_rows<kTileRows>(call.rows, [&](auto count) {
-      fetch.for_tile(0, [&](auto lines, const uint8_t* next) {
-        multiply_factored<decltype(count)::value, decltype(lines)::value>(
-            x.at(g, 0), x.sums + static_cast<std::size_t>(g) * call.rows, shape.group, block, factors, next,
-            sums);
+    const Fetch fetch(block + ahead, fetched, tiles.count, shape.group / 8);
+    const int32_t* const x_sums = x.sums + static_cast<std::size_t>(g) * call.rows;
+    for (int tile = 0; tile < tiles.count; ++tile) {
+      const int row = tiles.first(tile);
+      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+        fetch.for_tile(tile, [&](auto lines, const uint8_t* next) {
+          multiply_factored<decltype(count)::value, decltype(lines)::value>(
+              x.at(g, row), x_sums + row, shape.group, block, factors, next, sums + row * kPanel);
+        });
       });
-    });
+    }
   }
   finish_channels(call, x, panel, 0, call.rows, sums);
 }
@@ -149,7 +155,7 @@ void linear_channels(const LinearCall& call) {
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;
   for_items(call, tiles, is_wide ? kItemTiles : kWidenedTiles, [&](int panel, int first_tile, int last_tile) {
-    if (!is_wide && tiles.count == 1) multiply_few(call, x, panel);
+    if (!is_wide && tiles.count <= kFewTiles) multiply_few(call, x, tiles, panel);
     else multiply_item(call, x, tiles, panel, first_tile, last_tile);
   });
 }
