@@ -66,25 +66,21 @@ class PoolSpec:
 class AttendOptions:
     """How attention weighs what it sees.
 
-    scale         multiplies a query's dot products
-    sinks         [Hq]  one more logit per query head in the softmax's denominator
-    softcap       c replaces a logit x by ``c * tanh(x / c)`` before anything is added
-    alibi_slopes  [Hq]  m adds ``m * (j - p)`` to the logit of position j for a query at p
-    mask          [T, L] or [T, Hq, L], L = max kv_len, in place of causality and window: bool, which
-                  positions a row sees; float, what is added to its logits, -1e30 and below where it
-                  sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
+    scale     multiplies a query's dot products
+    sinks     [Hq]  one more logit per query head in the softmax's denominator
+    softcap   c replaces a logit x by ``c * tanh(x / c)`` before anything is added
+    mask      [T, L] or [T, Hq, L], L = max kv_len, in place of causality and window: bool, which
+              positions a row sees; float, what is added to its logits, -1e30 and below where it
+              sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
 
-    rotary        [T, Hq, Dv]  the layer is a latent one: its K rows, of one head, are V as well, and what is
-                  stored as V are rotary keys. Their dot products with these queries, which come scaled,
-                  join the scaled logits; the result is [T, Hq, D]. No softcap with it
-
-    No architecture of mlx-lm that is served passes ``alibi_slopes``: it is for callers of the kernels.
+    rotary    [T, Hq, Dv]  the layer is a latent one: its K rows, of one head, are V as well, and what is
+              stored as V are rotary keys. Their dot products with these queries, which come scaled,
+              join the scaled logits; the result is [T, Hq, D]. No softcap with it
     """
 
     scale: float
     sinks: mx.array | None = None
     softcap: float | None = None
-    alibi_slopes: mx.array | None = None
     mask: mx.array | None = None
     rotary: mx.array | None = None
 

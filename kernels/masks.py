@@ -8,12 +8,6 @@ HIDDEN = -1e30
 """A mask's value at or below which a row does not see a position."""
 
 
-def check_slopes(slopes: mx.array | None, num_heads: int) -> None:
-    """ValueError unless there is one slope for each query head."""
-    if slopes is not None and slopes.shape != (num_heads,):
-        raise ValueError(f"alibi_slopes must be ({num_heads},), one per query head, got {slopes.shape}")
-
-
 def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: int) -> mx.array | None:
     """The mask as [T, 1 or Hq, L]. ValueError unless it fits a step of ``tokens`` rows whose longest
     sequence has ``length`` positions."""

@@ -105,7 +105,7 @@ def run_step(
     latents: bool = False,
     dense: bool = False,
 ) -> None:
-    """Launch every kernel of one configuration; ``options``: with sinks, softcap and ALiBi; ``latents``: K
+    """Launch every kernel of one configuration; ``options``: with sinks and softcap; ``latents``: K
     rows are latents and V rows are rotary keys; ``dense``: prompts go through MLX's attention."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool = MetalBackend(library, dense_prompts=FEWEST_ROWS if dense else 0).create_pool(spec)
@@ -122,7 +122,6 @@ def run_step(
                 scale=0.1,
                 sinks=mx.zeros(heads) if options else None,
                 softcap=30.0 if options and not latents else None,
-                alibi_slopes=mx.zeros(heads) if options else None,
                 rotary=mx.zeros((step.num_tokens, heads, layer.value_dim), dtype) if latents else None,
             ),
         )

@@ -120,7 +120,6 @@ class CpuPool:
             spec.keep,
             options.softcap or 0.0,
             options.sinks,
-            options.alibi_slopes,
             mask,
             None if options.rotary is None else _ext.shortcut(options.rotary),
             self.exact,

@@ -38,7 +38,6 @@ class CpuResidualCache(ResidualCache[CpuPool]):
             beside.keep,
             options.softcap or 0.0,
             options.sinks,
-            options.alibi_slopes,
             mask,
             options.rotary,
             quantized.exact,

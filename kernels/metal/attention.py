@@ -135,7 +135,6 @@ class _Layer:
                     mine.scale == options.scale
                     and mine.softcap == options.softcap
                     and mine.sinks is options.sinks
-                    and mine.alibi_slopes is options.alibi_slopes
                 )
             )
         )
@@ -282,13 +281,11 @@ class PagedAttention:
             v_format=self._spec.v_format,
             sinks=options.sinks is not None,
             softcap=options.softcap is not None,
-            alibi=options.alibi_slopes is not None,
             ordered=ordered,
         )
         fixed = {"params": device_params(options.scale, options.softcap)}
-        for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
-            if array is not None:
-                fixed[name] = per_head(name, array, num_heads)
+        if options.sinks is not None:
+            fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
         mx.eval(*fixed.values())  # nothing of it is left to a step
         made = self._layers[layer, windowed] = _Layer(config, options, fixed, self._kernel)
         return made
@@ -301,7 +298,7 @@ class PagedAttention:
 
     def _routes(self, spec: LayerSpec, config: AttentionConfig) -> _Routes:
         step, chunk_tokens = self._begun, config.chunk_tokens
-        densely = self._dense_prompts > 0 and may_be_dense(spec) and not (config.softcap or config.alibi)
+        densely = self._dense_prompts > 0 and may_be_dense(spec) and not config.softcap
         key = (spec.window, spec.keep, chunk_tokens, densely)
         if key not in step.routes:
             decode, dense = plan_decode(step.metadata, spec.window, spec.keep), None

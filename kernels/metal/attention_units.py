@@ -147,7 +147,6 @@ class AttentionConfig(PageReaderConfig):
             ("k_scales", self.key_scales),
             ("v_scales", self.value_scales),
             ("sinks", self.sinks),
-            ("slopes", self.alibi),
             ("after", self.ordered),
         )
         fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
@@ -204,7 +203,7 @@ class AttentionConfig(PageReaderConfig):
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
         rotates_values = rotates(page_format(self.v_format), self.layer.value_dim)
         macros |= {"ROTATE_VALUES": rotates_values, "NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
-        macros |= {"WINDOW": 0, "SOFTCAP": 0, "ALIBI": 0}
+        macros |= {"WINDOW": 0, "SOFTCAP": 0}
         suffix = f"{self.layer.value_dim}_h{self.layer.num_kv_heads * self.group}" + "_r" * rotates_values
         suffix += "_s" * self.sinks
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
@@ -221,9 +220,8 @@ class AttentionConfig(PageReaderConfig):
             "WINDOW": 0,
             "SOFTCAP": 0,
             "SINKS": 0,
-            "ALIBI": 0,
         }
-        for name in ("GROUP", "NUM_HEADS", "KEEP", "SINK(head)", "SLOPE(head)"):
+        for name in ("GROUP", "NUM_HEADS", "KEEP", "SINK(head)"):
             del macros[name]
         return make_unit(
             "dense",

@@ -158,9 +158,8 @@ class LatentAttention:
             "positions": step.positions,
             "page_table": step.page_table,
         }
-        for name, array in (("sinks", options.sinks), ("slopes", options.alibi_slopes)):
-            if array is not None:
-                inputs[name] = per_head(name, array, config.num_heads)
+        if options.sinks is not None:
+            inputs["sinks"] = per_head("sinks", options.sinks, config.num_heads)
         route = self._route(step, config)
         plan, outs = route.plan, []
         read: list[mx.array] = []
@@ -191,7 +190,7 @@ class LatentAttention:
     ) -> Partials:
         """As ``PagedAttention.partials``, of latents: values [M, Hq, R], still rotated as these are."""
         spec = replace(self._spec.layers[layer], window=None, keep=0)
-        config = self._configured(spec, queries.shape[1], pages, sinks=False, alibi=False)
+        config = self._configured(spec, queries.shape[1], pages, sinks=False)
         cut = head_tiles if parts.tiled is None else row_tiles
         items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
         inputs = self._inputs(queries, rotary, pages, parts.scale) | {
@@ -222,16 +221,10 @@ class LatentAttention:
         wanted = (*queries.shape[:2], spec.value_dim)
         if rotary.shape != wanted:
             raise ValueError(f"rotary queries must be {wanted}, got {rotary.shape}")
-        return self._configured(
-            spec,
-            queries.shape[1],
-            pages,
-            sinks=options.sinks is not None,
-            alibi=options.alibi_slopes is not None,
-        )
+        return self._configured(spec, queries.shape[1], pages, sinks=options.sinks is not None)
 
     def _configured(
-        self, layer: LayerSpec, num_heads: int, pages: StoredPages, *, sinks: bool, alibi: bool
+        self, layer: LayerSpec, num_heads: int, pages: StoredPages, *, sinks: bool
     ) -> LatentConfig:
         return LatentConfig(
             layer=layer,
@@ -240,7 +233,6 @@ class LatentAttention:
             k_format=self._spec.k_format,
             v_format=self._spec.v_format,
             sinks=sinks,
-            alibi=alibi,
             ordered=pages.after is not None,
         )
 

@@ -22,7 +22,6 @@ class PageReaderConfig:
     v_format: str
     sinks: bool
     softcap: bool = False
-    alibi: bool
     ordered: bool = False
 
     def tile_bytes(self, keys: int) -> tuple[int, int]:
@@ -36,7 +35,7 @@ class PageReaderConfig:
     def name_with(self, heads: str) -> str:
         """The part of a unit's name that tells configurations apart; ``heads`` names its heads."""
         layer = self.layer
-        options = {"s": self.sinks, "c": self.softcap, "a": self.alibi, "o": self.ordered}
+        options = {"s": self.sinks, "c": self.softcap, "o": self.ordered}
         return (
             f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_{heads}_p{self.page_size}"
             f"_w{layer.window or 0}_k{layer.keep}_" + "".join(letter for letter, on in options.items() if on)
@@ -51,6 +50,4 @@ class PageReaderConfig:
             "SOFTCAP": int(self.softcap),
             "SINKS": int(self.sinks),
             "SINK(head)": "sinks[head]" if self.sinks else "0.0f",
-            "ALIBI": int(self.alibi),
-            "SLOPE(head)": "slopes[head]" if self.alibi else "0.0f",
         }

@@ -4,7 +4,7 @@ What a row reads of either kind is a run of whole pages, or two. Put one after t
 sequence of their own, seen up to its end: a row's table is rewritten so on the host, once per step, and the
 split kernel runs over it as it is, or for rows of prompts that read the same pages the chunk kernel. The
 partial results of both kinds are joined by MLX's own operations.
-Positions are then not those of the sequence, so there are no windows and no ALiBi here.
+Positions are then not those of the sequence, so there are no windows here.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         return self._routes[tokens]
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_option("metal", alibi_slopes=options.alibi_slopes, mask=options.mask)
+        refuse_option("metal", mask=options.mask)
         if options.rotary is not None:
             self.quantized.check_latents(layer, queries, options)
         self.quantized.check_queries(layer, queries, options)

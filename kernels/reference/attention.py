@@ -34,18 +34,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """What ``PagedKVCache.attend`` was given besides: slopes [Hq] and a mask [T, 1 or Hq, L]."""
+    """What ``PagedKVCache.attend`` was given besides: a mask [T, 1 or Hq, L]."""
 
-    slopes: mx.array | None = None
     mask: mx.array | None = None
-
-    def add_slopes(self, logits: mx.array, group: Group) -> mx.array:
-        """To logits [B, Hkv, G, n, L]."""
-        if self.slopes is None:
-            return logits
-        distance = mx.arange(logits.shape[-1]) - group.positions[..., None]
-        slopes = self.slopes.astype(mx.float32).reshape(1, *logits.shape[1:3], 1, 1)
-        return logits + slopes * distance[:, None, None]
 
     def hide(self, logits: mx.array, group: Group, spec: LayerSpec) -> mx.array:
         """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
@@ -124,7 +115,7 @@ def attention_weights(
     """Softmax of logits [B, Hkv, G, n, L] over what each row sees."""
     if (softcap := options.softcap) is not None:
         logits = softcap * mx.tanh(logits / softcap)
-    logits = bias.hide(bias.add_slopes(logits, group), group, spec)
+    logits = bias.hide(logits, group, spec)
     sinks = options.sinks
     return softmax(logits, None if sinks is None else sinks.reshape(1, *logits.shape[1:3], 1, 1))
 

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, PoolSpec
-from ..masks import check_mask, check_slopes
+from ..masks import check_mask
 from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 from ..replay import ReplayablePool
@@ -149,9 +149,8 @@ class ReferencePool:
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
             raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
-        slopes, length = options.alibi_slopes, int(self._step.kv_len.max())
-        check_slopes(slopes, num_heads)
-        return Bias(slopes, check_mask(options.mask, tokens=tokens, num_heads=num_heads, length=length))
+        length = int(self._step.kv_len.max())
+        return Bias(check_mask(options.mask, tokens=tokens, num_heads=num_heads, length=length))
 
     @property
     def groups(self) -> list[Group]:

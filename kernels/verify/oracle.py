@@ -30,7 +30,6 @@ def dense_attention(
     keep: int = 0,
     sinks: NDArray[Any] | None = None,
     softcap: float | None = None,
-    slopes: NDArray[Any] | None = None,
     mask: NDArray[Any] | None = None,
 ) -> Float64s:
     """Attention of one sequence: queries [T, Hq, D] at ``positions`` [T] over keys [L, Hkv, D]
@@ -49,8 +48,6 @@ def dense_attention(
     visible = seen <= at
     if window is not None:
         visible &= (seen > at - window) | (seen < keep)
-    if slopes is not None:
-        logits += slopes.astype(np.float64)[:, None, None] * (seen - at)
     if mask is not None:
         rows = mask.swapaxes(0, 1)  # [1 or Hq, T, L]
         visible = rows if rows.dtype == bool else ~(rows <= -1e30)
@@ -132,7 +129,6 @@ class TruthLayer:
         scale: float,
         sinks: NDArray[Any] | None = None,
         softcap: float | None = None,
-        slopes: NDArray[Any] | None = None,
         mask: NDArray[Any] | None = None,
     ) -> Float64s:
         """As ``PagedKVCache.attend``, in float64."""
@@ -150,7 +146,6 @@ class TruthLayer:
                 keep=self.spec.keep,
                 sinks=sinks,
                 softcap=softcap,
-                slopes=slopes,
                 mask=None if mask is None else mask[rows, :, :length],
             )
         return out

@@ -1,4 +1,4 @@
-"""Masks and slopes of the caller's own, against float64, on every backend."""
+"""Masks of the caller's own, against float64, on every backend."""
 
 from __future__ import annotations
 
@@ -104,21 +104,11 @@ def test_any_additive_mask(step: Step, softcap: float | None, dtype: mx.Dtype) -
     assert close(got, step.truth(mask.astype(np.float64), softcap))
 
 
-def test_slopes_add_the_distance(step: Step) -> None:
-    slopes = np.array([0.5, 0.25, 0.125, 1.0], np.float32)
-    distance = np.arange(LONGEST) - step.metadata.positions[:, None, None]
-    bias = bias_of(step.causal(6, 2)) + slopes[:, None] * distance
-    assert close(step.attend(alibi_slopes=mx.array(slopes)), step.truth(bias))
-    both = step.attend(alibi_slopes=mx.array(slopes), mask=mx.array(step.causal()))
-    assert close(both, step.truth(bias_of(step.causal()) + slopes[:, None] * distance))
-
-
 def test_grouped_pools_hand_masks_on(step: Step) -> None:
     cache: PagedKVCache = GroupedKVCache([step.pool], [LayerGroup(window=None, keep=0, members=(0,))])
     mask = mx.array(np.random.default_rng(1).random((TOKENS, LONGEST)) < 0.4)
-    slopes = mx.ones(HEADS)
-    out = cache.attend(0, mx.array(step.queries), AttendOptions(scale=0.2, mask=mask, alibi_slopes=slopes))
-    np.testing.assert_array_equal(as_numpy(out), step.attend(mask=mask, alibi_slopes=slopes))
+    out = cache.attend(0, mx.array(step.queries), AttendOptions(scale=0.2, mask=mask))
+    np.testing.assert_array_equal(as_numpy(out), step.attend(mask=mask))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +117,6 @@ def test_grouped_pools_hand_masks_on(step: Step) -> None:
         ({"mask": mx.zeros((TOKENS, LONGEST + 1))}, r"mask must be \(40, 21\) or \(40, 4, 21\), .* got"),
         ({"mask": mx.zeros((TOKENS, 2, LONGEST))}, "mask must be"),
         ({"mask": mx.zeros((TOKENS, LONGEST), mx.int32)}, "mask must be bool or of a float type, got"),
-        ({"alibi_slopes": mx.zeros(2)}, r"alibi_slopes must be \(4,\), one per query head, got \(2,?\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(step: Step, given: dict[str, mx.array], message: str) -> None:

@@ -38,7 +38,6 @@ class Case:
     keep: int = 0
     sinks: bool = False
     softcap: float | None = None
-    slopes: bool = False
     mask: str = ""  # "seen" or "added", and "per head" if heads have masks of their own
 
     @property
@@ -116,15 +115,12 @@ def _grid() -> Iterator[Case]:
         yield Case(
             name=f"mask-{mask}-everything",
             mask=mask,
-            slopes=True,
             softcap=8.0,
             sinks=True,
             window=20,
             keep=3,
             sequences=ragged,
         )
-    yield Case(name="slopes", slopes=True, sequences=ragged)
-    yield Case(name="slopes-window", slopes=True, window=19, keep=2, sequences=ragged)
     yield Case(name="mask-long", mask="seen", page_size=32, sequences=((1300, 1), (200, 90)))
 
 
@@ -187,7 +183,6 @@ class Extras:
 
     softcap: float | None
     sinks: Floats | None
-    slopes: Floats | None
     mask: NDArray[np.bool_] | Floats | None
 
     @classmethod
@@ -196,12 +191,11 @@ class Extras:
         return cls(
             softcap=case.softcap,
             sinks=rng.standard_normal(heads).astype(np.float32) if case.sinks else None,
-            slopes=(0.5 ** np.arange(1, heads + 1)).astype(np.float32) if case.slopes else None,
             mask=_mask(case, rng, metadata),
         )
 
     def truth(self) -> dict[str, Any]:
-        return {"softcap": self.softcap, "sinks": self.sinks, "slopes": self.slopes, "mask": self.mask}
+        return {"softcap": self.softcap, "sinks": self.sinks, "mask": self.mask}
 
     def arrays(self) -> dict[str, Any]:
         """As ``AttendOptions`` takes them."""
@@ -209,7 +203,6 @@ class Extras:
         return {
             "softcap": self.softcap,
             "sinks": None if self.sinks is None else mx.array(self.sinks),
-            "alibi_slopes": None if self.slopes is None else mx.array(self.slopes),
             "mask": mask[:, 0] if mask is not None and mask.shape[1] == 1 else mask,
         }
 

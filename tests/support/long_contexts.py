@@ -63,7 +63,6 @@ class Context:
             "keep": keep,
             "softcap": 0.0,
             "sinks": sink,
-            "alibi_slopes": None,
             "mask": None,
             "rotary": rotary,
             "exact": False,

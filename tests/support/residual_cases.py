@@ -85,7 +85,6 @@ def run_residual(
         scale=case.head_dim**-0.5,
         softcap=extras.softcap,
         sinks=extras.sinks,
-        slopes=extras.slopes,
         mask=extras.mask,
     )
     return as_numpy(out).astype(np.float64), want

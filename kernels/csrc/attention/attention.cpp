@@ -59,7 +59,7 @@ namespace {
 struct AttendOptions {
   float scale, softcap;
   int window, keep;
-  bool sinks, slopes, mask, rotary;  // which of the optional inputs there are
+  bool sinks, mask, rotary;  // which of the optional inputs there are
   bool exact;
 };
 
@@ -68,7 +68,7 @@ class Attend : public mx::Primitive {
   Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
       : Primitive(stream), layout_(layout), options_(options) {}
 
-  // pool, queries, page_table, q_start, kv_len, maybe sinks, slopes, a mask, rotary queries -> out
+  // pool, queries, page_table, q_start, kv_len, maybe sinks, a mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -82,7 +82,6 @@ class Attend : public mx::Primitive {
     args.kv_len = view_ints(inputs[4]);
     size_t next = 5;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
-    if (options_.slopes) args.slopes = inputs[next++].data<float>();
     if (options_.mask) args.mask = view_mask(inputs[next++]);
     args.table_width = inputs[2].shape(1);
     args.num_sequences = inputs[4].shape(0);
@@ -108,8 +107,7 @@ class Attend : public mx::Primitive {
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
-                 const std::optional<mx::array>& rotary, bool exact) {
+                 const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -122,18 +120,10 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
-  add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   add_rotary(inputs, rotary, layout, queries, softcap);
-  const AttendOptions options{scale,
-                              softcap,
-                              window,
-                              keep,
-                              sinks.has_value(),
-                              slopes.has_value(),
-                              mask.has_value(),
-                              rotary.has_value(),
-                              exact};
+  const AttendOptions options{
+      scale, softcap, window, keep, sinks.has_value(), mask.has_value(), rotary.has_value(), exact};
   const int dim = rotary ? layout.k.dim : layout.v.dim;
   return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, options), std::move(inputs));
@@ -167,8 +157,8 @@ void bind_attention(nb::module_& m) {
         "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
   m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
-        nb::arg("rotary").none(), nb::arg("exact"),
+        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(),
+        nb::arg("exact"),
         "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
         "float, takes the place of causality and window. rotary [T, Hq, Dv]: K rows are latents and V too, V "
         "rows "

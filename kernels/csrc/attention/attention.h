@@ -106,8 +106,7 @@ struct AttendArgs {
   const int32_t* page_table;
   const int32_t* q_start;
   const int32_t* kv_len;
-  const float* sinks;   // [num_query_heads] or null
-  const float* slopes;  // [num_query_heads] or null: m * (j - p) joins the logit of j for a query at p
+  const float* sinks;  // [num_query_heads] or null
   int64_t table_width;
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: none

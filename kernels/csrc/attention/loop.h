@@ -197,11 +197,10 @@ class TileWalk {
 RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int token, int in_group,
                       float (&copy)[kTileTokens]) {
   const int head = item.kv_head * group_size(args) + in_group, at = row_position(args, item.sequence, token);
-  const float distance = float(at - start), slope = args.slopes != nullptr ? args.slopes[head] : 0.0f;
   const uint64_t bits = row_bits(args, item.sequence, start, at);
-  if (!args.mask) return {bits, distance, slope, nullptr};
+  if (!args.mask) return {bits, nullptr};
   const int end = args.kv_len[item.sequence];
-  return {bits & mask_bits(args.mask, token, head, start, end), distance, slope,
+  return {bits & mask_bits(args.mask, token, head, start, end),
           mask_added(args.mask, token, head, start, end, copy)};
 }
 

@@ -56,7 +56,7 @@ struct ResidualOptions {
   float scale, softcap;
   int window, keep;                    // of the layer
   int residual_window, residual_keep;  // see Residency
-  bool sinks, slopes, mask, rotary, exact;
+  bool sinks, mask, rotary, exact;
 };
 
 class AttendResidual : public mx::Primitive {
@@ -66,7 +66,7 @@ class AttendResidual : public mx::Primitive {
       : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
   // pool, residual, queries, page_table, residual_table, q_start, kv_len, quantize_after, maybe sinks,
-  // slopes, mask, rotary queries -> out
+  // mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -87,7 +87,6 @@ class AttendResidual : public mx::Primitive {
     args.residency = {Residency::all, options_.residual_window, options_.residual_keep, view_ints(inputs[7])};
     size_t next = 8;
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
-    if (options_.slopes) args.slopes = inputs[next++].data<float>();
     if (options_.mask) args.mask = view_mask(inputs[next++]);
     std::optional<RowsView> rotary;
     if (options_.rotary) rotary = view_rows(inputs[next]);
@@ -138,8 +137,8 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
                           const mx::array& q_start, const mx::array& kv_len, const mx::array& quantize_after,
                           float scale, int window, int keep, int residual_window, int residual_keep,
                           float softcap, const std::optional<mx::array>& sinks,
-                          const std::optional<mx::array>& slopes, const std::optional<mx::array>& mask,
-                          const std::optional<mx::array>& rotary, bool exact) {
+                          const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary,
+                          bool exact) {
   require_residual(layout, residual);
   require_pool(layout, pool);
   require_pool(residual, residual_pool);
@@ -159,7 +158,6 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
   std::vector<mx::array> inputs = {pool,           residual_pool, queries, page_table,
                                    residual_table, q_start,       kv_len,  quantize_after};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
-  add_per_head(inputs, "alibi_slopes", slopes, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   add_rotary(inputs, rotary, layout, queries, softcap);
   const ResidualOptions options{scale,
@@ -169,7 +167,6 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
                                 residual_window,
                                 residual_keep,
                                 sinks.has_value(),
-                                slopes.has_value(),
                                 mask.has_value(),
                                 rotary.has_value(),
                                 exact};
@@ -185,8 +182,7 @@ void bind_attention_residual(nb::module_& m) {
         nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
-        nb::arg("sinks").none(), nb::arg("alibi_slopes").none(), nb::arg("mask").none(),
-        nb::arg("rotary").none(), nb::arg("exact"),
+        nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(), nb::arg("exact"),
         "As attend, over quantized pages and 16-bit residual pages: a query at p reads in 16 bits its last "
         "residual_window positions, from their page's start (all, if p < quantize_after), and the first "
         "residual_keep.");

@@ -10,11 +10,9 @@
 namespace octavo {
 namespace {
 
-// A row in a tile: which of the tile's positions it sees, and where it stands from the first of them.
+// A row in a tile: which of the tile's positions it sees.
 struct RowInTile {
   uint64_t bits;
-  float distance;      // of the row's position from the tile's first, negative if it lies before it
-  float slope;         // 0: no ALiBi
   const float* added;  // [64] to the logits of the positions; null: nothing
 };
 
@@ -72,22 +70,19 @@ inline void softmax_update_plain(float factor, float* scores, float* accumulator
 // running maximum (log2 domain) and sum are brought up to date.
 inline void softmax_update_row(const AttendArgs& args, const RowInTile& row, float* scores,
                                float* accumulator, int width, float& maximum, float& sum) {
-  if (~row.bits == 0 && args.softcap <= 0 && row.slope == 0 && row.added == nullptr)
+  if (~row.bits == 0 && args.softcap <= 0 && row.added == nullptr)
     return softmax_update_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
   if (row.bits == 0) {  // weights of 0 leave its maximum and sum as they are
     for (int i = 0; i < kVectors; ++i) store(scores + i * kLanes, Vec{});
     return;
   }
   IntVec lane_bit, seen[kVectors];
-  Vec lane_number;
-  for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane, lane_number[lane] = float(lane);
+  for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane;
   Vec logits[kVectors], highest = Vec{} + maximum;
   for (int i = 0; i < kVectors; ++i) {
     seen[i] = ((IntVec{} + int32_t(row.bits >> (i * kLanes))) & lane_bit) != 0;
     const Vec raw = load(scores + i * kLanes);
     logits[i] = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
-    if (row.slope != 0)
-      logits[i] += (lane_number + (float(i * kLanes) - row.distance)) * (row.slope * kLog2E);
     if (row.added != nullptr) logits[i] += load(row.added + i * kLanes) * kLog2E;
     logits[i] = seen[i] ? logits[i] : Vec{} + kLowest;
     highest = largest_of(logits[i], highest);

@@ -50,12 +50,9 @@ METAL_FUNC Span span_from(int first) {
 }
 
 // params: 0 factor of the queries, 1 1 / softcap, 2 softcap * log2(e)
-METAL_FUNC float logit(float product, const device float* params, float slope, int key, int position) {
+METAL_FUNC float logit(float product, const device float* params) {
 #if SOFTCAP
   product = params[2] * tanh(product * params[1]);
-#endif
-#if ALIBI
-  product += slope * LOG2_E * float(key - position);
 #endif
   return product;
 }

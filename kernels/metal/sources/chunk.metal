@@ -184,7 +184,7 @@ for (int index = 0; index < num_tiles; ++index) {
         float x = LOWEST;
         if (is_visible(key, my_position)) {
           const float product = products[c].thread_elements()[i] + others[i];
-          x = logit(product * key_rows[now + column].key_scale, params, SLOPE(my_head), key, my_position);
+          x = logit(product * key_rows[now + column].key_scale, params);
         }
         products[c].thread_elements()[i] = x;
         new_top = max(new_top, x);

@@ -286,8 +286,7 @@ for (; index < end_tile; index += RANGES) {
 
   UNROLL
   for (uint g = 0; g < HEADS; ++g) {
-    const float slope = SLOPE(min(first_head + slice * HEADS + g, uint(NUM_HEADS) - 1));
-    const float x = visible ? logit(products[g] * key_scale, params, slope, key, position) : LOWEST;
+    const float x = visible ? logit(products[g] * key_scale, params) : LOWEST;
     const float new_top = max(top[g], simd_max(x));
     const float weight = visible ? fast::exp2(x - new_top) : 0.0f;
     const float factor = fast::exp2(top[g] - new_top);

@@ -198,7 +198,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
         const int key = start + int(c * 8 + column_of(lane) + i);
         float x = LOWEST;
         if (is_visible(key, my_position)) {
-          x = logit(product[i], params, SLOPE(my_head), key, my_position);
+          x = logit(product[i], params);
         }
         products[c].thread_elements()[i] = x;
         new_top = max(new_top, x);

@@ -59,7 +59,7 @@ LONG = (
         sinks=True,
         softcap=6.0,
     ),
-    Case(name="masked", sequences=((2500, 1), (700, 40)), page_size=32, mask="added", slopes=True),
+    Case(name="masked", sequences=((2500, 1), (700, 40)), page_size=32, mask="added"),
     Case(name="many", sequences=tuple((17 * i % 90, 1 + i % 3) for i in range(40)), page_size=16),
 )
 
@@ -301,37 +301,6 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
         np.testing.assert_array_equal(batch.attend_part(2, old + row, old + row + 1), want[row : row + 1])
     for member in (0, 3):  # long ones, alone and in a batch
         np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
-
-
-@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "int8")], ids=lambda f: f[0])
-def test_slopes_add_the_distance(formats: tuple[str, str]) -> None:
-    """Decode over several tiles, and a chunk, with a window; K and V as the pool holds them."""
-    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=150)
-    spec = PoolSpec(layers=(layer,), num_pages=20, page_size=16, k_format=formats[0], v_format=formats[1])
-    pool, rng, slopes = CpuPool(spec), np.random.default_rng(4), np.array([0.5, 0.01, 0, 0.1], np.float32)
-    lengths, tables = ((200, 1), (0, 70)), [np.arange(13, dtype=np.int32), np.arange(13, 18, dtype=np.int32)]
-    for step in ([(0, 200), (0, 0)], list(lengths)):
-        metadata = build_metadata(step, tables, 16)
-        queries, keys, values = (
-            mx.array(rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float32))
-            for heads in (4, 2, 2)
-        )
-        pool.begin_step(metadata)
-        pool.write(0, keys, values)
-        out = as_numpy(pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes))))
-        mx.eval(pool.pending())
-    stored_keys, stored_values = (np.repeat(as_numpy(rows), 2, axis=1) for rows in pool.gather_sequences(0))
-    for b, (old, new) in enumerate(lengths):
-        rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
-        distance = np.arange(old + new) - np.arange(old, old + new)[:, None]
-        logits = np.einsum("thd,hld->htl", as_numpy(queries)[rows], stored_keys[b, :, : old + new]) * 0.125
-        logits = logits + slopes[:, None, None] * distance
-        weights = np.exp(np.where((distance <= 0) & (distance > -150), logits, -np.inf))
-        weights /= weights.sum(-1, keepdims=True)
-        want = np.einsum("htl,hld->thd", weights, stored_values[b, :, : old + new])
-        assert np.abs(out[rows] - want).max() < TOLERANCE[mx.float32] * np.abs(want).max()
-    with pytest.raises(ValueError, match=r"alibi_slopes must be \(4,\), one per query head, got \(3\)"):
-        pool.attend(0, queries, AttendOptions(scale=0.125, alibi_slopes=mx.zeros(3)))
 
 
 def test_queries_need_not_be_contiguous() -> None:

@@ -104,34 +104,6 @@ def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
     np.testing.assert_array_equal(short[0], together[1])
 
 
-def test_alibi_slopes_bend_the_logits() -> None:
-    case = shape("", 64, 2, 16, sequences=((40, 1), (0, 21)))
-    emulator = Emulator()
-    pool = WatchedPool(case.spec("fp16", "fp16"), emulator)
-    poison(pool)
-    rng = np.random.default_rng(4)
-    slopes = np.array([0.5, 0.25, 0.125, 1.0], np.float32)
-    tables = [np.array([3, 1, 2], np.int32), np.array([5, 4], np.int32)]
-    queries, keys, values = (np.zeros((0, 0, 0), np.float16) for _ in range(3))
-    for sequences in ([(0, 40), (0, 0)], [(40, 1), (0, 21)]):
-        metadata = build_metadata(sequences, tables, 16)
-        queries, keys, values = (
-            rng.standard_normal((metadata.num_tokens, heads, 64)).astype(np.float16) for heads in (4, 2, 2)
-        )
-        pool.begin_step(metadata)
-        pool.write(0, mx.array(keys), mx.array(values))
-        out = pool.attend(0, mx.array(queries), AttendOptions(scale=0.125, alibi_slopes=mx.array(slopes)))
-        mx.eval(out, *pool.pending())
-    got = as_numpy(out)[1:]  # the chunk: all its keys are of this step
-    q, k, v = (x[1:].astype(np.float64) for x in (queries, keys, values))
-    k, v = np.repeat(k, 2, 1), np.repeat(v, 2, 1)
-    distance = np.arange(21)[None, :] - np.arange(21)[:, None]
-    logits = np.einsum("thd,lhd->htl", q, k) * 0.125 + slopes[:, None, None] * distance
-    weights = np.exp(np.where(distance <= 0, logits, -np.inf))
-    want = np.einsum("htl,lhd->thd", weights / weights.sum(-1, keepdims=True), v)
-    assert np.abs(got - want).max() / np.abs(want).max() < 2e-3
-
-
 def test_float32_activations_lose_nothing_to_16_bits() -> None:
     """And both of the case's steps attend: the first is all chunks."""
     pool = WatchedPool(EVERYTHING.spec(*FP4), Emulator())

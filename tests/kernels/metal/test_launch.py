@@ -208,7 +208,7 @@ def test_a_backend_says_its_name() -> None:
 
 def test_splits_of_all_windows_pages_and_formats_are_joined_by_one_kernel() -> None:
     base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
-    common: dict[str, Any] = {"group": 2, "sinks": False, "softcap": False, "alibi": False}
+    common: dict[str, Any] = {"group": 2, "sinks": False, "softcap": False}
     units = {
         AttentionConfig(
             layer=layer, page_size=page_size, k_format=k_format, v_format="fp4", ordered=ordered, **common

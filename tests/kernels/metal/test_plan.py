@@ -75,7 +75,6 @@ def test_simdgroups_share_query_heads_and_tiles(group: int) -> None:
         v_format="fp4",
         sinks=False,
         softcap=False,
-        alibi=False,
     )
     assert config.heads <= 4
     assert (config.slices - 1) * config.heads < group <= config.slices * config.heads
