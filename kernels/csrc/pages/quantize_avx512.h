@@ -206,19 +206,20 @@ inline __attribute__((always_inline)) __m256 sums_of_candidates(const __m512 (&s
   return _mm256_add_ps(_mm256_permute2f128_ps(four, last, 0x20), _mm256_permute2f128_ps(four, last, 0x31));
 }
 
-// The same scale, sooner. Errors are estimated in units of the scale, q = x / scale: a magnitude's distance from
-// the nearest point of the grid, whose points between 2^e and 2^(e + 1) lie 2^(e - 1) apart (e = 0 below 1), is
-// what is lost when q is added to 2^(e + 22). q < 7, because the largest candidate's is 6 / 0.88.
+// The same scale, sooner. Errors are estimated in units of the scale, q = x / scale: a magnitude's distance
+// from the nearest point of the grid, whose points between 2^e and 2^(e + 1) lie 2^(e - 1) apart (e = 0 below
+// 1), is what is lost when q is added to 2^(e + 22). q < 7, because the largest candidate's is 6 / 0.88.
 //
-// q is off by at most 2^-23 of itself, so each distance by less than 2^-20, and a sum E of n <= 256 squares by
-// less than 2^-19 sqrt(n E) + 2^-20 E, which is below 2^-13 E where E > 0.1. The sums of the definition are
-// within 2^-20 of the true ones. So the least estimate is the definition's choice if it is at least 1/4 (then
-// others are above 0.1: scales differ by 1.55 at most) and all others are larger by 2^-11; else errors decide.
+// q is off by at most 2^-23 of itself, so each distance by less than 2^-20, and a sum E of n <= 256 squares
+// by less than 2^-19 sqrt(n E) + 2^-20 E, which is below 2^-13 E where E > 0.1. The sums of the definition
+// are within 2^-20 of the true ones. So the least estimate is the definition's choice if it is at least 1/4
+// (then others are above 0.1: scales differ by 1.55 at most) and all others are larger by 2^-11; else errors
+// decide.
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const Magnitudes<kVectors>& x) {
   static_assert(kVectors <= 16);
-  alignas(32) static constexpr float kFactors[8] = {kScaleFactors[0], kScaleFactors[1], kScaleFactors[2],
-                                                    kScaleFactors[3], kScaleFactors[4], 1, 1, 1};
+  alignas(32) static constexpr float kFactors[8] = {
+      kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3], kScaleFactors[4], 1, 1, 1};
   if (!(x.largest >= 0x1p-11f && x.largest <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(x);
   const __m128i halves = _mm256_cvtps_ph(_mm256_mul_ps(_mm256_set1_ps(x.largest), _mm256_load_ps(kFactors)),
                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -248,8 +249,8 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const Magnitudes<kVecto
   __m256 least = _mm256_min_ps(errors, _mm256_permute2f128_ps(errors, errors, 1));
   least = _mm256_min_ps(least, _mm256_permute_ps(least, 0x4e));
   least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xb1));
-  const uint32_t near = _mm256_cmp_ps_mask(
-      errors, _mm256_mul_ps(least, _mm256_set1_ps(1 + 0x1p-11f)), _CMP_LE_OQ);
+  const uint32_t near =
+      _mm256_cmp_ps_mask(errors, _mm256_mul_ps(least, _mm256_set1_ps(1 + 0x1p-11f)), _CMP_LE_OQ);
   const uint32_t tiny = _mm256_cmp_ps_mask(units, _mm256_set1_ps(0.25f), _CMP_LT_OQ);
   if ((near & (near - 1)) != 0 || (near & tiny) != 0) return fp4_scale_by_errors<kVectors>(x);
   return uint16_t(_mm_cvtsi128_si32(_mm_permutexvar_epi16(_mm_cvtsi32_si128(__builtin_ctz(near)), halves)));
