@@ -193,19 +193,6 @@ template <int kVectors>
   return choice.best();
 }
 
-// The sum over lanes of each of the first `kCandidates` vectors, in lanes of the result; others are 0.
-inline __attribute__((always_inline)) __m256 sums_of_candidates(const __m512 (&sums)[kCandidates]) {
-  const auto halved = [](__m512 x) {
-    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-  };
-  const __m256 zero = _mm256_setzero_ps();
-  const __m256 first = _mm256_hadd_ps(halved(sums[0]), halved(sums[1]));
-  const __m256 second = _mm256_hadd_ps(halved(sums[2]), halved(sums[3]));
-  const __m256 four = _mm256_hadd_ps(first, second);
-  const __m256 last = _mm256_hadd_ps(_mm256_hadd_ps(halved(sums[4]), zero), zero);
-  return _mm256_add_ps(_mm256_permute2f128_ps(four, last, 0x20), _mm256_permute2f128_ps(four, last, 0x31));
-}
-
 // The same scale, sooner. Errors are estimated in units of the scale, q = x / scale: a magnitude's distance
 // from the nearest point of the grid, whose points between 2^e and 2^(e + 1) lie 2^(e - 1) apart (e = 0 below
 // 1), is what is lost when q is added to 2^(e + 22). q < 7, because the largest candidate's is 6 / 0.88.
@@ -218,19 +205,16 @@ inline __attribute__((always_inline)) __m256 sums_of_candidates(const __m512 (&s
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const Magnitudes<kVectors>& x) {
   static_assert(kVectors <= 16);
-  alignas(32) static constexpr float kFactors[8] = {
-      kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3], kScaleFactors[4], 1, 1, 1};
   if (!(x.largest >= 0x1p-11f && x.largest <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(x);
-  const __m128i halves = _mm256_cvtps_ph(_mm256_mul_ps(_mm256_set1_ps(x.largest), _mm256_load_ps(kFactors)),
-                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256 scales = _mm256_cvtph_ps(halves);
-  const __m512 inverses = _mm512_castps256_ps512(_mm256_div_ps(_mm256_set1_ps(1), scales));
   const __m512 exponent = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)), one = _mm512_set1_ps(1);
   const __m512 coarser = _mm512_set1_ps(0x1p22f);
-  __m512 sums[kCandidates];
+  uint16_t halves[kCandidates];
+  float units[kCandidates], errors[kCandidates];
 #pragma GCC unroll 5
   for (int c = 0; c < kCandidates; ++c) {
-    const __m512 inverse = _mm512_permutexvar_ps(_mm512_set1_epi32(c), inverses);
+    halves[c] = float_to_f16(x.largest * kScaleFactors[c]);
+    const float scale = f16_to_float(halves[c]);
+    const __m512 inverse = _mm512_set1_ps(1 / scale);
     __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
@@ -240,20 +224,13 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const Magnitudes<kVecto
       const __m512 distance = _mm512_sub_ps(q, nearest);
       sum[i % 2] = _mm512_fmadd_ps(distance, distance, sum[i % 2]);
     }
-    sums[c] = _mm512_add_ps(sum[0], sum[1]);
+    units[c] = _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
+    errors[c] = units[c] * scale * scale;
   }
-  const __m256 units = sums_of_candidates(sums);
-  const __m256 infinite = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
-  const __m256 errors = _mm256_mask_mov_ps(_mm256_mul_ps(_mm256_mul_ps(units, scales), scales),
-                                           __mmask8(0xff << kCandidates), infinite);
-  __m256 least = _mm256_min_ps(errors, _mm256_permute2f128_ps(errors, errors, 1));
-  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0x4e));
-  least = _mm256_min_ps(least, _mm256_permute_ps(least, 0xb1));
-  const uint32_t near =
-      _mm256_cmp_ps_mask(errors, _mm256_mul_ps(least, _mm256_set1_ps(1 + 0x1p-11f)), _CMP_LE_OQ);
-  const uint32_t tiny = _mm256_cmp_ps_mask(units, _mm256_set1_ps(0.25f), _CMP_LT_OQ);
-  if ((near & (near - 1)) != 0 || (near & tiny) != 0) return fp4_scale_by_errors<kVectors>(x);
-  return uint16_t(_mm_cvtsi128_si32(_mm_permutexvar_epi16(_mm_cvtsi32_si128(__builtin_ctz(near)), halves)));
+  int best = 0, near = 0;
+  for (int c = 1; c < kCandidates; ++c) best = errors[c] < errors[best] ? c : best;
+  for (int c = 0; c < kCandidates; ++c) near += errors[c] <= errors[best] * (1 + 0x1p-11f);
+  return near > 1 || units[best] < 0.25f ? fp4_scale_by_errors<kVectors>(x) : halves[best];
 }
 
 template <int kVectors>
