@@ -3,6 +3,10 @@
 
 #include "runtime/numeric.h"
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace octavo {
 namespace {
 
@@ -19,7 +23,11 @@ inline void add_terms(const float* values, int count, float* lanes, Term term) {
   for (int lane = 0; i + lane < count; ++lane) lanes[lane] += term(values[i + lane]);
 }
 
+// Halves onto each other.
 inline float add_lanes(float* lanes) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // the same order, in a register
+#endif
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
