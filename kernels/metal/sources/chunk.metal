@@ -105,7 +105,7 @@ for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
   output[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 }
 
-const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP, my_head = first_head + my_row % GROUP;
+const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP;
 const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
 const bool has_rows = row_group * 8 < tokens * GROUP;  // the whole simdgroup; loads are everyone's
 float top = LOWEST, sum = 0.0f;

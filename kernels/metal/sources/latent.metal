@@ -108,7 +108,7 @@ for (uint n = 0; n < MY_MATRICES; ++n) {
   output[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 }
 
-const uint my_row = row_group * 8 + row_of(lane), my_head = (skipped + my_row) % NUM_HEADS;
+const uint my_row = row_group * 8 + row_of(lane);
 const int my_position = my_row < count ? positions[first_row + (skipped + my_row) / NUM_HEADS] : -1;
 const bool has_rows = row_group * 8 < count;  // the whole simdgroup; loads are everyone's
 threadgroup const float2* const group_products = part_products + row_group * (PARTS * KEYS / 8 * 32) + lane;

@@ -60,7 +60,7 @@ def test_rows_whose_scales_nearly_tie_get_the_scale_of_the_definition(dim: int) 
     rng = np.random.default_rng(dim)
     spec = make_spec("fp4", "fp4", dim=dim, value_dim=dim, page_size=64)
     shape = (spec.num_pages * 64, 2, dim)
-    grid = np.float32([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6])
+    grid = np.array([0, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6], np.float32)
     kinds = (
         rng.integers(-12, 13, shape),
         rng.choice(grid, shape) * rng.choice([-1, 1], shape),

@@ -131,6 +131,11 @@ OCTAVO_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
   return c;
 }
+OCTAVO_EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) {
+  for (int i = 0; i < 16; ++i) c[i] = std::fmaf(-a[i], b[i], c[i]);
+  return c;
+}
+OCTAVO_EMULATED __m512 _mm512_and_ps(__m512 a, __m512 b) { return (__m512)((__m512i)a & (__m512i)b); }
 
 // No instructions but sequences of the compiler's: halves onto each other, in GCC's order.
 OCTAVO_EMULATED float _mm512_reduce_add_ps(__m512 a) {
