@@ -1,7 +1,7 @@
 """Would the tests of the native kernels notice a bug in them? Plant each of in_native.py, and count.
 
 ``python tests/mutants/extension.py [WORD]`` (with WORD: bugs that have it in the name) copies the sources to
-build/mutants, and for each bug builds the extension with it and runs tests of its file. Prints a table;
+build/mutants, and for each bug builds the extension with it and runs the tests of its group. Prints a table;
 exits 1 if a bug is missed, or if the tests fail without one. Needs what the extension needs to be built;
 the first build takes minutes, each bug about one. Bugs of AVX2's kernels need a CPU that has it.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import in_native
 from harness import hunt, run_tests, spoilt
-from in_native import MUTANTS
 from mutant import ROOT, Mutant
 
 FOLDER = ROOT / "build" / "mutants"
@@ -41,27 +41,15 @@ STORES = tuple(
         "test_pages_are_bit_equal_to_the_numpy_format",
     )
 )
-TESTS = {
-    "program/program.cpp": PROGRAM,
-    "program/bindings.cpp": PROGRAM,
-    "program/recorded_ops.cpp": PROGRAM,
-    "program/mlx_tasks.cpp": PROGRAM,
-    "program/encoder.cpp": PROGRAM,
-    "ops/gather_rows.cpp": PROGRAM,
-    "pages/indices.cpp": INDICES,
-    "pages/quantize_avx2.h": STORES,
-    "linear/mapped_file.cpp": MAPPED,
-    "linear/integer_rows_avx2.h": LINEAR,
-    "linear/quantized_avx2.cpp": LINEAR,
-    "attention/codes_avx2.h": BYTES,
-    "attention/byte_queries_avx2.h": BYTES,
-    "attention/byte_keys_avx2.cpp": BYTES,
-    "attention/byte_values_avx2.cpp": BYTES,
-    "attention/byte_weights_avx2.h": BYTES,
-    "attention/group_codes_avx2.h": BYTES,
-    "attention/group_keys_avx2.cpp": BYTES,
-    "attention/group_values_avx2.cpp": BYTES,
-}
+SUITES = (
+    (in_native.STEPS, PROGRAM),
+    (in_native.INDICES, INDICES),
+    (in_native.MAPPED, MAPPED),
+    (in_native.ATTENTION, BYTES),
+    (in_native.STORES, STORES),
+    (in_native.LINEAR, LINEAR),
+)
+TESTS = {mutant.name: tests for mutants, tests in SUITES for mutant in mutants}
 
 
 def call(*command: str) -> None:
@@ -94,12 +82,12 @@ def build() -> Path:
 
 def attempt(mutant: Mutant) -> str | None:
     """Who caught it; None: nobody."""
-    path = SOURCE / "kernels" / "csrc" / mutant.file
+    path = SOURCE / mutant.file
     text = path.read_text()
     path.write_text(spoilt(mutant, text))
     try:
         built = build()
-        return run_tests(TESTS[mutant.file], {"OCTAVO_TEST_EXTENSION": str(built)})
+        return run_tests(TESTS[mutant.name], {"OCTAVO_TEST_EXTENSION": str(built)})
     finally:
         path.write_text(text)
 
@@ -110,9 +98,9 @@ def without_bugs(tests: tuple[str, ...]) -> str | None:
 
 def main() -> int:
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    mutants = [mutant for mutant in MUTANTS if word in mutant.name]
+    mutants = [mutant for mutant in in_native.MUTANTS if word in mutant.name]
     prepare()
-    suites = dict.fromkeys(TESTS[mutant.file] for mutant in mutants)
+    suites = dict.fromkeys(TESTS[mutant.name] for mutant in mutants)
     clean: list[Callable[[], str | None]] = [partial(without_bugs, tests) for tests in suites]
     return hunt(mutants, attempt, clean=clean)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = (".py", ".cpp", ".h")
 FOLDERS = ("block_manager", "scheduler", "kernels", "engine", "proto")
 
 
@@ -21,12 +22,12 @@ class Mutant:
 
 
 def bug(name: str, old: str, new: str) -> Mutant:
-    """One in Python code: in the one file that has ``old``, wherever that lies now; "" if there is none."""
+    """One in Python or C++: in the one file that has ``old``, wherever that lies now; "" if there is none."""
     files = [file for file, text in _sources().items() if old in text]
     return Mutant(name, files[0] if len(files) == 1 else "", old, new)
 
 
 @functools.cache
 def _sources() -> dict[str, str]:
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}

@@ -36,23 +36,20 @@ def name_of(mutant: Mutant) -> str:
     return mutant.name
 
 
-@pytest.mark.parametrize("mutant", PYTHON, ids=name_of)
-def test_bugs_in_python_fit(mutant: Mutant) -> None:
+def suite_of(mutant: Mutant) -> tuple[str, ...]:
+    return extension.TESTS.get(mutant.name) or tuple(run.suite_of(mutant))
+
+
+@pytest.mark.parametrize("mutant", [*PYTHON, *in_native.MUTANTS], ids=name_of)
+def test_bugs_fit(mutant: Mutant) -> None:
     assert mutant.file, f"no file has {mutant.old!r}, or several have it"
     source = (ROOT / mutant.file).read_text()
     assert spoilt(mutant, source) != source
-    assert all((ROOT / test.partition("::")[0]).exists() for test in run.suite_of(mutant))
+    assert all((ROOT / test.partition("::")[0]).exists() for test in suite_of(mutant))
 
 
 def test_suites_are_of_files_that_there_are() -> None:
     assert all((ROOT / file).exists() for file in run.ENGINE)
-
-
-@pytest.mark.parametrize("mutant", in_native.MUTANTS, ids=name_of)
-def test_bugs_in_native_kernels_fit(mutant: Mutant) -> None:
-    source = (ROOT / "kernels" / "csrc" / mutant.file).read_text()
-    assert spoilt(mutant, source) != source
-    assert all((ROOT / test.partition("::")[0]).exists() for test in extension.TESTS[mutant.file])
 
 
 @pytest.mark.parametrize("mutant", in_metal.MUTANTS, ids=name_of)
