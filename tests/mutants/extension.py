@@ -3,7 +3,8 @@
 ``python tests/mutants/extension.py [WORD]`` (with WORD: bugs that have it in the name) copies the sources to
 build/mutants, and for each bug builds the extension with it and runs the tests of its group. Prints a table;
 exits 1 if a bug is missed, or if the tests fail without one. Needs what the extension needs to be built;
-the first build takes minutes, each bug about one. Bugs of AVX2's kernels need a CPU that has it.
+the first build takes minutes, each bug about one. Bugs of AVX2's and AVX-512's kernels need a CPU that
+has them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
 PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executor/native/test_greedy_head.py")
 INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
+CHANNELS = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx512]",)
 MAPPED = ("tests/engine/executor/native/test_mapped.py",)
 BYTES = tuple(
     f"tests/kernels/cpu/test_attention.py::{name}"
@@ -48,6 +50,7 @@ SUITES = (
     (in_native.ATTENTION, BYTES),
     (in_native.STORES, STORES),
     (in_native.LINEAR, LINEAR),
+    (in_native.CHANNELS, CHANNELS),
 )
 TESTS = {mutant.name: tests for mutants, tests in SUITES for mutant in mutants}
 

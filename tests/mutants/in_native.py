@@ -290,4 +290,23 @@ LINEAR = (
     ),
 )
 
-MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR)
+CHANNELS = (
+    # one scale per output, AVX-512
+    bug(
+        "4-bit codes of few rows lose their zeros",
+        "_mm512_add_epi32(_mm512_loadu_si512(to), _mm512_add_epi32(product, shift))",
+        "_mm512_add_epi32(_mm512_loadu_si512(to), product)",
+    ),
+    bug(
+        "outputs have the factors of the first",
+        "const __m512i factor = spread16(factors + n, 0x00010001);",
+        "const __m512i factor = spread16(factors, 0x00010001);",
+    ),
+    bug(
+        "any scales are multiples of one of the channel",
+        "if (factor * unit != scale || -zero * scale != bias) return false;",
+        "",
+    ),
+)
+
+MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS)
