@@ -264,17 +264,16 @@ bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[
   return true;
 }
 
-// The scale of an output whose groups have these; their factors, `stride` bytes from group to group and as
-// much between the two of one. NaN if it is no channel.
+// The scale of an output whose groups have these; NaN if it is no channel. Factors [groups][2] of it.
 float find_channel(int bits, const std::vector<float>& scales, const std::vector<float>& biases,
-                   std::size_t stride, uint8_t* factors) {
+                   std::vector<uint8_t>& factors) {
   float least = INFINITY;
   for (const float scale : scales) least = scale > 0 && scale < least ? scale : least;
   for (int divisor = 1; divisor <= (bits == 8 ? 1 : kLargestFactor); ++divisor) {
     const float unit = std::isinf(least) ? 0 : least / static_cast<float>(divisor);
     std::size_t g = 0;
     for (uint8_t found[2]; g < scales.size() && find_factors(bits, scales[g], biases[g], unit, found); ++g)
-      factors[2 * g * stride] = found[0], factors[(2 * g + 1) * stride] = found[1];
+      factors[2 * g] = found[0], factors[2 * g + 1] = found[1];
     if (g == scales.size()) return unit;
   }
   return NAN;
@@ -326,20 +325,24 @@ void PackedWeight::find_channels(const void* scales, const void* biases) {
   constexpr int kMostInputs = INT32_MAX / (255 * 127);  // sums of their products do not leave 32 bits
   if (!shape.affine() || (shape.bits != 8 && shape.bits != 4) || shape.inputs > kMostInputs) return;
   const std::size_t groups = shape.num_groups(), panel_factors = 2 * kPanel * groups;
-  std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
-  std::vector<uint8_t> factors(panel_factors * shape.num_panels());
-  std::vector<float> scale(groups), bias(groups);
+  std::vector<float> found, scale(groups), bias(groups);
+  std::vector<uint8_t> factors(2 * groups);
+  Slice bytes;  // both are needed from the first channel on: most weights have none
   for (int output = 0; output < shape.outputs; ++output) {
     load_floats(scales, shape.scale_type, output * groups, static_cast<int>(groups), scale.data());
     load_floats(biases, shape.scale_type, output * groups, static_cast<int>(groups), bias.data());
-    found[output] = find_channel(shape.bits, scale, bias, kPanel,
-                                 factors.data() + panel_factors * (output / kPanel) + output % kPanel);
-    if (std::isnan(found[output])) return;
+    const float unit = find_channel(shape.bits, scale, bias, factors);
+    if (std::isnan(unit)) return;
+    if (output == 0) {
+      found.resize(static_cast<std::size_t>(shape.num_panels()) * kPanel);
+      if (shape.bits == 4) bytes = Slice(panel_factors * shape.num_panels());
+    }
+    found[output] = unit;
+    for (std::size_t i = 0; i < 2 * groups && shape.bits == 4; ++i)
+      bytes.data()[panel_factors * (output / kPanel) + i * kPanel + output % kPanel] = factors[i];
   }
   channel_scales = std::move(found);
-  if (shape.bits == 8) return;
-  factor_bytes = Slice(factors.size());
-  std::copy(factors.begin(), factors.end(), factor_bytes.data());
+  factor_bytes = bytes;
 }
 
 void PackedWeight::unpack_dense(void* weight) const {

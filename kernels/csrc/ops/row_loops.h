@@ -27,10 +27,11 @@ inline void add_terms(const float* values, int count, float* lanes, Term term) {
 inline float add_lanes(float* lanes) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // the same order, in a register
-#endif
+#else
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return lanes[0];
+#endif
 }
 
 // The sum of term(value) over `size` values from element `start` on.
