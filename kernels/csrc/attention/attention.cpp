@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "attention/plan.h"
@@ -44,14 +45,106 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
   args.layout.v_scales = stored.k_scales;
 }
 
-void run_attention(const AttendArgs& call) {
-  AttendArgs args = call;
-  if (args.rotary) args.layout.num_heads = args.num_query_heads / latent_group(args);
-  const AttendKernel kernel = attention_kernels().attend_kernel(args);
-  const AttendPlan plan = plan_attention(args, kernel.width);
-  float* const partials = partial_buffer(plan.partial_floats);
-  parallel_for(int(plan.items.size()), [&](int item) { kernel.attend(args, plan.items[item], partials); });
-  parallel_for(int(plan.merges.size()), [&](int item) { kernel.merge(args, plan.merges[item], partials); });
+namespace {
+
+constexpr int kPartSlot = 1;  // of thread_scratch: kernels use the first
+
+// A call, its kernel, and how it is cut into items.
+struct PlannedCall {
+  AttendArgs args;
+  AttendKernel kernel;
+  AttendPlan plan;
+  float* partials = nullptr;
+
+  explicit PlannedCall(const AttendArgs& call) : args(call) {
+    if (args.rotary) args.layout.num_heads = args.num_query_heads / latent_group(args);
+    kernel = attention_kernels().attend_kernel(args);
+    plan = plan_attention(args, kernel.width);
+  }
+
+  void attend(const AttendItem& item) const { kernel.attend(args, item, partials); }
+  void merge() const {
+    parallel_for(int(plan.merges.size()), [&](int item) { kernel.merge(args, plan.merges[item], partials); });
+  }
+};
+
+// Items of two calls, of which the second ones join what the first ones give.
+struct ItemPairs {
+  std::vector<const AttendItem*> alone;                              // of the first call
+  std::vector<std::pair<const AttendItem*, const AttendItem*>> all;  // (first or null, second)
+};
+
+// An item of each call, where both finish the same rows; the others are no pairs.
+ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
+  const AttendArgs& args = first.args;
+  const int num_heads = args.layout.num_heads;
+  const bool comparable = num_heads == second.args.layout.num_heads;
+  std::vector<const AttendItem*> partners(size_t(args.q_start[args.num_sequences]) * num_heads);
+  const auto partner = [&](const AttendItem& item) -> const AttendItem*& {
+    return partners[size_t(item.first_token) * num_heads + item.kv_head];
+  };
+  for (const AttendItem& item : second.plan.items)
+    if (comparable && item.partial < 0) partner(item) = &item;
+  ItemPairs pairs;
+  for (const AttendItem& item : first.plan.items) {
+    const AttendItem* const other = partner(item);
+    if (item.partial >= 0 || other == nullptr || other->num_tokens != item.num_tokens ||
+        other->num_heads != item.num_heads) {
+      pairs.alone.push_back(&item);
+      continue;
+    }
+    pairs.all.push_back({&item, other});
+    partner(item) = nullptr;
+  }
+  for (const AttendItem& item : second.plan.items)
+    if (!comparable || item.partial >= 0 || partner(item) != nullptr) pairs.all.push_back({nullptr, &item});
+  return pairs;
+}
+
+// The second item of a pair joins what the first one gives, which stays in this thread's memory.
+void attend_pair(const PlannedCall& first, const AttendItem& first_item, const PlannedCall& second,
+                 const AttendItem& second_item) {
+  const int group = group_size(first.args), num_heads = first_item.num_heads * group;
+  const size_t num_rows = size_t(first_item.num_tokens) * num_heads,
+               floats = num_rows * first.args.layout.v.dim;
+  float* const memory = static_cast<float*>(thread_scratch(sizeof(float) * (floats + num_rows), kPartSlot));
+  const FloatRows rows{memory, memory + floats, num_heads,
+                       int64_t(first_item.first_token) * num_heads + first_item.kv_head * group};
+  if (first_item.num_tiles == 0) {  // what its kernel gives where nothing is seen
+    std::fill(rows.rows, rows.logsums, 0.0f);
+    std::fill(rows.logsums, rows.logsums + num_rows, kLowest);
+  } else {
+    AttendArgs args = first.args;
+    args.part = rows;
+    first.kernel.attend(args, first_item, nullptr);
+  }
+  AttendArgs args = second.args;
+  args.other = rows;
+  second.kernel.attend(args, second_item, nullptr);
+}
+
+}  // namespace
+
+void run_attention(const AttendArgs& args) {
+  PlannedCall call(args);
+  call.partials = partial_buffer(call.plan.partial_floats);
+  parallel_for(int(call.plan.items.size()), [&](int item) { call.attend(call.plan.items[item]); });
+  call.merge();
+}
+
+void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) {
+  PlannedCall first(first_args), second(second_args);
+  first.partials = partial_buffer(first.plan.partial_floats + second.plan.partial_floats);
+  second.partials = first.partials + first.plan.partial_floats;
+  const ItemPairs pairs = pair_items(first, second);
+  parallel_for(int(pairs.alone.size()), [&](int item) { first.attend(*pairs.alone[item]); });
+  first.merge();
+  parallel_for(int(pairs.all.size()), [&](int item) {
+    const auto [of_first, of_second] = pairs.all[item];
+    if (of_first != nullptr) attend_pair(first, *of_first, second, *of_second);
+    else second.attend(*of_second);
+  });
+  second.merge();
 }
 
 namespace {

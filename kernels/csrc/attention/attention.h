@@ -87,6 +87,9 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
+// A logit that contributes nothing, yet keeps differences finite (log2 domain).
+inline constexpr float kLowest = -1e30f;
+
 // Of latent layers: K rows are latents, which are V too, and what is stored as V are rotary keys. Dot
 // products of further queries with these, scaled by whoever gives them, join the scaled logits. All query
 // heads share one KV head; it is given as several (`layout.num_heads`) that lie at one place.
@@ -96,6 +99,17 @@ struct RotaryPart {
   RowsView queries;       // [num_tokens, num_query_heads, format.dim]
 
   explicit operator bool() const { return queries.data != nullptr; }
+};
+
+// Rows of results as floats, and log2 of each one's sum of weights: those of token t and query head h are at
+// t * num_heads + h - first.
+struct FloatRows {
+  float *rows, *logsums;  // [.., v.dim], [..]; or null
+  int num_heads;
+  int64_t first;
+
+  explicit operator bool() const { return rows != nullptr; }
+  int64_t at(int64_t token, int head) const { return token * num_heads + head - first; }
 };
 
 struct AttendArgs {
@@ -115,8 +129,8 @@ struct AttendArgs {
   MaskView mask;
   RotaryPart rotary;
   Residency residency;  // all: one pool
-  float*
-      logsums;  // [num_tokens, num_query_heads] or null: log2 of each row's sum of weights; then out is float
+  FloatRows part;       // what results become in place of `out`, where they are a part of the result
+  FloatRows other;      // the part of another pool, which is joined with this one before the sinks
 };
 
 // Tokens are attended to in tiles of this many positions, aligned to it, and pages of fewer than
@@ -156,20 +170,10 @@ struct AttendKernel {
   int width;  // floats per accumulator row
 };
 
-// What rows of a call have from two pools, each as floats and log2 of its sum of weights, becomes output.
-struct JoinArgs {
-  const float *rows[2], *logsums[2];  // [num_rows, dim], [num_rows]; a row is a token and query head
-  const float* sinks;                 // [num_query_heads] or null
-  void* out;                          // [num_rows, dim]
-  Float type;
-  int num_query_heads, dim;
-};
-
 struct AttentionKernels {
   void (*write)(const WriteArgs&, int first_token, int end_token);
   void (*gather)(const GatherArgs&, int sequence, int head, int first, int end);  // positions
   AttendKernel (*attend_kernel)(const AttendArgs&);
-  void (*join)(const JoinArgs&, int first_row, int end_row);
 };
 
 inline int group_size(const AttendArgs& args) { return args.num_query_heads / args.layout.num_heads; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "attention/attention.h"
 #include "attention/rows.h"
@@ -24,6 +25,23 @@ namespace {
   total_maximum = top;
 }
 
+// A row of another pool joins what a row has from this one: each is weighted by its share of the weights, and
+// sinks are folded in. The same code for all who join, so that the compiler fuses the same operations.
+[[gnu::noinline]] void join_rows(const float* other, float other_logsum, float logsum, const float* sink,
+                                 int dim, float* row) {
+  const float of_sink = sink != nullptr ? *sink * kLog2E : kLowest;
+  const float top = std::max(std::max(other_logsum, logsum), of_sink);
+  const float a = std::exp2(other_logsum - top), b = std::exp2(logsum - top);
+  const float sum = a + b + (sink != nullptr ? std::exp2(of_sink - top) : 0.0f);
+  const float of_other = a / sum, of_this = b / sum;
+  for (int i = 0; i < dim; ++i) row[i] = other[i] * of_other + row[i] * of_this;
+}
+
+// Where a result lies in `out`, in rows.
+inline int64_t output_row(const AttendArgs& args, int token, int head) {
+  return int64_t(token) * args.num_query_heads + head;
+}
+
 // Fold the partials of one item's rows, in order, and the sinks once, undo the rotation of V and write the
 // output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order
 // of head dimensions.
@@ -39,13 +57,12 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     const float* accumulator = first + int64_t(r) * width;
     const float* statistics = first + int64_t(num_rows) * width + r;
     const int head = item.kv_head * group + r % group;
-    const Float type = args.logsums != nullptr ? Float::f32 : args.queries.type;
-    const auto place = [&](int of_row) {
-      return int64_t(item.first_token + of_row / group) * args.num_query_heads + item.kv_head * group +
-             of_row % group;
-    };
-    if (r + kRowsAhead < num_rows)
-      ask_row<true>(args.out, type, place(r + kRowsAhead) * format.dim, format.dim);
+    const int token = item.first_token + r / group;
+    if (const int next = r + kRowsAhead; next < num_rows && !args.part)
+      ask_row<true>(
+          args.out, args.queries.type,
+          output_row(args, item.first_token + next / group, item.kv_head * group + next % group) * format.dim,
+          format.dim);
     float top = kLowest, sum = 0;
     const bool folded = item.num_partials > 1;
     if (folded) std::fill(total, total + width, 0.0f);
@@ -58,7 +75,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     }
     const float* const parts = folded ? total : accumulator;
     float weight = 1;  // of what the positions gave
-    if (args.sinks != nullptr) {
+    if (args.sinks != nullptr && !args.other) {
       const float sink = args.sinks[head] * kLog2E, of_positions = top;
       top = std::max(top, sink);
       weight = scalar_exp2(of_positions - top);
@@ -68,9 +85,20 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
     to_natural(total, row);
     if (format.rotated) hadamard(row, format.dim);
-    const int64_t at = place(r);
-    store_floats(args.out, type, size_t(at * format.dim), format.dim, row);
-    if (args.logsums != nullptr) args.logsums[at] = sum == 0 ? kLowest : top + std::log2(sum);
+    const float logsum = !args.part && !args.other ? 0.0f : sum == 0 ? kLowest : top + std::log2(sum);
+    if (args.other) {
+      const int64_t at = args.other.at(token, head);
+      join_rows(args.other.rows + at * format.dim, args.other.logsums[at], logsum,
+                args.sinks != nullptr ? args.sinks + head : nullptr, format.dim, row);
+    }
+    if (args.part) {
+      const int64_t at = args.part.at(token, head);
+      std::memcpy(args.part.rows + at * format.dim, row, sizeof(float) * size_t(format.dim));
+      args.part.logsums[at] = logsum;
+    } else {
+      store_floats(args.out, args.queries.type, size_t(output_row(args, token, head) * format.dim),
+                   format.dim, row);
+    }
   }
 }
 

@@ -1,12 +1,12 @@
 // Attention over two pools that hold the rows of the same layer: quantized pages, and 16-bit
 // residual pages of some.
 //
-// Each pool is attended over by the kernels of its own formats, which leave float rows and the logarithm of
-// their sums of weights; a last pass weights the two by these and folds in the sinks.
+// Each pool is attended over by the kernels of its own formats. Those of the quantized pages leave float rows
+// and the logarithms of their sums of weights; those of the residual pages weight both by these, and fold in
+// the sinks, as they finish their rows.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -15,41 +15,21 @@
 #include "mlx/primitives.h"
 #include "pages/pages.h"
 #include "program/encoder.h"
-#include "runtime/threads.h"
 
 namespace nb = nanobind;
 
 namespace octavo {
 namespace {
 
-constexpr int kRowsAtOnce = 128;  // that a thread joins
-
-struct Part {
-  mx::array out, logsums;  // float32 [num_rows, dim], [num_rows]; a row is a token and query head
-};
-
-Part make_part(int num_rows, int dim, Encoder& encoder) {
-  Part part{mx::array({num_rows, dim}, mx::float32, nullptr, {}),
-            mx::array({num_rows}, mx::float32, nullptr, {})};
-  for (mx::array* array : {&part.out, &part.logsums}) {
-    allocate(*array);
-    encoder.add_temporary(*array);
-  }
-  return part;
-}
-
 // `args` of the whole call, but for what is one pool's; `rotary` queries where its K rows are latents.
-void attend_part(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
-                 Residency::Part which, const std::optional<RowsView>& rotary, float* out, float* logsums) {
+AttendArgs part_of(AttendArgs args, const PageLayout& layout, const uint8_t* pool, const int32_t* page_table,
+                   Residency::Part which, const std::optional<RowsView>& rotary) {
   args.layout = layout;
   if (rotary) attend_latents(args, *rotary);
   args.pool = pool;
   args.page_table = page_table;
   args.residency.part = which;
-  args.sinks = nullptr;
-  args.out = out;
-  args.logsums = logsums;
-  run_attention(args);
+  return args;
 }
 
 struct ResidualOptions {
@@ -94,25 +74,16 @@ class AttendResidual : public mx::Primitive {
     const int32_t *table = view_ints(inputs[3]), *residual_table = view_ints(inputs[4]);
     const int num_rows = inputs[2].shape(0) * args.num_query_heads, dim = out.shape(2);
     Encoder encoder(stream());
-    const Part first = make_part(num_rows, dim, encoder), second = make_part(num_rows, dim, encoder);
-    const JoinArgs join{{first.out.data<float>(), second.out.data<float>()},
-                        {first.logsums.data<float>(), second.logsums.data<float>()},
-                        args.sinks,
-                        args.out,
-                        args.queries.type,
-                        args.num_query_heads,
-                        dim};
-    encoder.dispatch(
-        [args, pool, residual_pool, table, residual_table, num_rows, rotary, join, residual = residual_] {
-          const auto floats = [](const float* given) { return const_cast<float*>(given); };
-          attend_part(args, args.layout, pool, table, Residency::quantized, rotary, floats(join.rows[0]),
-                      floats(join.logsums[0]));
-          attend_part(args, residual, residual_pool, residual_table, Residency::residual, rotary,
-                      floats(join.rows[1]), floats(join.logsums[1]));
-          parallel_for((num_rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int item) {
-            attention_kernels().join(join, item * kRowsAtOnce, std::min(num_rows, (item + 1) * kRowsAtOnce));
-          });
-        });
+    mx::array between({num_rows, dim + 1}, mx::float32, nullptr, {});
+    allocate(between);
+    encoder.add_temporary(between);
+    float* const rows = between.data<float>();
+    AttendArgs first = part_of(args, layout_, pool, table, Residency::quantized, rotary);
+    first.sinks = nullptr;
+    first.part = {rows, rows + int64_t(num_rows) * dim, args.num_query_heads, 0};
+    AttendArgs second = part_of(args, residual_, residual_pool, residual_table, Residency::residual, rotary);
+    second.other = first.part;
+    encoder.dispatch([first, second] { run_attention(first, second); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");

@@ -48,39 +48,79 @@ inline void raise_maximum(float top, float* accumulator, int width, float& maxim
   maximum = top;
 }
 
-// A row that sees the whole tile, and nothing is done to its logits.
-inline void softmax_update_plain(float factor, float* scores, float* accumulator, int width, float& maximum,
-                                 float& sum) {
-  Vec highest[2] = {Vec{} + maximum, Vec{} + maximum};
-#pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i)
-    highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
-  raise_maximum(largest_lane(largest_of(highest[0], highest[1])), accumulator, width, maximum, sum);
-  Vec total[2] = {};
-#pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
-    store(scores + i * kLanes, weights);
-    total[i % 2] += weights;
-  }
-  sum += sum_lanes(total[0] + total[1]);
+// Lanes of the i-th vector of a tile that `bits` has.
+inline IntVec seen_lanes(uint64_t bits, int i) {
+  IntVec lane_bit;
+  for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane;
+  return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Raw scores of one row and tile become weights 2^(logit - maximum), 0 where the row sees nothing; its
-// running maximum (log2 domain) and sum are brought up to date.
+// The largest of `maximum` and the logits scores * factor that the row sees.
+inline float raised_maximum(float factor, uint64_t bits, const float* scores, float maximum) {
+  Vec highest[2] = {Vec{} + maximum, Vec{} + maximum};
+  if (~bits == 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i)
+      highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      const Vec logits = load(scores + i * kLanes) * factor;
+      highest[i % 2] = largest_of(seen_lanes(bits, i) ? logits : Vec{} + kLowest, highest[i % 2]);
+    }
+  }
+  return largest_lane(largest_of(highest[0], highest[1]));
+}
+
+// Scores of one row become weights 2^(logit - maximum), 0 where the row sees nothing; their sum.
+inline float weigh(float factor, uint64_t bits, float* scores, float maximum) {
+  if (~bits == 0) {
+    Vec total[2] = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
+      store(scores + i * kLanes, weights);
+      total[i % 2] += weights;
+    }
+    return sum_lanes(total[0] + total[1]);
+  }
+  Vec total = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) {
+    const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
+    store(scores + i * kLanes, weights);
+    total += weights;
+  }
+  return sum_lanes(total);
+}
+
+constexpr int kSoftmaxRows = 16;  // at once, at most
+
+// Raw scores of some rows become weights; their running maxima (log2 domain) and sums are brought up to date.
+// The maxima of all are found before any is raised: whether one grows is a branch that is often foreseen
+// wrongly, and would hold up the rows after it. `factor` makes a score a logit.
+inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
+                                float* accumulators, int width, float* maxima, float* sums) {
+  float tops[kSoftmaxRows];
+  for (int row = 0; row < num_rows; ++row)
+    tops[row] = raised_maximum(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+  for (int row = 0; row < num_rows; ++row)
+    raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
+  for (int row = 0; row < num_rows; ++row)
+    sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+}
+
+// The same of one row whose logits are capped or added to.
 inline void softmax_update_row(const AttendArgs& args, const RowInTile& row, float* scores,
                                float* accumulator, int width, float& maximum, float& sum) {
-  if (~row.bits == 0 && args.softcap <= 0 && row.added == nullptr)
-    return softmax_update_plain(args.scale * kLog2E, scores, accumulator, width, maximum, sum);
   if (row.bits == 0) {  // weights of 0 leave its maximum and sum as they are
     for (int i = 0; i < kVectors; ++i) store(scores + i * kLanes, Vec{});
     return;
   }
-  IntVec lane_bit, seen[kVectors];
-  for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane;
+  IntVec seen[kVectors];
   Vec logits[kVectors], highest = Vec{} + maximum;
   for (int i = 0; i < kVectors; ++i) {
-    seen[i] = ((IntVec{} + int32_t(row.bits >> (i * kLanes))) & lane_bit) != 0;
+    seen[i] = seen_lanes(row.bits, i);
     const Vec raw = load(scores + i * kLanes);
     logits[i] = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
     if (row.added != nullptr) logits[i] += load(row.added + i * kLanes) * kLog2E;

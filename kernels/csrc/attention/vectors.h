@@ -23,8 +23,6 @@ inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from);
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 
 inline constexpr float kLog2E = 1.44269504088896341f;
-// A logit that contributes nothing, yet keeps differences finite (log2 domain).
-inline constexpr float kLowest = -1e30f;
 
 // 2^x to 2e-7 relative for -126 <= x <= 127; below that 2^-126, about 1e-38.
 inline Vec exp2(Vec x) {

@@ -66,9 +66,8 @@ void gather(const GatherArgs& args, int sequence, int head, int first, int end) 
 
 }  // namespace
 
-AttendKernel attend_kernel(const AttendArgs& args);           // attention/attend_portable.cpp
-void join(const JoinArgs& args, int first_row, int end_row);  // attention/join_portable.cpp
+AttendKernel attend_kernel(const AttendArgs& args);  // attention/attend_portable.cpp
 
-const AttentionKernels attention_kernels = {write, gather, attend_kernel, join};
+const AttentionKernels attention_kernels = {write, gather, attend_kernel};
 
 }  // namespace octavo::OCTAVO_ISA
