@@ -206,6 +206,7 @@ void to_bf16() {
   const Words one = Words::from(_mm512_cvtneps_pbh(x));
   const Words two = Words::from(_mm512_cvtne2ps_pbh(x, _mm512_set1_ps(2)));
   for (int i = 0; i < 16; ++i) EXPECT(one.at[i] == want[i % 8] && two.at[16 + i] == want[i % 8] && two.at[i] == 0x4000);
+  EXPECT(_mm512_fpclass_ps_mask(x, 0x20) == 0x1010);
   EXPECT((Words::from(_mm512_cvtneps_pbh(_mm512_set1_ps(kNaN))).at[0] & 0x7fc0) == 0x7fc0);
 }
 

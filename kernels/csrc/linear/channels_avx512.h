@@ -113,17 +113,23 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel) {
 // Integer sums [count][64] of rows from `row` on, to results: scaled, in place, and finished.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
                             int32_t* dots) {
+  constexpr int kRows = 16;  // at once: they are finished where they still are in the first cache
   const float* const scales = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
-  for (int n = 0; n < kPanel; n += 16) {
-    const __m512 scale = _mm512_loadu_ps(scales + n);
-    for (int m = 0; m < count; ++m) {
-      int32_t* const at = dots + m * kPanel + n;
-      const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(x.starts[row + m]));
-      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale);
-      _mm512_storeu_ps(at, _mm512_mul_ps(product, _mm512_set1_ps(x.scales[row + m])));
+  __m512 scale[4];
+  for (int n = 0; n < 4; ++n) scale[n] = _mm512_loadu_ps(scales + 16 * n);
+  for (int first = 0; first < count; first += kRows) {
+    const int end = std::min(first + kRows, count);
+    for (int m = first; m < end; ++m) {
+      const __m512i start = _mm512_set1_epi32(x.starts[row + m]);
+      const __m512 of_row = _mm512_set1_ps(x.scales[row + m]);
+      for (int n = 0; n < 4; ++n) {
+        int32_t* const at = dots + m * kPanel + 16 * n;
+        const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(at), start);
+        _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale[n]), of_row));
+      }
     }
+    finish_rows(call, panel, row + first, end - first, reinterpret_cast<float*>(dots + first * kPanel));
   }
-  finish_rows(call, panel, row, count, reinterpret_cast<float*>(dots));
 }
 
 }  // namespace

@@ -107,28 +107,12 @@ inline void with_rows(int count, Body&& body) {
   body(std::integral_constant<int, most>());
 }
 
-// A row of results of a whole or partial panel. AVX-512's own conversion rounds as ours does, but takes
-// subnormal numbers for zero.
-inline void store_row(void* y, Float type, std::size_t offset, int width, const float* sums) {
-#if defined(__AVX512BF16__)
-  if (type == Float::bf16 && width == kPanel) {
-    bf16_t* to = static_cast<bf16_t*>(y) + offset;
-    for (int n = 0; n < kPanel; n += 32) {
-      const __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + n + 16), _mm512_loadu_ps(sums + n));
-      _mm512_storeu_si512(to + n, reinterpret_cast<__m512i>(pair));
-    }
-    return;
-  }
-#endif
-  store_floats(y, type, offset, width, sums);
-}
-
 // The largest of `width` results, rounded to `type`, of the outputs from `start` on.
 inline Largest largest_of(Float type, int start, int width, const float* sums) {
   alignas(64) uint8_t rounded[sizeof(float) * kPanel];
   alignas(64) float values[kPanel] = {};
   alignas(64) int32_t keys[kPanel];
-  store_row(rounded, type, 0, width, sums);
+  store_floats(rounded, type, 0, width, sums);
   load_floats(rounded, type, 0, width, values);
   // Whole panels, in loops that compilers vectorize; INT32_MIN is no float's key.
   for (int n = 0; n < kPanel; ++n) keys[n] = ordered_key(values[n]);
@@ -157,8 +141,8 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
     for (int m = 0; m < rows; ++m, sums += kPanel) {
       if (bias != nullptr)
         for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
-      if (is_gate) store_row(call.y, call.y_type, offset + int64_t{m} * outputs, kPanel, sums);
-      else store_row(others, call.y_type, m * kPanel, kPanel, sums);
+      if (is_gate) store_floats(call.y, call.y_type, offset + int64_t{m} * outputs, kPanel, sums);
+      else store_floats(others, call.y_type, m * kPanel, kPanel, sums);
     }
     if (is_gate) continue;
     void* const y = static_cast<char*>(call.y) + offset * float_size(call.y_type);
@@ -183,7 +167,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
       load_floats(call.residual, call.y_type, offset, width, added);
       for (int n = 0; n < width; ++n) sums[n] += added[n];
     }
-    if (call.largest == nullptr) store_row(call.y, call.y_type, offset, width, sums);
+    if (call.largest == nullptr) store_floats(call.y, call.y_type, offset, width, sums);
     else
       call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
           largest_of(call.y_type, start, width, sums);

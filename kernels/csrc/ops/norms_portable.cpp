@@ -9,28 +9,33 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
+// `Real` is float or a vector of floats, `Bits` the integers of its size.
+template <class Real, class Bits>
+inline Real sigmoid(Real x) {
+  return 1.0f / (1.0f + exp_of<Real, Bits>(-x));
+}
 
 // 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, absolute error below 5e-7.
-inline float one_plus_erf(float x) {
-  const float z = __builtin_fabsf(x) * 0.70710678118654752f;
-  const float t = 1.0f / (1.0f + 0.3275911f * z);
-  float p = 1.061405429f;
+template <class Real, class Bits>
+inline Real one_plus_erf(Real x) {
+  const Real z = (x < 0.0f ? -x : x) * 0.70710678118654752f;
+  const Real t = 1.0f / (1.0f + 0.3275911f * z);
+  Real p = Real{} + 1.061405429f;
   p = p * t - 1.453152027f;
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
-  const float tail = p * t * exp_float(-z * z);  // 1 - erf(z)
+  const Real tail = p * t * exp_of<Real, Bits>(-z * z);  // 1 - erf(z)
   return x < 0.0f ? tail : 2.0f - tail;
 }
 
-template <Activation kind>
-inline float activate(float x) {
-  if constexpr (kind == Activation::silu) return x * sigmoid(x);
-  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf(x);
-  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid(1.702f * x);
+template <Activation kind, class Real = float, class Bits = uint32_t>
+inline Real activate(Real x) {
+  if constexpr (kind == Activation::silu) return x * sigmoid<Real, Bits>(x);
+  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf<Real, Bits>(x);
+  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid<Real, Bits>(1.702f * x);
   // (1 + tanh(u)) / 2 = sigmoid(2 u)
-  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+  return x * sigmoid<Real, Bits>(1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
 // Calls body(row) for every row, as many to an item as are worth a thread.
@@ -43,11 +48,37 @@ void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
   });
 }
 
+#if defined(__AVX512BF16__)
+typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t LaneBits __attribute__((vector_size(64)));
+
+// Whole pairs of vectors of a row of bf16 values, in registers; how many values those are.
+template <Activation kind>
+int gate_vectors(const bf16_t* gate, const bf16_t* up, bf16_t* y, int size) {
+  int at = 0;
+  for (; at + 32 <= size; at += 32) {
+    __m512 values[2];
+    for (int i = 0; i < 2; ++i) {
+      values[i] = (__m512)activate<kind, Lanes, LaneBits>((Lanes)load_bf16(gate + at + 16 * i));
+      if (up != nullptr) values[i] = _mm512_mul_ps(values[i], load_bf16(up + at + 16 * i));
+    }
+    store_pair(values[0], values[1], y + at);
+  }
+  return at;
+}
+#endif
+
 // One row, or a piece of one.
 template <Activation kind>
 void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
   float values[kBlock], ups[kBlock];
-  for (int at = 0; at < size; at += kBlock) {
+  int at = 0;
+#if defined(__AVX512BF16__)
+  if (call.type == Float::bf16)
+    at = gate_vectors<kind>(static_cast<const bf16_t*>(gate), static_cast<const bf16_t*>(up),
+                            static_cast<bf16_t*>(y), size);
+#endif
+  for (; at < size; at += kBlock) {
     const int n = size - at < kBlock ? size - at : kBlock;
     load_floats(gate, call.type, at, n, values);
     for (int i = 0; i < n; ++i) values[i] = activate<kind>(values[i]);
@@ -110,9 +141,54 @@ const void* add_row(const NormCall& call, std::size_t start) {
   return call.sum;
 }
 
+#if defined(__AVX512BF16__)
+// rms_norm of a row of bf16 values in two passes: the same operations, in registers.
+void normalize_vectors(const NormCall& call, std::size_t start, const float* weights) {
+  const auto at = [&](const void* data) { return static_cast<const bf16_t*>(data) + start; };
+  const bf16_t* x = at(call.x);
+  const bf16_t* const added = call.added == nullptr ? nullptr : at(call.added);
+  bf16_t* const sum = static_cast<bf16_t*>(call.sum) + (added == nullptr ? 0 : start);
+  __m512 lanes = _mm512_setzero_ps();
+  for (int i = 0; i < call.size; i += 32) {
+    __m512 low = load_bf16(x + i), high = load_bf16(x + i + 16);
+    if (added != nullptr) {
+      low = round_to_bf16(_mm512_add_ps(low, load_bf16(added + i)));
+      high = round_to_bf16(_mm512_add_ps(high, load_bf16(added + i + 16)));
+      store_pair(low, high, sum + i);
+    }
+    lanes = _mm512_add_ps(lanes, _mm512_mul_ps(low, low));
+    lanes = _mm512_add_ps(lanes, _mm512_mul_ps(high, high));
+  }
+  if (added != nullptr) x = sum;
+  const float mean = _mm512_reduce_add_ps(lanes) / static_cast<float>(call.size);
+  const __m512 factor = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + call.eps));
+  bf16_t* const y = static_cast<bf16_t*>(call.y) + start;
+  for (int i = 0; i < call.size; i += 32) {
+    __m512 values[2];
+    for (int half = 0; half < 2; ++half) {
+      values[half] = _mm512_mul_ps(load_bf16(x + i + 16 * half), factor);
+      if (weights != nullptr)
+        values[half] = _mm512_mul_ps(values[half], _mm512_loadu_ps(weights + i + 16 * half));
+    }
+    store_pair(values[0], values[1], y + i);
+  }
+}
+#endif
+
 }  // namespace
 
 void rms_norm(const NormCall& call) {
+#if defined(__AVX512BF16__)
+  if (call.type == Float::bf16 && call.size % 32 == 0) {
+    float* weights = nullptr;
+    if (call.weight != nullptr) {
+      weights = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 1));
+      load_floats(call.weight, call.weight_type, 0, call.size, weights);
+    }
+    return for_rows(call.rows, float_size(call.type) * call.size,
+                    [&](int64_t row) { normalize_vectors(call, row * call.size, weights); });
+  }
+#endif
   for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
     const std::size_t start = row * call.size;
     const void* const x = add_row(call, start);

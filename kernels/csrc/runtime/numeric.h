@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace octavo {
 
 using bf16_t = uint16_t;  // the upper half of a float32
@@ -100,12 +104,32 @@ inline void load_floats(const void* source, Float type, std::size_t offset, int 
   }
 }
 
+#if defined(__AVX512BF16__)
+// The level's own conversion rounds as float_to_bf16 does, but takes subnormal numbers for zero: has one of
+// these 16 values such a result?
+inline bool has_subnormal(__m512 values) {
+  constexpr int kSubnormal = 0x20;
+  return _mm512_fpclass_ps_mask(values, kSubnormal) != 0;
+}
+#endif
+
+inline void store_bf16(const float* values, int count, bf16_t* to) {
+  int i = 0;
+#if defined(__AVX512BF16__)
+  for (; i + 32 <= count; i += 32) {
+    const __m512 low = _mm512_loadu_ps(values + i), high = _mm512_loadu_ps(values + i + 16);
+    if (has_subnormal(low) || has_subnormal(high)) break;
+    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+#endif
+  for (; i < count; ++i) to[i] = float_to_bf16(values[i]);
+}
+
 inline void store_floats(void* target, Float type, std::size_t offset, int count, const float* values) {
   if (type == Float::f32) {
     std::memcpy(static_cast<float*>(target) + offset, values, sizeof(float) * count);
   } else if (type == Float::bf16) {
-    bf16_t* to = static_cast<bf16_t*>(target) + offset;
-    for (int i = 0; i < count; ++i) to[i] = float_to_bf16(values[i]);
+    store_bf16(values, count, static_cast<bf16_t*>(target) + offset);
   } else {
     f16_t* to = static_cast<f16_t*>(target) + offset;
     for (int i = 0; i < count; ++i) to[i] = float_to_f16(values[i]);

@@ -81,6 +81,12 @@ OCTAVO_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate) 
   for (int i = 0; i < 16; ++i) mask |= (predicate == _CMP_LE_OQ ? a[i] <= b[i] : a[i] >= b[i]) << i;
   return mask;
 }
+// Of the classes only subnormal numbers: what is used.
+OCTAVO_EMULATED __mmask16 _mm512_fpclass_ps_mask(__m512 a, int classes) {
+  __mmask16 to = 0;
+  for (int i = 0; i < 16; ++i) to |= __mmask16((classes & 0x20) != 0 && std::fpclassify(a[i]) == FP_SUBNORMAL) << i;
+  return to;
+}
 OCTAVO_EMULATED __mmask16 _mm512_movepi32_mask(__m512i a) {  // the signs
   __mmask16 mask = 0;
   for (int i = 0; i < 16; ++i) mask |= (OCTAVO_LANES(int32_t, a)[i] < 0) << i;
