@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from smg_grpc_proto.generated import vllm_engine_pb2
@@ -27,6 +37,62 @@ from octavo.proto import generation_pb2 as pb
 
 PROTO = Path(__file__).parents[2] / "proto"
 SOURCES = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
+MODULES = (pb.DESCRIPTOR, cache_pb2.DESCRIPTOR)
+PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+CONTRACT = Path(__file__).parent / "contract.binpb"
+"""What clients may know: the descriptors of SOURCES. What is added since needs no change here; a release
+writes it anew, in the folder ``proto``:
+
+    python -m grpc_tools.protoc -I . --include_imports --descriptor_set_out=../tests/proto/contract.binpb \
+        octavo/v1/generation.proto octavo/v1/cache.proto
+"""
+
+
+def known_contract() -> FileDescriptorSet:
+    return FileDescriptorSet.FromString(CONTRACT.read_bytes())
+
+
+def of_module(descriptor: FileDescriptor) -> FileDescriptorProto:
+    file = FileDescriptorProto()
+    descriptor.CopyToProto(file)
+    return file
+
+
+def names_of(file: FileDescriptorProto) -> dict[str, str]:
+    """What a client relies on: for each field, enum value and method its name, and what must not change."""
+    found: dict[str, str] = {}
+
+    def add_messages(messages: Iterable[DescriptorProto], outside: str) -> None:
+        for message in messages:
+            name = f"{outside}{message.name}"
+            found[name] = "message"
+            for field in message.field:
+                kind = field.type_name or field.type
+                oneof = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else None
+                found[f"{name}.{field.name}"] = f"{field.number} {field.label} {kind} {oneof}"
+            add_enums(message.enum_type, f"{name}.")
+            add_messages(message.nested_type, f"{name}.")
+
+    def add_enums(enums: Iterable[EnumDescriptorProto], outside: str) -> None:
+        for enum in enums:
+            found.update({f"{outside}{enum.name}.{value.name}": f"{value.number}" for value in enum.value})
+
+    add_messages(file.message_type, "")
+    add_enums(file.enum_type, "")
+    for service in file.service:
+        for method in service.method:
+            streams = method.client_streaming, method.server_streaming
+            found[f"{service.name}.{method.name}"] = f"{method.input_type} {method.output_type} {streams}"
+    return found
+
+
+def breaks(known: FileDescriptorSet, now: dict[str, FileDescriptorProto]) -> list[str]:
+    """What of the known contract is gone, or means something else."""
+    lost = []
+    for file in known.file:
+        names = names_of(now[file.name])
+        lost += [name for name, meaning in names_of(file).items() if names.get(name) != meaning]
+    return lost
 
 
 @pytest.mark.skipif(
@@ -42,28 +108,41 @@ def test_generated_modules_match_their_source(tmp_path: Path) -> None:
         assert kept.read_text() == file.read_text(), f"{file.name} is stale; see octavo.proto's docstring"
 
 
-def test_every_number_of_the_contract_is_kept() -> None:
+def test_what_clients_know_of_the_contract_is_kept() -> None:
     """Renumbering a field breaks every client silently."""
-    numbers = {field.name: field.number for field in pb.SamplingParams.DESCRIPTOR.fields}
-    assert numbers == {
-        "max_tokens": 1, "temperature": 2, "top_k": 3, "top_p": 4, "min_p": 5, "repetition_penalty": 6,
-        "presence_penalty": 7, "frequency_penalty": 8, "logit_bias": 9, "seed": 10, "n": 11, "stop": 12,
-        "stop_ids": 13, "ignore_eos": 14, "logprobs": 15, "min_tokens": 16, "prompt_logprobs": 17,
-        "structured": 18,
-        "quantize_after": 19,
-        "speculate": 20, "target_itl": 21, "target_ttft": 22,
-    }  # fmt: skip
-    numbers = {field.name: field.number for field in pb.GenerateRequest.DESCRIPTOR.fields}
-    assert numbers == {
-        "request_id": 1, "text": 2, "token_ids": 3, "chat": 4, "sampling": 5, "output_mode": 6,
-        "cache_salt": 7, "priority": 8,
-    }  # fmt: skip
-    numbers = {field.name: field.number for field in pb.GenerateResponse.DESCRIPTOR.fields}
-    assert numbers == {
-        "request_id": 1, "index": 2, "token_ids": 3, "text": 4, "logprobs": 5, "finish_reason": 6,
-        "stop_string": 7, "stop_id": 8, "usage": 9, "error": 10,
-        "prompt_logprobs": 11,
-    }  # fmt: skip
+    assert breaks(known_contract(), {file.name: of_module(file) for file in MODULES}) == []
+
+
+@pytest.mark.parametrize("change", ["field", "type", "message", "enum", "rpc"])
+def test_what_would_break_a_client_is_seen(change: str) -> None:
+    known, now = known_contract(), of_module(pb.DESCRIPTOR)
+    message = next(each for each in now.message_type if each.name == "SamplingParams")
+    if change == "field":
+        message.field[0].number = 999
+    elif change == "type":
+        message.field[0].type = message.field[0].TYPE_STRING
+    elif change == "message":
+        message.name = "Sampling"
+    elif change == "enum":
+        now.enum_type[0].value[1].number = 999
+    else:
+        now.service[0].method[0].server_streaming ^= True
+    assert breaks(known, {now.name: now, cache_pb2.DESCRIPTOR.name: of_module(cache_pb2.DESCRIPTOR)})
+
+
+def test_buf_sees_nothing_that_breaks_a_client() -> None:
+    if shutil.which("buf", path=PROGRAMS) is None:
+        pytest.skip("buf is not installed: npm install -g @bufbuild/buf")
+    command = [shutil.which("buf", path=PROGRAMS) or "buf", "breaking", PROTO, "--against", CONTRACT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_reason_of_a_miss_has_its_value() -> None:
+    assert [reason.name for reason in cache_pb2.DESCRIPTOR.enum_types_by_name["MissReason"].values] == [
+        f"MISS_REASON_{name}"
+        for name in ("UNSPECIFIED", *(reason.upper() for reason in REASONS))
+    ]  # fmt: skip
 
 
 def test_every_parameter_travels_in_a_field_of_its_name() -> None:
@@ -75,46 +154,6 @@ def test_every_parameter_travels_in_a_field_of_its_name() -> None:
         "structured", "quantize_after", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids",
     }  # fmt: skip
     assert set(PARAMETERS) - theirs == of_their_own
-
-
-def test_every_number_of_the_cache_service_is_kept() -> None:
-    kept = {
-        "Prefix": "text token_ids chat request_id cache_salt",
-        "GetStatsRequest": "num_prefixes",
-        "GetStatsResponse": "pages page_size policy enabled query_tokens hit_tokens misses evicted_pages "
-        "pinned_pages max_pinned_pages pins prefixes residual_pages",
-        "MissTokens": "reason tokens",
-        "PinStats": "name num_tokens",
-        "PrefixStats": "parent start end num_hits tokens_saved text",
-        "ExplainRequest": "request_id",
-        "ExplainResponse": "request_id prompt_tokens cached_tokens miss_position reason "
-        "evicted_seconds_before misses text",
-        "SaveRequest": "path prompt",
-        "SaveResponse": "num_pages num_tokens num_bytes num_missing_pages",
-        "LoadRequest": "path",
-        "LoadResponse": "num_pages num_tokens num_known_pages num_skipped_pages converted",
-        "PinRequest": "name prefix",
-        "PinResponse": "num_tokens prefix_tokens pinned_pages",
-        "UnpinRequest": "name",
-        "UnpinResponse": "pinned_pages",
-        "FlushRequest": "",
-        "FlushResponse": "num_pages",
-        "WatchRequest": "start_number log_id",
-        "WatchResponse": "number stored removed cleared log_id",
-        "PagesStored": "digests parent",
-        "PagesRemoved": "digests",
-        "CacheCleared": "",
-    }
-    messages = cache_pb2.DESCRIPTOR.message_types_by_name
-    found = {name: {f.name: f.number for f in message.fields} for name, message in messages.items()}
-    assert found == {
-        name: {field: number for number, field in enumerate(fields.split(), 1)}
-        for name, fields in kept.items()
-    }
-    assert [reason.name for reason in cache_pb2.DESCRIPTOR.enum_types_by_name["MissReason"].values] == [
-        f"MISS_REASON_{name}"
-        for name in ("UNSPECIFIED", *(reason.upper() for reason in REASONS))
-    ]  # fmt: skip
 
 
 def test_unset_parameters_take_the_engines_defaults() -> None:
