@@ -104,8 +104,9 @@ def test_the_index_is_bounded_and_keeps_what_names_a_cached_page() -> None:
 
 
 def test_policies_are_found_by_their_files_and_have_names_of_their_own() -> None:
-    assert list(POLICIES) == ["lru", "gittins", "lfu"], "the default first"
+    assert next(iter(POLICIES)) == "lru", "the default first"
+    assert {"lru", "gittins", "lfu"} <= POLICIES.keys()
     with pytest.raises(AssertionError, match="two eviction policies are called 'lru'"):
         register("lru")(POLICIES["lru"])
-    with pytest.raises(ValueError, match="policy must be one of lru, gittins, lfu, got 'fifo'"):
-        make_policy("fifo", 4)
+    with pytest.raises(ValueError, match=f"policy must be one of {', '.join(POLICIES)}, got 'none such'"):
+        make_policy("none such", 4)

@@ -20,7 +20,7 @@ def digests(num_pages: int) -> list[Digest | None]:
     return [Digest(bytes([page])) for page in range(num_pages)]
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["lru", "lfu", "gittins"])
 def test_what_was_never_found_goes_in_the_order_of_release(name: str) -> None:
     policy = make_policy(name, 6)
     policy.release(ids(3, 2), digests(6))
