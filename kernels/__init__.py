@@ -6,6 +6,6 @@ Importing this package imports NumPy only; backends import MLX when they are cho
 
 from __future__ import annotations
 
-from .formats import FORMAT_NAMES, PageFormat, page_format
+from .formats import FORMAT_NAMES, FORMATS_WITH_KERNELS, PageFormat, page_format
 
-__all__ = ["FORMAT_NAMES", "PageFormat", "page_format"]
+__all__ = ["FORMATS_WITH_KERNELS", "FORMAT_NAMES", "PageFormat", "page_format"]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from tqdm import tqdm
 
-from octavo.kernels import FORMAT_NAMES
+from octavo.kernels import FORMATS_WITH_KERNELS
 from octavo.kernels.backends import BackendName, choose_backend
 from octavo.kernels.interface import AttentionBackend
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--formats",
         type=format_names,
-        default=",".join(FORMAT_NAMES),
+        default=",".join(FORMATS_WITH_KERNELS),
         metavar="F,F",
         help="page formats",
     )

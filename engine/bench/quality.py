@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair, page_format
+from octavo.kernels.formats import FORMATS_WITH_KERNELS, RECIPE, FormatPair, format_pair, page_format
 from octavo.kernels.residual import SIXTEEN_BITS
 
 from ..api.config import EngineConfig
@@ -37,7 +37,7 @@ from .quality_measures import (
 )
 from .quality_report import plot, render
 
-DEFAULT_FORMATS = (*FORMAT_NAMES, RECIPE, "int8/fp4")
+DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
 ROW_DIM = 128

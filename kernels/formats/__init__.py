@@ -12,12 +12,12 @@ from .base import FORMATS, PageFormat
 from .pair import RECIPE, FormatPair, format_pair
 from .rotation import hadamard, rotation_block
 
-_FIRST = ("bf16", "fp16", "int8", "int4", "fp4", "fp5", "mxfp4", "nvfp4", "affine8", "affine4")
-"""Those with kernels on every backend, as they are listed; others come after them."""
+FORMATS_WITH_KERNELS = ("bf16", "fp16", "int8", "int4", "fp4", "fp5", "mxfp4", "nvfp4", "affine8", "affine4")
+"""Those with kernels on every backend, in the order in which they are listed; others come after them."""
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
-for _name in (*_FIRST, *sorted(FORMATS.keys() - set(_FIRST))):
+for _name in (*FORMATS_WITH_KERNELS, *sorted(FORMATS.keys() - set(FORMATS_WITH_KERNELS))):
     FORMATS[_name] = FORMATS.pop(_name)
 
 FORMAT_NAMES = tuple(FORMATS)
@@ -38,6 +38,7 @@ def known_formats(name: str) -> bool:
 
 
 __all__ = [
+    "FORMATS_WITH_KERNELS",
     "FORMAT_NAMES",
     "RECIPE",
     "FormatPair",

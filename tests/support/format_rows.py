@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ def holds(name: str, head_dim: int) -> bool:
     return True
 
 
-def formats_and_dims(*head_dims: int) -> list[tuple[str, int]]:
+def formats_and_dims(*head_dims: int, names: Sequence[str] = FORMAT_NAMES) -> list[tuple[str, int]]:
     """Each format with each of the row lengths that it can hold."""
-    return [(name, dim) for name in FORMAT_NAMES for dim in head_dims if holds(name, dim)]
+    return [(name, dim) for name in names for dim in head_dims if holds(name, dim)]
 
 
 @functools.cache

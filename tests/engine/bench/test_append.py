@@ -18,7 +18,7 @@ from octavo.engine.executor.append_timings import (
     time_mlx_lm,
     time_pages,
 )
-from octavo.kernels import FORMAT_NAMES, page_format
+from octavo.kernels import FORMATS_WITH_KERNELS, page_format
 from octavo.kernels.bench.kernel_timings import HEAD_DIM, KV_HEADS
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
@@ -36,7 +36,7 @@ def test_json_and_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["bench"] == "append"
     assert result["page_size"] == 8
     assert result["token_bytes"] == DENSE_ROW_BYTES == 4096
-    assert list(result["pages"]) == list(FORMAT_NAMES)
+    assert list(result["pages"]) == list(FORMATS_WITH_KERNELS)
     for name, by_context in (*result["pages"].items(), ("concatenate", result["concatenate"])):
         assert list(by_context) == ["16", "64"], name
         for row in by_context.values():
@@ -44,7 +44,7 @@ def test_json_and_table(capsys: pytest.CaptureFixture[str]) -> None:
             assert row["bytes_per_token"] > 0
     assert list(result["mlx_lm"]) == ["16", "64"]
     lines = table.splitlines()
-    assert sum(line.startswith("pages ") for line in lines) == 2 * len(FORMAT_NAMES)
+    assert sum(line.startswith("pages ") for line in lines) == 2 * len(FORMATS_WITH_KERNELS)
     assert sum(line.startswith(("concatenation", "mlx-lm")) for line in lines) == 4
 
 

@@ -16,7 +16,7 @@ from octavo.engine.bench import latents as bench_latents
 from octavo.engine.bench.work import model_work
 from octavo.engine.memory.budget import weights_bytes
 from octavo.engine.memory.model_files import resolve_model
-from octavo.kernels import FORMAT_NAMES
+from octavo.kernels import FORMATS_WITH_KERNELS
 from octavo.kernels.backends import BackendSelection, native_instructions
 from octavo.kernels.bench import kernel_timings, latent_timings, roofline
 from octavo.kernels.bench.kernel_timings import WEIGHT_KINDS
@@ -140,7 +140,7 @@ def test_kernels_json(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(bench_kernels, *flags, "--weights", ",".join(WEIGHT_KINDS))
     assert result["bench"] == "kernels"
     attention = {(row["kernel"], row["k_format"], row["context"]) for row in result["attention"]}
-    for name in FORMAT_NAMES:
+    for name in FORMATS_WITH_KERNELS:
         for context in (32, 64):
             assert ("decode", name, context) in attention
             assert ("chunk", name, context) in attention

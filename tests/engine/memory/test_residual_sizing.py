@@ -11,7 +11,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
-from octavo.kernels.formats import FORMAT_NAMES, format_pair
+from octavo.kernels.formats import FORMATS_WITH_KERNELS, format_pair
 from octavo.kernels.groups import LayerGroup, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
@@ -87,7 +87,7 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
             EngineConfig(**settings)
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
 def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name: str) -> None:
     coarse = name not in ("bf16", "fp16", "int8", "affine8")
     given: tuple[dict[str, Any], ...] = ({"kv_format": name}, {"k_format": name}, {"v_format": name})

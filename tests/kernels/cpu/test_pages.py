@@ -16,7 +16,7 @@ import pytest  # noqa: E402
 from attention_cases import with_table  # noqa: E402
 from cpu_pages import any_rows, digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
 from format_rows import formats_and_dims  # noqa: E402
-from octavo.kernels import FORMAT_NAMES, _ext, page_format  # noqa: E402
+from octavo.kernels import FORMATS_WITH_KERNELS, _ext, page_format  # noqa: E402
 from octavo.kernels.backends import wait_for_pool_memory  # noqa: E402
 from octavo.kernels.cpu.backend import CpuPool  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
@@ -25,7 +25,7 @@ DIMS = (8, 16, 24, 32, 64, 80, 96, 128, 192, 256)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64])
-@pytest.mark.parametrize(("name", "dim"), formats_and_dims(*DIMS))
+@pytest.mark.parametrize(("name", "dim"), formats_and_dims(*DIMS, names=FORMATS_WITH_KERNELS))
 def test_pages_are_bit_equal_to_the_numpy_format(name: str, dim: int, page_size: int) -> None:
     spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=page_size)
     capacity = spec.num_pages * page_size
@@ -39,7 +39,7 @@ def test_pages_are_bit_equal_to_the_numpy_format(name: str, dim: int, page_size:
     assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
 
 
-@pytest.mark.parametrize(("name", "dim"), formats_and_dims(32, 64, 128, 192))
+@pytest.mark.parametrize(("name", "dim"), formats_and_dims(32, 64, 128, 192, names=FORMATS_WITH_KERNELS))
 def test_any_floats_are_stored_as_the_format_says_or_reported(name: str, dim: int) -> None:
     spec = make_spec(name, name, dim=dim, value_dim=dim, page_size=32)
     slots = np.arange(240, dtype=np.int32)
@@ -88,7 +88,7 @@ def test_k_and_v_have_formats_and_dimensions_of_their_own(k_format: str, v_forma
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
 def test_16_bit_rows_are_stored_as_the_floats_they_are(name: str, dtype: mx.Dtype) -> None:
     spec = make_spec(name, name, dim=128, value_dim=128, page_size=16)
     slots = np.arange(64, dtype=np.int32)

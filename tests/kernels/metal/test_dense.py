@@ -17,7 +17,7 @@ from attention_cases import Case, as_numpy, build_metadata
 from metal_backend import Emulator, needs_compiler
 from metal_cases import TOLERANCES, case_id, run_watched, shape
 from metal_in_place import WritingDevice
-from octavo.kernels.formats import FORMAT_NAMES
+from octavo.kernels.formats import FORMATS_WITH_KERNELS
 from octavo.kernels.interface import AttendOptions, LayerSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal import attention, dense
@@ -38,7 +38,7 @@ def covering() -> list[tuple[Case, str]]:
     groups, pages = itertools.cycle((1, 2, 4)), itertools.cycle((16, 32, 8))
     windows = itertools.cycle(((None, 0), (24, 0), (24, 20), (9, 70), (500, 4)))
     cases = []
-    for name, dim in itertools.product(FORMAT_NAMES, (64, 128)):
+    for name, dim in itertools.product(FORMATS_WITH_KERNELS, (64, 128)):
         window, keep = next(windows)
         sequences = MIXED if dim == 64 else ((21, 14), (0, 12))
         heads = 2 if dim == 64 else 1
@@ -112,7 +112,7 @@ def test_off_by_default() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=case_id)
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
 def test_dense_rows_are_the_stored_ones_rounded_once(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: mx.Dtype
 ) -> None:

@@ -19,7 +19,7 @@ from attention_cases import (
     run_case,
     shuffled_tables,
 )
-from octavo.kernels import FORMAT_NAMES, page_format
+from octavo.kernels import FORMATS_WITH_KERNELS, page_format
 from octavo.kernels.interface import (
     AttendOptions,
     AttentionBackend,
@@ -181,7 +181,7 @@ def test_copied_pages_read_like_their_sources(formats: tuple[str, str], backend:
         pool.copy_pages([(0, 7)])
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
+@pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
 def test_the_pool_holds_what_the_planner_counts(name: str, backend: AttentionBackend) -> None:
     layer = LayerSpec(num_kv_heads=3, head_dim=128, value_dim=64)
     spec = PoolSpec(layers=(layer, layer), num_pages=7, page_size=16, k_format=name, v_format="bf16")
