@@ -22,7 +22,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..arguments.options import add_engine_arguments, given_settings
 from ..arguments.usage import counts, positive
-from ..executor.base import load_runner
+from ..executor.load import load_runner
 from ..plots.figure import require_matplotlib
 from ..plots.prefix import plot
 from ..tokenizer.tokenizer import load_tokenizer

@@ -15,9 +15,8 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     """Load, replace and probe, as ``serve`` would; JSON-ready. ModelLoadError, InvalidConfig as there."""
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
-    from ..executor.load.prepare import choose_device, make_ready
+    from ..executor.load.prepare import choose_device, make_ready, model_ops
     from ..executor.load.probe import describe_states
-    from ..executor.model_ops import model_ops
     from ..memory.model_files import resolve_model
 
     path = resolve_model(config.model, config.revision)

@@ -25,8 +25,9 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
-from ..executor.base import ModelRunner, load_runner
+from ..executor.base import ModelRunner
 from ..executor.draft_config import draft_config
+from ..executor.load import load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer

@@ -1,4 +1,4 @@
-"""Computing one step: what the core asks of a model, and how a model gets ready for it.
+"""Computing one step: what the core asks of a model.
 
 The protocol and its results import no MLX, so that the core and its tests run without a model.
 """
@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from octavo.kernels.page_bytes import PageBytes
 
-from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
@@ -132,15 +131,3 @@ class HeadRunner(Protocol):
         per entry of ``batch.sample_rows``, and in ``RunOutput.hidden`` what stands for the hidden state of
         the position after each."""
         ...
-
-
-def load_runner(config: EngineConfig, *, is_draft: bool = False) -> ModelRunner:
-    """Load the model, prove that it computes the same through pages, allocate the pool.
-
-    Call it on the thread that will run the steps: MLX streams are thread-local.
-    Raises ModelLoadError or InvalidConfig with one clear line, such as for a model without the head that
-    ``speculate`` asks for.
-    """
-    from .load.load import load_paged_runner
-
-    return load_paged_runner(config, is_draft=is_draft)

@@ -15,8 +15,6 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from octavo.kernels.interface import AttentionBackend
-
 from .adapt.output_head import TakeRows
 from .sampling.logit_rows import NumpySampler, Sampler
 
@@ -97,12 +95,3 @@ def parameter_bytes(model: Module) -> int:
     """Bytes of the parameters that lie in the model's modules as arrays."""
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())
-
-
-def model_ops(backend: AttentionBackend) -> ModelOps:
-    """The operations that belong to an attention backend."""
-    if backend.has_model_ops:
-        from .native.model_ops import NativeOps
-
-        return NativeOps()
-    return MLXOps()

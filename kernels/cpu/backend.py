@@ -23,6 +23,7 @@ from ..recurrent_kernels import RareRecurrentKernels, RecurrentKernels
 from ..replay import ReplayablePool
 from . import recurrent
 from .programs import CpuPrograms
+from .residual import CpuResidualCache
 
 FEWEST_COLUMNS = 64  # of the page tables that steps are given
 
@@ -292,6 +293,4 @@ class CpuBackend:
         return None
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        from .residual import CpuResidualCache
-
         return CpuResidualCache(CpuPool(spec, exact=self._exact), CpuPool(residual, exact=self._exact))

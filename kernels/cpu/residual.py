@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 
 from .. import _ext
 from ..interface import AttendOptions
 from ..masks import check_mask
 from ..residual_cache import ResidualCache
-from .backend import CpuPool
+
+if TYPE_CHECKING:
+    from .backend import CpuPool
 
 
-class CpuResidualCache(ResidualCache[CpuPool]):
+class CpuResidualCache(ResidualCache["CpuPool"]):
     """Each pool is attended over by the kernels of its formats; their partial results are joined."""
+
+    quantized: CpuPool
+    residual: CpuPool
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         quantized, residual = self.quantized, self.residual

@@ -24,6 +24,7 @@ from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 from ..replay import ReplayablePool
 from .attention import Bias, Group, attend_group, group_sequences
 from .codecs import codec, hadamard
+from .residual import ReferenceResidualCache
 
 
 class ReferencePool:
@@ -319,6 +320,4 @@ class ReferenceBackend:
         return None
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        from .residual import ReferenceResidualCache
-
         return ReferenceResidualCache(ReferencePool(spec), ReferencePool(residual))

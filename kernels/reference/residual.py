@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 
 from ..interface import AttendOptions, LayerSpec
 from ..metadata import AttentionMetadata
 from ..residual_cache import ResidualCache
 from .attention import Bias, Group, attention_weights
-from .backend import ReferencePool
+
+if TYPE_CHECKING:
+    from .backend import ReferencePool
 
 
-class ReferenceResidualCache(ResidualCache[ReferencePool]):
+class ReferenceResidualCache(ResidualCache["ReferencePool"]):
     """Both kinds of rows are gathered; of each logit and each value the one that the query reads counts."""
 
     _starts: mx.array  # [T, layers]

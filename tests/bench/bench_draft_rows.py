@@ -20,8 +20,8 @@ import numpy as np
 from octavo.block_manager import BlockManager
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 

@@ -19,13 +19,12 @@ from ...memory.model_files import model_length, read_config, resolve_model
 from ...memory.sizing import Sizing, head_layer, sizing
 from ...memory.state_sizing import draft_state_bytes
 from ..draft_config import draft_config
-from ..model_ops import model_ops
 from ..mtp.head import load_head
 from ..mtp.runner import MTPRunner
 from ..paged_model import PagedModel
 from .discover import AttentionCache, CacheLayout, discover_layout
 from .loader import LoadedModel, convert_weights, load_model, materialize
-from .prepare import ReadyModel
+from .prepare import ReadyModel, model_ops
 
 
 def load_mtp(

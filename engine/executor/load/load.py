@@ -25,7 +25,6 @@ from ...memory.budget import (
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
 from ...memory.state_sizing import draft_state_bytes, plan_states
-from ..model_ops import model_ops
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
@@ -35,7 +34,7 @@ from .discover import CacheLayout, discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
-from .prepare import choose_device, describe_dense_prompts, make_ready
+from .prepare import choose_device, describe_dense_prompts, make_ready, model_ops
 from .probe import ProbeResult, describe, describe_states
 from .warm_up import warm_up
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from octavo.kernels.backends import BackendSelection, choose_backend, num_dense_layers, set_up_device
-from octavo.kernels.interface import PoolSpec
+from octavo.kernels.interface import AttentionBackend, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache
 
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
 from ..adapt.output_head import RowSelection, select_rows
 from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
-from ..model_ops import Fusion, model_ops
+from ..model_ops import Fusion, MLXOps, ModelOps
 from ..paged_model import PagedModel
 from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
@@ -64,6 +64,15 @@ def choose_device(config: EngineConfig) -> BackendSelection:
         raise InvalidConfig(str(error)) from error
     set_up_device()
     return choice
+
+
+def model_ops(backend: AttentionBackend) -> ModelOps:
+    """The operations that belong to an attention backend."""
+    if backend.has_model_ops:
+        from ..native.model_ops import NativeOps
+
+        return NativeOps()
+    return MLXOps()
 
 
 def describe_dense_prompts(config: EngineConfig, layout: CacheLayout) -> str:

@@ -16,8 +16,9 @@ import tiny_models
 from octavo.block_manager import BlockManager
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.base import ModelRunner, load_runner
+from octavo.engine.executor.base import ModelRunner
 from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.engine.memory import sizing as page_groups
 from octavo.kernels.groups import LayerGroup

@@ -13,8 +13,9 @@ import tiny_models
 from octavo.block_manager import BlockManager, ResidualWindow
 from octavo.engine.api.config import Backend, EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.base import ModelRunner, load_runner
+from octavo.engine.executor.base import ModelRunner
 from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.model_runner import PagedRunner
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence

@@ -17,8 +17,8 @@ from format_rows import holds
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture import graph_runner
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
 from octavo.engine.executor.load.observe import observe_caches

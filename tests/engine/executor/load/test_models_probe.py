@@ -23,7 +23,7 @@ from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe, probe_reference
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
-from octavo.engine.executor.model_ops import model_ops
+from octavo.engine.executor.load.prepare import model_ops
 from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata

@@ -18,8 +18,8 @@ from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.load.prepare import model_ops
 from octavo.engine.executor.load.probe import ProbeResult
-from octavo.engine.executor.model_ops import model_ops
 from octavo.engine.executor.recurrent.recurrences import recurrences_of
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.metal.backend import MetalBackend

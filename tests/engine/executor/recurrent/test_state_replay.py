@@ -15,8 +15,8 @@ from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import build
-from octavo.engine.executor.base import load_runner
 from octavo.engine.executor.capture.graph_runner import GraphRunner
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.model_runner import PagedRunner
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
