@@ -61,7 +61,7 @@ class _Stop:
     pass
 
 
-class _Question:
+class _PendingCommand:
     """A command on its way, and whoever waits for its answer."""
 
     def __init__(self, command: Command[Any]) -> None:
@@ -81,7 +81,7 @@ class EngineThread:
         self._make_core = make_core
         self._listener = listener
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Wake | _Stop] = queue.SimpleQueue()
-        self._questions: deque[_Question] = deque()
+        self._commands: deque[_PendingCommand] = deque()
         self._has_ended = threading.Event()
         # A daemon, so that a program that forgets to stop its engine can still end.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
@@ -100,13 +100,13 @@ class EngineThread:
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
         """The answer of a command, which is executed between two steps. What that raises becomes the
         future's; EngineStopping when the thread ends first."""
-        question = _Question(command)
-        self._questions.append(question)
+        pending = _PendingCommand(command)
+        self._commands.append(pending)
         if self._has_ended.is_set():
-            self._refuse_questions()
+            self._refuse_commands()
         else:
             self.wake()
-        return question.answer
+        return pending.answer
 
     def wake(self) -> None:
         """The core may have work that did not come through the inbox."""
@@ -139,7 +139,7 @@ class EngineThread:
         # Told first: closing may wait for a disk, and nobody should wait for the engine meanwhile.
         self._has_ended.set()
         self._listener.ended(error)
-        self._refuse_questions()
+        self._refuse_commands()
         try:
             if core is not None:
                 core.close()
@@ -150,7 +150,7 @@ class EngineThread:
     def _loop(self, core: EngineCore) -> None:
         parts = CommandTarget(core.cache, core.transfer)
         while self._read_inbox(core):
-            self._answer_questions(core, parts)
+            self._execute_commands(core, parts)
             if core.has_work:
                 self._listener.updates(core.step())
             if core.cache.has_news():
@@ -161,7 +161,7 @@ class EngineThread:
         """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
         while True:
             try:
-                note = self._inbox.get(block=not (core.has_work or self._questions))
+                note = self._inbox.get(block=not (core.has_work or self._commands))
             except queue.Empty:
                 return True
             match note:
@@ -172,21 +172,21 @@ class EngineThread:
                 case _Stop():
                     return False
 
-    def _answer_questions(self, core: EngineCore, parts: CommandTarget) -> None:
+    def _execute_commands(self, core: EngineCore, parts: CommandTarget) -> None:
         """The oldest ones; the others after the next step."""
-        if self._questions:
+        if self._commands:
             core.settle()
-        for _ in range(min(len(self._questions), COMMANDS_PER_STEP)):
-            _answer(self._questions.popleft(), core, parts)
+        for _ in range(min(len(self._commands), COMMANDS_PER_STEP)):
+            _answer(self._commands.popleft(), core, parts)
 
-    def _refuse_questions(self) -> None:
+    def _refuse_commands(self) -> None:
         """Nobody will answer what is left."""
-        while self._questions:
+        while self._commands:
             try:
-                question = self._questions.popleft()
+                pending = self._commands.popleft()
             except IndexError:  # another thread was faster
                 return
-            question.refuse()
+            pending.refuse()
 
     def _add(self, core: EngineCore, request: Request) -> None:
         try:
@@ -196,17 +196,17 @@ class EngineThread:
             self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
 
 
-def _answer(question: _Question, core: EngineCore, parts: CommandTarget) -> None:
-    if not question.answer.set_running_or_notify_cancel():
+def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) -> None:
+    if not pending.answer.set_running_or_notify_cancel():
         return
     try:
-        answer = question.command.execute(parts)
-        if question.command.changes_pages:
+        answer = pending.command.execute(parts)
+        if pending.command.changes_pages:
             core.measure()
     except Exception as error:  # the asker's to handle; the engine goes on
-        question.answer.set_exception(error)
+        pending.answer.set_exception(error)
     else:
-        question.answer.set_result(answer)
+        pending.answer.set_result(answer)
 
 
 def _leave_mlx() -> None:

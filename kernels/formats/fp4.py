@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
 from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
-from .halving import halving_sum
 from .packing import pack, unpack
+from .tree_sum import tree_sum
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales are the row's absmax times these, tried in this order. Chosen by search
@@ -85,7 +85,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
             scale = half.astype(np.float32)
             index = nearest_index(magnitudes, scale)
             difference = magnitudes - scale * MAGNITUDES[index]
-            error = halving_sum(difference * difference)
+            error = tree_sum(difference * difference)
         # A sum may overflow to infinity: the first usable candidate must then still be taken.
         better = (half > 0) & ((best_scale == 0) | (error < best_error))
         best_scale = np.where(better, half, best_scale)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from . import e2m1
 from .base import Array, Bools, Floats, PageFormat, check_multiple, register
-from .halving import halving_sum
 from .packing import pack, unpack
+from .tree_sum import tree_sum
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """The values of E2M2 codes 0..15; even ones are those of E2M1."""
@@ -114,7 +114,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
         index = _nearest_index(magnitudes, scale)
         with np.errstate(over="ignore", under="ignore"):  # tiny and huge errors are meant
             difference = magnitudes - scale * MAGNITUDES[index]
-            error = halving_sum(difference * difference)
+            error = tree_sum(difference * difference)
         # A sum may overflow to infinity: the first candidate must then still be taken.
         better = (half > 0) & ((best_scale == 0) | (error < best_error))
         best_scale = np.where(better, byte, best_scale)

@@ -20,7 +20,7 @@ from .attention_units import CHUNK_SIMDGROUPS, DENSE_SIMDGROUPS, REDUCE_SIMDGROU
 from .dense import DensePlan, attend_densely, dense_sequences, may_be_dense, plan_dense
 from .launch import Kernel, KernelLibrary, Launch, padded
 from .plan import DecodePlan, plan_chunks, plan_decode, restore_order
-from .units import MIN_ELEMENTS, Unit
+from .units import MIN_ELEMENTS, KernelSource
 
 _LOG2_E = 1.4426950408889634
 READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and type of ``Attended.read``
@@ -146,7 +146,7 @@ class _Layer:
         return kernel(inputs, launch)
 
 
-_UNITS: dict[str, Callable[[AttentionConfig], Unit]] = {
+_UNITS: dict[str, Callable[[AttentionConfig], KernelSource]] = {
     "decode": lambda config: config.decode_unit(split=False),
     "split": lambda config: config.decode_unit(split=True),
     "reduce": lambda config: config.reduce_unit(),

@@ -9,7 +9,7 @@ from ..formats import page_format
 from ..interface import LayerSpec
 from .page_reader import PageReaderConfig
 from .units import (
-    Unit,
+    KernelSource,
     check_dim,
     has_scales,
     in_runs,
@@ -152,7 +152,7 @@ class AttentionConfig(PageReaderConfig):
         fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
         return fixed + tuple(name for name, on in optional if on)
 
-    def decode_unit(self, *, split: bool) -> Unit:
+    def decode_unit(self, *, split: bool) -> KernelSource:
         """See sources/decode.metal; with ``split`` the outputs are for ``reduce_unit``."""
         layer = self.layer
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
@@ -179,7 +179,7 @@ class AttentionConfig(PageReaderConfig):
         *,
         split: bool,
         more: tuple[str, ...] = (),
-    ) -> Unit:
+    ) -> KernelSource:
         """Of a kernel that reads pages; ``more``: inputs that it alone has."""
         inputs = self._inputs(plan) + more
         if split:  # sinks join at the end, once
@@ -195,7 +195,7 @@ class AttentionConfig(PageReaderConfig):
             ("rows", "attention", "tile") if kernel == "chunk" else ("rows", "attention"),
         )
 
-    def reduce_unit(self) -> Unit:
+    def reduce_unit(self) -> KernelSource:
         """Of all that a unit may depend on, only what joining splits does: layers of other windows, pages and
         formats have the same one."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
@@ -208,7 +208,7 @@ class AttentionConfig(PageReaderConfig):
         suffix += "_s" * self.sinks
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
-    def dense_unit(self) -> Unit:
+    def dense_unit(self) -> KernelSource:
         """See sources/dense.metal. What queries see makes no difference to it."""
         layer = self.layer
         optional = (("k_scales", self.key_scales), ("v_scales", self.value_scales), ("after", self.ordered))
@@ -234,7 +234,7 @@ class AttentionConfig(PageReaderConfig):
             ("rows", "attention"),
         )
 
-    def chunk_unit(self, *, split: bool) -> Unit:
+    def chunk_unit(self, *, split: bool) -> KernelSource:
         """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)

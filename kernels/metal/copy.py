@@ -10,12 +10,12 @@ import numpy as np
 from ..formats import page_format
 from ..interface import PoolSpec
 from .launch import KernelLibrary, Launch, padded
-from .units import Unit, make_unit
+from .units import KernelSource, make_unit
 
 _THREADS = 128
 
 
-def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> Unit:
+def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
     """``run_bytes``: of one KV head's rows in one page, by the part's name (k_codes, k_scales, ...)."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
     # 16 bytes at a time, unless a run of few rows is no multiple of that.

@@ -9,7 +9,7 @@ from ..interface import LayerSpec
 from .attention_units import CHUNK_BYTES, REDUCE_SIMDGROUPS
 from .page_reader import PageReaderConfig
 from .units import (
-    Unit,
+    KernelSource,
     check_dim,
     has_scales,
     lane_dim,
@@ -88,7 +88,7 @@ class LatentConfig(PageReaderConfig):
             "ROTARY_NORM_BITS": norm_bits(layer.value_dim),
         }
 
-    def unit(self, *, split: bool) -> Unit:
+    def unit(self, *, split: bool) -> KernelSource:
         """See sources/latent.metal; with ``split`` the outputs are for ``reduce_unit``."""
         layer, keys = self.layer, self.keys
         latents, rotary = page_format(self.k_format), page_format(self.v_format)
@@ -127,7 +127,7 @@ class LatentConfig(PageReaderConfig):
             ("rows", "attention", "tile"),
         )
 
-    def reduce_unit(self) -> Unit:
+    def reduce_unit(self) -> KernelSource:
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))

@@ -18,7 +18,7 @@ from .attention_units import REDUCE_SIMDGROUPS
 from .latent_units import LatentConfig
 from .launch import KernelLibrary, Launch, padded
 from .plan import divide, num_splits, num_tiles, restore_order
-from .units import Unit
+from .units import KernelSource
 
 LATENT_TOKENS = 64
 """Tokens of prompts that are divided into tiles together, where what they read changes along a sequence."""
@@ -143,7 +143,7 @@ class LatentAttention:
         self._library = library
         self._metadata: AttentionMetadata | None = None
         self._step: _Step | None = None
-        self._units: dict[tuple[LatentConfig, str], Unit] = {}
+        self._units: dict[tuple[LatentConfig, str], KernelSource] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self._metadata, self._step = metadata, None
@@ -252,7 +252,7 @@ class LatentAttention:
         outputs = ((parts, heads, dim), mx.float32), ((parts, heads, 4), mx.float32)
         return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
 
-    def _unit(self, config: LatentConfig, kind: str) -> Unit:
+    def _unit(self, config: LatentConfig, kind: str) -> KernelSource:
         """The kernel's text, put together once per configuration."""
         if (config, kind) not in self._units:
             self._units[config, kind] = (

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .units import MIN_ELEMENTS, Unit
+from .units import MIN_ELEMENTS, KernelSource
 
 
 class CompileKernel(Protocol):
@@ -48,7 +48,7 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 class Kernel:
     """A unit and what launches it. Keep it: finding it again compares its text."""
 
-    unit: Unit
+    unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]
 
     def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
@@ -76,7 +76,7 @@ class KernelLibrary:
     compile_kernel: CompileKernel = _metal_kernel
     _kernels: dict[str, Kernel] = field(default_factory=dict)
 
-    def kernel(self, unit: Unit) -> Kernel:
+    def kernel(self, unit: KernelSource) -> Kernel:
         """Of this unit, compiled when it is first launched."""
         if unit.name not in self._kernels:
             compiled = self.compile_kernel(
@@ -91,7 +91,7 @@ class KernelLibrary:
         assert kernel.unit == unit, f"two kernels are called {unit.name}"
         return kernel
 
-    def run(self, unit: Unit, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
+    def run(self, unit: KernelSource, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
         """Launch ``unit`` once."""
         return self.kernel(unit)(inputs, launch)
 

@@ -22,7 +22,7 @@ from .launch import KernelLibrary, Launch
 from .units import (
     MIN_ELEMENTS,
     NUM_SIMDGROUPS,
-    Unit,
+    KernelSource,
     check_dim,
     format_source,
     quantize_unit,
@@ -37,7 +37,7 @@ class MetalPool(ReferencePool):
         super().__init__(spec)
         self._library = library
         self._formats = (page_format(spec.k_format), page_format(spec.v_format))
-        self._row_units: dict[tuple[int, int], Unit] = {}
+        self._row_units: dict[tuple[int, int], KernelSource] = {}
         self._attention = PagedAttention(spec, library, dense_prompts)
         self._latents = LatentAttention(spec, library)
 
@@ -98,7 +98,7 @@ class MetalPool(ReferencePool):
             stored[self._targets(heads)] = new.reshape(tokens, heads, -1)
         return storable
 
-    def _row_unit(self, part: int, dim: int) -> Unit:
+    def _row_unit(self, part: int, dim: int) -> KernelSource:
         """The kernel that stores rows of K or of V, put together once."""
         if (part, dim) not in self._row_units:
             self._row_units[part, dim] = quantize_unit(self._formats[part], dim)

@@ -17,7 +17,7 @@ from ..recurrent_kernels import READY, DeltaGates, SsdParameters
 from ..state_segments import StateSegments
 from .launch import Kernel, KernelLibrary, Launch, padded
 from .recurrent_units import CONV_THREADS, MatrixState, conv_unit, delta_unit, ssd_unit, takes_width
-from .units import MIN_ELEMENTS, Unit
+from .units import MIN_ELEMENTS, KernelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class MetalRecurrences:
         (y,) = kernel(given, launch)
         return pool, y
 
-    def _kernel(self, key: tuple[object, ...], unit: Callable[[], Unit]) -> Kernel:
+    def _kernel(self, key: tuple[object, ...], unit: Callable[[], KernelSource]) -> Kernel:
         if key not in self._kernels:
             self._kernels[key] = self._library.kernel(unit())
         return self._kernels[key]

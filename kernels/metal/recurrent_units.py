@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..recurrent_kernels import GateKind
-from .units import Unit, make_unit
+from .units import KernelSource, make_unit
 
 MAX_WIDTH = 256
 WIDTH_MULTIPLE = 16
@@ -93,7 +93,7 @@ class MatrixState:
         }
 
 
-def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A: bool) -> Unit:
+def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A: bool) -> KernelSource:
     """See sources/delta.metal. ``wide_A``: A_log has a value for each value of a row of a."""
     macros = state.macros() | {
         "GATES": state.width if vector_gate else 1,
@@ -117,7 +117,7 @@ def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A
     )
 
 
-def ssd_unit(state: MatrixState) -> Unit:
+def ssd_unit(state: MatrixState) -> KernelSource:
     """See sources/ssd.metal."""
     inputs = ("pool", "to_pool", "segments", "checkpoints", "x", "B", "C", "dt")
     return make_unit(
@@ -131,7 +131,7 @@ def ssd_unit(state: MatrixState) -> Unit:
     )
 
 
-def conv_unit(taps: int, channels: int, *, silu: bool, bias: bool) -> Unit:
+def conv_unit(taps: int, channels: int, *, silu: bool, bias: bool) -> KernelSource:
     """See sources/conv.metal."""
     return make_unit(
         "conv",

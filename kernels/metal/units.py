@@ -58,7 +58,7 @@ METAL_FORMATS = tuple(_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class KernelSource:
     """One kernel, ready to compile. Equal names mean equal text."""
 
     name: str
@@ -131,7 +131,7 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
     return fmt.scales_per_row(dim) > 0
 
 
-def quantize_unit(fmt: PageFormat, dim: int) -> Unit:
+def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
     """rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
     parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
     return make_unit(
@@ -145,7 +145,7 @@ def quantize_unit(fmt: PageFormat, dim: int) -> Unit:
     )
 
 
-def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> Unit:
+def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> KernelSource:
     """keys, values, targets, flagged, parts of pages, after -> written: see sources/write.metal."""
     parts: list[str] = []
     macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
@@ -189,7 +189,7 @@ def make_unit(
     macros: Mapping[str, int | str],
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
-) -> Unit:
+) -> KernelSource:
     """Join macros, the formats' structs under the names a kernel uses, shared headers and kernel."""
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
@@ -199,7 +199,7 @@ def make_unit(
         "".join(f"typedef {format_source(fmt.name).struct} {name};\n" for name, fmt in formats.items())
     )
     parts += [read_source(name)[0] for name in shared]
-    return Unit(
+    return KernelSource(
         name=f"octavo_{kernel}_{suffix}",
         input_names=tuple(inputs),
         output_names=tuple(outputs),

@@ -17,7 +17,7 @@ TINY = 1e-30  # below any sum of weights of which one is 1
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class EqualRows:
     """B sequences that have the same number n of rows in this step.
 
     rows       [B, n]  their rows in the step
@@ -38,7 +38,7 @@ class Bias:
 
     mask: mx.array | None = None
 
-    def hide(self, logits: mx.array, group: Group, spec: LayerSpec) -> mx.array:
+    def hide(self, logits: mx.array, group: EqualRows, spec: LayerSpec) -> mx.array:
         """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
         length = logits.shape[-1]
         if self.mask is None:
@@ -57,7 +57,7 @@ class Bias:
         return mx.where(seen, logits + rows, -mx.inf)
 
 
-def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
+def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]:
     """Decode rows form one group; chunks of equal length share one.
 
     Also the permutation [T] that puts the groups' rows, one after the other, back in order.
@@ -71,7 +71,7 @@ def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
         rows = metadata.q_start[members, None] + np.arange(n, dtype=np.int32)
         order.append(rows.ravel())
         groups.append(
-            Group(
+            EqualRows(
                 rows=mx.array(rows),
                 tables=mx.array(metadata.only_group().page_table[members, :num_pages]),
                 positions=mx.array(metadata.positions[rows]),
@@ -82,7 +82,7 @@ def group_sequences(metadata: AttentionMetadata) -> tuple[list[Group], Ints]:
 
 
 def attend_group(
-    group: Group,
+    group: EqualRows,
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -110,7 +110,7 @@ def attend_group(
 
 
 def attention_weights(
-    logits: mx.array, group: Group, *, spec: LayerSpec, options: AttendOptions, bias: Bias
+    logits: mx.array, group: EqualRows, *, spec: LayerSpec, options: AttendOptions, bias: Bias
 ) -> mx.array:
     """Softmax of logits [B, Hkv, G, n, L] over what each row sees."""
     if (softcap := options.softcap) is not None:

@@ -22,7 +22,7 @@ from ..masks import check_mask
 from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 from ..replay import ReplayablePool
-from .attention import Bias, Group, attend_group, group_sequences
+from .attention import Bias, EqualRows, attend_group, group_sequences
 from .codecs import codec, hadamard
 from .residual import ReferenceResidualCache
 
@@ -36,7 +36,7 @@ class ReferencePool:
         self._parts = [self._allocate(layer) for layer in spec.layers]
         self._dtypes = [(mx.float32, mx.float32)] * len(spec.layers)
         self._metadata: AttentionMetadata | None = None
-        self._groups: list[Group] = []
+        self._groups: list[EqualRows] = []
         self._slot_rows: dict[int, mx.array] = {}
         self._restore_order = mx.array([0])
         self._unstorable: mx.array | None = None
@@ -154,7 +154,7 @@ class ReferencePool:
         return Bias(check_mask(options.mask, tokens=tokens, num_heads=num_heads, length=length))
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[EqualRows]:
         """The sequences of the step, by their number of rows."""
         return self._groups
 

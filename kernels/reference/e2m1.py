@@ -12,7 +12,7 @@ from ..formats.base import MAX_FP16
 from ..formats.e2m1 import EDGES, MAGNITUDES
 from ..formats.fp4 import SCALE_FACTORS
 from ..formats.microscaling import MXFP4, NVFP4
-from .packing import Encoded, halving_sum, pack, unpack
+from .packing import Encoded, pack, tree_sum, unpack
 
 
 class FP4Codec:
@@ -44,7 +44,7 @@ class FP4Codec:
         scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
         indices = nearest_index(magnitudes, scales)
         differences = magnitudes - scales * self._magnitudes[indices]
-        errors = halving_sum(differences * differences)
+        errors = tree_sum(differences * differences)
         # A candidate that is 0 stores a zero row: its error is never below a usable one's.
         best = errors.argmin(axis=-2, keepdims=True)
         return (

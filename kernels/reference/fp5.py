@@ -14,7 +14,7 @@ from ..formats.fp5 import (
     STEPS,
 )
 from .e2m1 import nearest_index, signed_codes
-from .packing import Encoded, halving_sum, pack, unpack
+from .packing import Encoded, pack, tree_sum, unpack
 
 
 class FP5Codec:
@@ -58,7 +58,7 @@ class FP5Codec:
         fine = nearest_index(magnitudes[..., COARSE:], values, EDGES)
         indices = mx.concatenate([nearest_index(magnitudes[..., :COARSE], values) << 1, fine], axis=-1)
         differences = magnitudes - values * self._magnitudes[indices]
-        best = halving_sum(differences * differences).argmin(axis=-2, keepdims=True)
+        best = tree_sum(differences * differences).argmin(axis=-2, keepdims=True)
         scale = mx.take_along_axis(scales, best, axis=-2).squeeze(-2)
         return (
             mx.where(half == 0, mx.zeros_like(scale), scale),

@@ -46,7 +46,7 @@ def unpack(words: mx.array, bits: int) -> mx.array:
     return codes.reshape(*words.shape[:-1], -1)
 
 
-def halving_sum(values: mx.array) -> mx.array:
+def tree_sum(values: mx.array) -> mx.array:
     """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
     width = 1 << (values.shape[-1] - 1).bit_length()
     if width != values.shape[-1]:

@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..interface import AttendOptions, LayerSpec
 from ..metadata import AttentionMetadata
 from ..residual_cache import ResidualCache
-from .attention import Bias, Group, attention_weights
+from .attention import Bias, EqualRows, attention_weights
 
 if TYPE_CHECKING:
     from .backend import ReferencePool
@@ -64,7 +64,7 @@ class ReferenceResidualCache(ResidualCache["ReferencePool"]):
 
 
 def _attend_group(
-    group: Group,
+    group: EqualRows,
     queries: mx.array,
     keys: list[mx.array],
     values: list[mx.array],

@@ -107,7 +107,7 @@ class StoredPart:
 
 
 @dataclass(slots=True)
-class TruthLayer:
+class OracleLayer:
     """One layer's pages and its attention."""
 
     spec: LayerSpec
@@ -159,11 +159,11 @@ def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> I
 
 
 @dataclass(slots=True)
-class TruthPool:
+class OraclePool:
     """Every layer's pages, zeroed; written and attended with plain arrays."""
 
     spec: PoolSpec
-    layers: list[TruthLayer] = field(init=False)
+    layers: list[OracleLayer] = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -179,4 +179,4 @@ class TruthPool:
                 )
                 for name, dim in ((spec.k_format, layer.head_dim), (spec.v_format, layer.value_dim))
             ]
-            self.layers.append(TruthLayer(layer, spec.page_size, parts[0], parts[1]))
+            self.layers.append(OracleLayer(layer, spec.page_size, parts[0], parts[1]))

@@ -15,7 +15,7 @@ from ..formats import FORMAT_NAMES, page_format
 from ..interface import AttendOptions, AttentionBackend, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
 from ..residual import SIXTEEN_BITS
-from .oracle import TruthPool
+from .oracle import OraclePool
 from .selftest_residual import attend_over_residual
 
 TOLERANCE = 0.02
@@ -112,7 +112,7 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
     """Write a mixed step over earlier pages, read the rows back, attend."""
     rng = np.random.default_rng(1)
     pool = backend.create_pool(_pool_spec(format_name, variant.layer))
-    truth = TruthPool(pool.spec).layers[0]
+    truth = OraclePool(pool.spec).layers[0]
     heads = variant.layer.num_kv_heads
     sinks = rng.standard_normal(heads * 2).astype(np.float32) if variant.sinks else None
     earlier = [(0, old) for old, _ in _SEQUENCES]
@@ -151,7 +151,7 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
     rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
-    truth = TruthPool(pool.spec).layers[0]
+    truth = OraclePool(pool.spec).layers[0]
     table = rng.permutation(40).astype(np.int32)
     out, want = mx.zeros(0), np.zeros(0)
     for first, end in ((0, length - 1), (length - 1, length)):

@@ -259,7 +259,7 @@ def test_imports_inside_a_folder_are_relative(folder: str) -> None:
         assert not own, f"{path.relative_to(ROOT)} spells out {own}"
 
 
-def test_nobody_imports_a_bare_room() -> None:
+def test_nobody_imports_a_bare_folder() -> None:
     """``import engine`` works from the root of a checkout and makes a second copy of the module."""
     for path in python_files(*FOLDERS, "tests", "tools", "src"):
         bare = {name for name in imported(path) if name.split(".")[0] in FOLDERS}

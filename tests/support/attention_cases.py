@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from format_rows import holds
 from octavo.kernels.interface import AttendOptions, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
-from octavo.kernels.verify.oracle import TruthPool
+from octavo.kernels.verify.oracle import OraclePool
 
 Floats = NDArray[np.float32]
 
@@ -245,7 +245,7 @@ def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: in
     numbers. A pool poisoned before the call shows every read of an unowned row as NaN.
     """
     spec, rng = pool.spec, np.random.default_rng(seed)
-    truth = TruthPool(spec).layers[0]
+    truth = OraclePool(spec).layers[0]
     tables = shuffled_tables(case, rng, spec.num_pages)
     scale = case.head_dim**-0.5
     outcome: Outcome | None = None

@@ -39,7 +39,7 @@ def next_token(tokens: Iterable[int], seed: str) -> int:
 
 
 def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
-    """The tokens a sequence gets when nobody else is there: what it must get in any company."""
+    """The tokens a sequence gets when nobody else is there: what it must get beside any others."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens, seed))

@@ -19,7 +19,7 @@ from metal_backend import Emulator
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.pool import MetalPool
-from octavo.kernels.verify.oracle import TruthPool
+from octavo.kernels.verify.oracle import OraclePool
 
 TOLERANCES = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 6e-3}
 """Relative to the largest output: the kernels compute in float32 and round once, at the end."""
@@ -174,7 +174,7 @@ def run_watched(
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
     pool = WatchedPool(case.spec(*formats), emulator, dense_prompts)
     poison(pool)
-    truth = TruthPool(pool.spec).layers[0]
+    truth = OraclePool(pool.spec).layers[0]
     tables = shuffled_tables(case, rng, pool.spec.num_pages)
     num_heads = case.kv_heads * case.group
     sinks = rng.standard_normal(num_heads).astype(np.float32) if case.sinks else None

@@ -51,7 +51,7 @@ struct Fp4 {
 
   // The row's sum in the order that the format defines: upper half onto lower half, down to one.
   template <int E>
-  static METAL_FUNC float halving_sum(thread float* errors) {
+  static METAL_FUNC float tree_sum(thread float* errors) {
     for (ushort step = 16; step > 0; step /= 2) {
       for (int i = 0; i < E; ++i) {
         errors[i] = errors[i] + simd_shuffle_xor(errors[i], step);
@@ -96,7 +96,7 @@ struct Fp4 {
         errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
         indices[i / here] = (i % here > 0 ? indices[i / here] : 0u) | index << (4 * (i % here));
       }
-      const float error = halving_sum<E>(errors);
+      const float error = tree_sum<E>(errors);
       if (scale > 0.0f && (best == half(0.0f) || error < best_error)) {
         best = rounded;
         best_error = error;

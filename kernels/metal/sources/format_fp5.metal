@@ -75,7 +75,7 @@ struct Fp5 {
         const float difference = size - scale * magnitude(indices[i]);
         errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
       }
-      const float error = Fp4::halving_sum<E>(errors);
+      const float error = Fp4::tree_sum<E>(errors);
       if (base > half(0.0f) && (best == 0 || error < best_error)) {
         best = code;
         best_error = error;

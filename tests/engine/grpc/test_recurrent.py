@@ -1,4 +1,4 @@
-"""Models with recurrent layers over real sockets: streams, company, prefixes, preemption, cancellation."""
+"""Models with recurrent layers over real sockets: streams, others beside them, prefixes, preemption, cancels."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from attention_cases import (  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
-from octavo.kernels.verify.oracle import TruthPool  # noqa: E402
+from octavo.kernels.verify.oracle import OraclePool  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
@@ -74,7 +74,7 @@ def rows_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -
 def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, exact: bool = False) -> float:
     """As ``run_case(...).error``, but the truth attends in the last step only: contexts are long here."""
     spec, rng = case.spec(*formats), np.random.default_rng(0)
-    pool, truth = CpuBackend(exact=exact).create_pool(spec), TruthPool(spec).layers[0]
+    pool, truth = CpuBackend(exact=exact).create_pool(spec), OraclePool(spec).layers[0]
     poison(pool)
     tables = shuffled_tables(case, rng, spec.num_pages)
     for sequences in ([(0, old) for old, _ in case.sequences], case.sequences):
@@ -217,7 +217,7 @@ def test_a_single_position_is_read_as_it_is_stored(level: str) -> None:
 
 
 class Batch:
-    """Sequences with K/V of their own, to be attended to in any company."""
+    """Sequences with K/V of their own, to be attended to beside any others."""
 
     def __init__(
         self, formats: tuple[str, str], dtype: mx.Dtype, *, query_heads: int = 4, dim: int = 64
@@ -317,7 +317,7 @@ def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
     rng = np.random.default_rng(7)
     layer = LayerSpec(num_kv_heads=1, head_dim=32, value_dim=32)
     spec = PoolSpec(layers=(layer, layer), num_pages=6, page_size=16, k_format=name, v_format=name)
-    pool, truth = CpuPool(spec), TruthPool(spec)
+    pool, truth = CpuPool(spec), OraclePool(spec)
     lengths, tables = [0, 0], [rng.permutation(6)[:3].astype(np.int32) for _ in range(2)]
     tables[1] = np.setdiff1d(np.arange(6), tables[0]).astype(np.int32)
     for step in range(1000):

@@ -23,7 +23,7 @@ from octavo.kernels.metal.attention_units import AttentionConfig
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary, Launch
-from octavo.kernels.metal.units import METAL_FORMATS, Unit, read_source
+from octavo.kernels.metal.units import METAL_FORMATS, KernelSource, read_source
 from octavo.kernels.reference.backend import ReferenceBackend
 from octavo.kernels.verify.selftest import first_failure, run_selftest
 
@@ -103,7 +103,7 @@ def test_every_unit_differs_by_name() -> None:
         assert any(f"octavo_{kernel}_" in name for name in texts), f"no {kernel} kernel was dumped"
     library = KernelLibrary(Emulator().compile)
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
-    first = Unit("octavo_x", ("wide",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    first = KernelSource("octavo_x", ("wide",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
     if why_unavailable() is None:
         library.run(first, {"wide": mx.zeros(8)}, launch)
         with pytest.raises(AssertionError, match="two kernels are called octavo_x"):
@@ -178,7 +178,7 @@ def test_sources_are_there_as_package_data() -> None:
 
 def test_small_inputs_are_refused() -> None:
     """MLX would put them into another address space, and compile other code for them."""
-    unit = Unit("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
+    unit = KernelSource("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
     with pytest.raises(ValueError, match="input small has 7 elements; pad it to 8"):
         KernelLibrary(Emulator().compile).run(unit, {"small": mx.zeros(7)}, launch)

@@ -27,7 +27,7 @@ from octavo.kernels.interface import (
     LayerSpec,
     PoolSpec,
 )
-from octavo.kernels.verify.oracle import TruthPool, sequence_slots
+from octavo.kernels.verify.oracle import OraclePool, sequence_slots
 
 pytestmark = pytest.mark.parity
 
@@ -107,7 +107,7 @@ def test_many_layers_in_one_step(
         outs.append(pool.attend(layer, mx.array(q), AttendOptions(scale=0.2)))
         inputs.append((q, k, v))
     mx.eval(outs, *pool.pending())
-    for truth, out, (q, k, v) in zip(TruthPool(pool.spec).layers, outs, inputs, strict=True):
+    for truth, out, (q, k, v) in zip(OraclePool(pool.spec).layers, outs, inputs, strict=True):
         truth.write(metadata, k, v)
         want = truth.attend(metadata, q, scale=0.2)
         assert np.abs(as_numpy(out) - want).max() / np.abs(want).max() < tested.tolerance

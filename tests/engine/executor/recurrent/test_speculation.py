@@ -37,7 +37,7 @@ OTHERS = (
 """Gated delta with either gate, SSD, scans, RG-LRU, wkv7, lightning attention, short convolutions."""
 
 ON_REFERENCE = ("qwen3_5", "mamba", "recurrent_gemma", "rwkv7")
-"""Of those whose bits do not depend on company there either: those of mlx-lm's SSD do."""
+"""Of those whose bits do not depend on other requests there either: those of mlx-lm's SSD do."""
 
 DRAFTERS: tuple[Speculate, ...] = ("ngram", "suffix")
 FEW_WORDS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import numpy as np
 from .base import Floats
 
 
-def halving_sum(values: Floats) -> Floats:
+def tree_sum(values: Floats) -> Floats:
     """Sum over the last axis [..., D] -> [..., 1]: zero-padded to P, a power of two, then the upper half
     is added onto the lower half, P/2, P/4, ..., 1, one rounding per addition."""
     width = 1 << (values.shape[-1] - 1).bit_length()
