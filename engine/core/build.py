@@ -163,7 +163,7 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
         # Where it was measured to cost next to nothing and changes no bit: on a GPU steps in flight wait
         # where something is drafted, recurrent layers need states for drafts, and what MLX's own operations
         # compute may be rounded otherwise beside more rows.
-        return "ngram" if info.backend == "cpu" and info.batch_invariant and info.states is None else "off"
+        return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
 

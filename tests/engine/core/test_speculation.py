@@ -74,26 +74,22 @@ def test_a_request_may_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speculate", "backend", "invariant", "is_recurrent", "expected"),
+    ("speculate", "invariant", "is_recurrent", "expected"),
     [
-        ("auto", "cpu", True, False, "ngram"),
-        ("auto", "cpu", False, False, "off"),
-        ("auto", "cpu", True, True, "off"),
-        ("auto", "metal", False, False, "off"),
-        ("auto", "reference", False, False, "off"),
-        ("suffix", "metal", False, True, "suffix"),
-        ("off", "cpu", True, False, "off"),
-        ("draft:model", "cpu", True, False, "off"),
-        ("mtp", "cpu", True, False, "off"),
+        ("auto", True, False, "ngram"),
+        ("auto", False, False, "off"),
+        ("auto", True, True, "off"),
+        ("suffix", False, True, "suffix"),
+        ("off", True, False, "off"),
+        ("draft:model", True, False, "off"),
+        ("mtp", True, False, "off"),
     ],
 )
-def test_what_looks_for_drafts(
-    speculate: str, backend: str, invariant: bool, is_recurrent: bool, expected: str
-) -> None:
+def test_what_looks_for_drafts(speculate: str, invariant: bool, is_recurrent: bool, expected: str) -> None:
     """With a draft model or a head, nothing looks in texts."""
     states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
     info = Harness(small_config()).core.info
-    info = replace(info, backend=backend, batch_invariant=invariant, states=states)
+    info = replace(info, batch_invariant=invariant, states=states)
     assert drafts_by(EngineConfig(speculate=speculate), info) == expected
 
 

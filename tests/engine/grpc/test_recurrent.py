@@ -1,4 +1,4 @@
-"""Models with recurrent layers over real sockets: streams, others beside them, prefixes, preemption, cancels."""
+"""Models with recurrent layers over real sockets: streams, others beside them, prefixes, preemption, ends."""
 
 from __future__ import annotations
 
