@@ -16,7 +16,9 @@ class EventsLost(ValueError):
 
 
 class PageEvent(NamedTuple):
-    """number    1, 2, 3, ... without gaps
+    """One change of what can be found.
+
+    number    1, 2, 3, ... without gaps
     kind      stored     these pages can be found from now on
               removed    these can be no longer
               cleared    nothing can be found any more

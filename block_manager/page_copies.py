@@ -10,7 +10,10 @@ from .types import PageCopy, PageId
 
 
 class PageCopies:
-    """pending   those that nobody has reported yet, in order"""
+    """Copies of pages that the runner is asked for.
+
+    pending   those that nobody has reported yet, in order
+    """
 
     def __init__(self, groups: abc.Sequence[KVGroup], states: StateGroup | None) -> None:
         self._pools = [each.pool for each in groups]

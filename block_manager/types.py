@@ -95,8 +95,10 @@ class TableState:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """Which page holds which positions of one sequence; only BlockManager changes it. (Whoever commits
-    thousands of rows a second may set ``num_written`` itself where ``BlockManager.commit`` does no more.)
+    """Which page holds which positions of one sequence; only BlockManager changes it.
+
+    Whoever commits thousands of rows a second may set ``num_written`` itself where ``BlockManager.commit``
+    does no more.
 
     page_size        positions per page
     salt             who may share these pages: equal tokens with another salt never match

@@ -15,7 +15,9 @@ from .residual import ResidualSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """window, keep, chunked   as in LayerSpec, the same for all of them
+    """Layers that share one pool of pages.
+
+    window, keep, chunked   as in LayerSpec, the same for all of them
     members                 their indices among the model's layers, rising
     """
 

@@ -19,6 +19,8 @@ SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts 
 
 
 class Admission(enum.Enum):
+    """What became of a sequence that waits."""
+
     LET_IN = enum.auto()
     NO_ROOM = enum.auto()  # nor for anybody after it
     SHARES = enum.auto()  # its next page is being computed

@@ -12,7 +12,9 @@ class SequenceTooLong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_step_tokens   tokens computed in one step, decodes and prompt chunks together
+    """What bounds one step.
+
+    max_step_tokens   tokens computed in one step, decodes and prompt chunks together
     max_running       sequences that hold pages at once
     target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
                       predicted to fit ("auto": a few times what the decodes alone take; None: as many

@@ -9,7 +9,8 @@ from .waiting import WaitingQueue
 
 
 class SequenceQueues:
-    """
+    """Where sequences are between their arrival and their end.
+
     ::
 
         load            enqueue          admit                 end

@@ -12,7 +12,9 @@ from .types import Sequence, StepShape
 
 
 class Targets:
-    """cost      of steps, as learned so far
+    """What steps cost, and which targets of latency they have to meet.
+
+    cost      of steps, as learned so far
     latency   None as long as nobody had a target
     """
 

@@ -11,6 +11,8 @@ from octavo.block_manager import Digest, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
+    """Where a sequence stands."""
+
     WAITING_FOR_PAGES = enum.auto()  # a connector brings some of its prompt
     WAITING = enum.auto()
     RUNNING = enum.auto()

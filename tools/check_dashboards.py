@@ -1,4 +1,4 @@
-"""Check deploy/grafana against the types of Grafana's own schema package, by its compiler's rules:
+"""Check deploy/grafana against the types of Grafana's own schema package, by its compiler's rules.
 
     npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
     python tools/check_dashboards.py build/grafana

@@ -23,7 +23,9 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
+    """What an engine serves, and how: for clients, metrics and people.
+
+    name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
     embeds         whether hidden states can be had: the output head, and so what it gets, was found
     aliases        further names that the operator chose
     chat_template  a file in the place of the model's own template

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 
 class FinishReason(enum.StrEnum):
+    """Why a sample ended."""
+
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens, or the model's length
     ABORT = "abort"  # the caller gave up

@@ -108,7 +108,9 @@ class RerankAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedDocument:
-    """index   of the document, as it was given
+    """One document of an answer, and its score.
+
+    index   of the document, as it was given
     score   how likely yes is, against no: between 0 and 1
     """
 

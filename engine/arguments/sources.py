@@ -31,7 +31,10 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """action   what an option with this name sets; ``negated``: a true value means its absence"""
+    """An option, as an environment variable or a key of a file names it.
+
+    action   what an option with this name sets; ``negated``: a true value means its absence
+    """
 
     action: argparse.Action
     negated: bool = False
@@ -39,7 +42,9 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """words    of a command line that says what was found
+    """What the environment or a file says, as a command line.
+
+    words    of a command line that says what was found
     origins  option: where it comes from, for messages
     """
 

@@ -49,6 +49,8 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
+    """How long one request took."""
+
     ttft_s: float
     decoding: Decoding
 

@@ -64,7 +64,9 @@ class Difference:
 
 @dataclass(slots=True)
 class Report:
-    """cases         comparisons of one request in one way of serving it
+    """What was compared, and what differed.
+
+    cases         comparisons of one request in one way of serving it
     different     those that were not equal
     not_reached   ways of serving that did not come about, such as a preemption, or that this model does not
                   have, and are not counted

@@ -53,7 +53,7 @@ class Pages:
     residual_pages: int | None = None
 
     def __str__(self) -> str:
-        """ "fp4", or "fp4+2" where the number was given."""
+        """Its name: fp4, or fp4+2 where the number was given."""
         return str(self.pair) if self.residual_pages is None else f"{self.pair}+{self.residual_pages}"
 
 

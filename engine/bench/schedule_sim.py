@@ -17,7 +17,10 @@ from .schedule_swap import SimulatedSwap
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """at_s   seconds after the start; prompts are token ids"""
+    """One request of a trace.
+
+    at_s   seconds after the start; prompts are token ids
+    """
 
     at_s: float
     tenant: str

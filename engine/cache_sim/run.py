@@ -18,7 +18,9 @@ TOKEN_MS = 25.0  # between two generated tokens, with --timed
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """requests          in the trace
+    """What a policy found of a trace.
+
+    requests          in the trace
     skipped_requests  larger than the pool: their pages are not counted anywhere else
     prompt_pages      looked up
     hit_pages         found together with everything before them, the last page included

@@ -19,7 +19,9 @@ from ..api.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """page_ids   one number per page of the prompt, equal where the trace's ids are equal
+    """One request of a trace.
+
+    page_ids   one number per page of the prompt, equal where the trace's ids are equal
     salt       who may share the pages, from the trace's salt field
     ends_partial   the last page is not full: no state stands at its end
     """

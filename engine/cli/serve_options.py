@@ -30,7 +30,9 @@ MODEL = "model_to_serve"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """listen   where gRPC listens
+    """What ``octavo serve`` is told besides the engine's configuration.
+
+    listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere
     vllm_metrics   export the gauges that gateways read under vLLM's names too
     otlp_endpoint   where spans of requests go; None: where OTEL_* variables say, or nowhere

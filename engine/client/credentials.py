@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
+    """How a client shows who it is, and checks the server.
+
+    tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
     ca           PEM file of the authorities to trust (None: the ones gRPC brings)
     cert, key    PEM files of the client's certificate, for servers that ask for one
     token_file   file whose first token is sent with every call

@@ -340,8 +340,10 @@ class EngineCore:
             sample.state.prepare(sample.sequence.drafts)
 
     def _fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End the sequences whose K/V went wrong in the middle of the prompt, before anything of
-        this step is published to the prefix cache. (Those that sampled have a failed sample.)"""
+        """End the sequences whose K/V went wrong in the middle of the prompt.
+
+        Nothing of this step is published to the prefix cache yet. Those that sampled have a failed sample.
+        """
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
         for item in (step.work[index] for index in sorted(failed)):

@@ -16,7 +16,9 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
-    """listen     where HTTP listens
+    """What the HTTP router is told.
+
+    listen     where HTTP listens
     metrics    where the router's own Prometheus metrics listen
     api_key    what clients must send as a bearer token; None: nothing
     tls_cert, tls_key   PEM files: HTTPS only

@@ -57,7 +57,7 @@ _MALFORMED = (
 
 
 class BadPages(Exception):
-    """A file that cannot be used. ``reason`` is a label for counting:
+    """A file that cannot be used. ``reason`` is a label for counting.
 
     torn      not whole
     altered   whole, but not what was written

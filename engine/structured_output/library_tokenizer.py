@@ -26,6 +26,8 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class LibraryTokenizer:
+    """A tokenizer as llguidance knows it, beside the text that it was made of."""
+
     text: TokenizerText
     made: LLTokenizer
 

@@ -79,11 +79,15 @@ class _Affine(PageFormat):
 
 @register
 class AFFINE8(_Affine):
+    """8 bits."""
+
     name = "affine8"
     bits = 8
 
 
 @register
 class AFFINE4(_Affine):
+    """4 bits."""
+
     name = "affine4"
     bits = 4

@@ -37,7 +37,7 @@ class Site:
 
     @property
     def where(self) -> str:
-        """ "kernel:line", callers after an arrow."""
+        """Return kernel:line, callers after an arrow."""
         return source_lines(self.library, self.offset)
 
 

@@ -73,6 +73,8 @@ class Kind(ABC):
 
 
 class Codes(Kind):
+    """Doors and their codes."""
+
     title = "Door codes"
 
     def __init__(self, rng: Random) -> None:
@@ -121,6 +123,8 @@ class People(Kind):
 
 
 class Sales(People):
+    """Sellers and what they sold."""
+
     title = "Sales"
 
     def card(self, key: str) -> Card:
@@ -145,6 +149,8 @@ class Sales(People):
 
 
 class Residents(People):
+    """People and where they live."""
+
     title = "Residents"
 
     def card(self, key: str) -> Card:
@@ -167,6 +173,8 @@ class Residents(People):
 
 
 class Stock(Kind):
+    """Items and how many there are."""
+
     title = "Inventory"
 
     def key(self) -> str:

@@ -30,7 +30,9 @@ MODELS = "mlx_lm.models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """architecture     the module of mlx-lm
+    """How one architecture of mlx-lm is served.
+
+    architecture     the module of mlx-lm
     tier             "paged", "gather", "refused", or "not tried" where no tiny model can be made here
     attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
     bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served

@@ -43,7 +43,9 @@ never writes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """layers      the attention layers in order of their pool index
+    """What the caches of a model look like, as observed.
+
+    layers      the attention layers in order of their pool index
     caches      per entry of the model's cache list, what stands there
     dtype       what the model computes K in
     vocab_size  width of the logits

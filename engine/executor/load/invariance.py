@@ -37,7 +37,9 @@ NUM_SEQUENCES = 3
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """tokens  of each sequence
+    """Sequences, and how they are cut into steps.
+
+    tokens  of each sequence
     counts  of new ones in each step
     """
 

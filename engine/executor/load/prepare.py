@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """report   what became of its modules; None if they stay MLX's
+    """A model that is ready to serve.
+
+    report   what became of its modules; None if they stay MLX's
     fusion   None where nothing was to be fused
     """
 

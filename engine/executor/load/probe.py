@@ -42,7 +42,9 @@ STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each seque
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """tier           "paged", or "gather" when only dense K/V satisfies the model
+    """What the probe found of a model.
+
+    tier           "paged", or "gather" when only dense K/V satisfies the model
     mask_dims      dimensions of the masks in the gather tier (see StepContext)
     reason         why not "paged"; empty otherwise
     latents        whether layers attend over latents (MLA)

@@ -37,7 +37,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """embedding_norm, hidden_norm, norm  [D]
+    """The weights of a head for multi-token prediction.
+
+    embedding_norm, hidden_norm, norm  [D]
     projection  [D, 2 D], of the embedding and then the hidden state
     layer       of the decoder layer, named as in layer 0 of a model; norms apart, as they are computed with
     """

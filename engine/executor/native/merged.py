@@ -29,7 +29,9 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """groups  MLX's linear layers that are called one after another on the very same array
+    """Layers that were seen to read one array.
+
+    groups  MLX's linear layers that are called one after another on the very same array
     heads   MLX's embeddings that are also called as a linear layer
     """
 

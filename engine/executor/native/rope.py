@@ -21,7 +21,9 @@ from octavo.kernels import _ext
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """dims                 values of a head that turn, from the front
+    """A rotary embedding, as numbers.
+
+    dims                 values of a head that turn, from the front
     interleaved          pairs are neighbours; otherwise dims / 2 apart
     inverse_frequencies  float32 [dims / 2]
     position_scale       positions are multiplied by it

@@ -165,7 +165,7 @@ def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
 
 
 def _turned_weight(conv: Any) -> mx.array:
-    """[K, C]"""
+    """Taps of a convolution, [K, C]."""
     return mx.contiguous(conv.weight[..., 0].T)
 
 

@@ -73,7 +73,7 @@ class SegmentGroup:
         return [int(row) for row in self.rows[self.length - 1 :: self.length]]
 
     def take(self, rows: mx.array) -> mx.array:
-        """[T, ..] -> [B, S, ..]"""
+        """Rows of the group out of those of a step: [T, ..] -> [B, S, ..]."""
         part = rows[self.row_ids] if self._run is None else rows[self._run[0] : self._run[1]]
         return part.reshape(len(self), self.length, *rows.shape[1:])
 
@@ -135,7 +135,7 @@ class StateStep:
         )
 
     def join(self, parts: list[mx.array]) -> mx.array:
-        """[B, S, ..] of every group -> [T, ..]"""
+        """Rows of a step out of those of its groups: [B, S, ..] each -> [T, ..]."""
         flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
         rows = flat[0] if len(flat) == 1 else mx.concatenate(flat)
         return rows if self._inverse is None else rows[self._inverse]

@@ -26,7 +26,9 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same time for all: equal files make eq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """architectures   as config.json names them
+    """What the files of a model say that vLLM's clients ask for.
+
+    architectures   as config.json names them
     sampling        what generation_config.json recommends, under the names of SamplingParams
     """
 
