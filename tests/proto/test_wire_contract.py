@@ -133,7 +133,13 @@ def test_what_would_break_a_client_is_seen(change: str) -> None:
 def test_buf_sees_nothing_that_breaks_a_client() -> None:
     if shutil.which("buf", path=PROGRAMS) is None:
         pytest.skip("buf is not installed: npm install -g @bufbuild/buf")
-    command = [shutil.which("buf", path=PROGRAMS) or "buf", "breaking", PROTO, "--against", CONTRACT]
+    command = [
+        shutil.which("buf", path=PROGRAMS) or "buf",
+        "breaking",
+        str(PROTO),
+        "--against",
+        str(CONTRACT),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
