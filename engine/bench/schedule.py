@@ -102,7 +102,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tenant-field", metavar="NAME", help="a field of the trace's requests that separates tenants")
     add("--requests", type=positive, default=200, metavar="N", help="of the trace, the first ones (200)")
     add("--speed", type=above_zero, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
-    add("--order", choices=ORDERS, action="append", help="who is next; may be repeated (all)")
+    add(
+        "--order",
+        "--fairness",
+        type=lambda name: "fcfs" if name == "off" else name,
+        choices=ORDERS,
+        action="append",
+        help="who is next, as --fairness and --schedule-policy of serve say it; may be repeated (all)",
+    )
     add("--num-pages", type=positive, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
     add("--swap-pages", type=positive, metavar="N", help="also simulate memory for N pages beside the "
         "pool, where those of who gives way are kept as with --swap-memory (none)")  # fmt: skip
