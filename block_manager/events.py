@@ -48,8 +48,9 @@ class PageEvent(NamedTuple):
 
 
 class EventLog:
-    """The latest events, at most ``capacity`` of them with at most ``capacity`` digests; the newest
-    one is always kept. One event per run of pages, O(1) per page.
+    """The latest events, at most ``capacity`` of them with at most ``capacity`` digests.
+
+    The newest one is always kept. One event per run of pages, O(1) per page.
 
     Events have tokens from ``keep_tokens`` on; see ``BlockManager.keep_tokens``.
 
@@ -113,8 +114,9 @@ class EventLog:
             self._num_digests -= len(events.popleft().digests)
 
     def since(self, number: int, limit: int | None = None) -> list[PageEvent]:
-        """The events from ``number`` on, the first ``limit`` of them; EventsLost if some of them are
-        gone, or it is yet to come."""
+        """The events from ``number`` on, the first ``limit`` of them.
+
+        EventsLost if some of them are gone, or it is yet to come."""
         first = self._next - len(self._events)
         if not first <= number <= self._next:
             raise EventsLost(

@@ -105,8 +105,10 @@ class HitStatistics:
         self._indices = {}
 
     def indices(self, kind: int) -> list[float]:
-        """By age, hits per time of keeping a page of this kind, as of ``refresh``. One that was used
-        more often is never worth less: it takes much to see that, and little to suspect otherwise."""
+        """By age, hits per time of keeping a page of this kind, as of ``refresh``.
+
+        One that was used more often is never worth less: it takes much to see that, and little to suspect
+        otherwise."""
         indices = self._indices.get(kind)
         if indices is None:
             indices = gittins_index(self._chances(kind))
@@ -144,8 +146,9 @@ def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
 
 
 def gittins_index(chances: abc.Sequence[float]) -> list[float]:
-    """By age, the best hits per time of keeping a page for a while: max over t of
-    P(used within t) / E[time until it is used, at most t].
+    """By age, the best hits per time of keeping a page for a while.
+
+    Max over t of P(used within t) / E[time until it is used, at most t].
 
     Ages are joined from the last to the first as long as going on pays better than what is joined
     so far: O(NUM_AGES).

@@ -16,8 +16,9 @@ Fill = abc.Callable[[list[int], list[PageId]], None]
 
 
 class KVGroup:
-    """A group's part of all page tables: takes pages for it, finds them, and gives back what a window
-    has left behind.
+    """A group's part of all page tables.
+
+    Takes pages for it, finds them, and gives back what a window has left behind.
 
     The picture of one sequence's pages, for a window that begins in page 5 and one kept page
     (``-`` is ``NULL_PAGE``)::
@@ -97,8 +98,9 @@ class KVGroup:
         quantize_after: int,
         held: GroupPageTable | None = None,
     ) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on: all
-        it would see is cached, or held by the part of a table that is shortened."""
+        """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on.
+
+        All it would see is cached, or held by the part of a table that is shortened."""
         while (missing := self.last_missing(digests, num_pages, quantize_after, held)) is not None:
             num_pages = missing  # whatever is longer would see that page, too
         return num_pages
@@ -119,8 +121,10 @@ class KVGroup:
         return None
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int, quantize_after: int) -> GroupPageTable:
-        """Hold what is needed to go on after ``num_pages`` pages. Without a window, as many of them as are
-        cached; with one, ``longest_prefix`` has confirmed that all are."""
+        """Hold what is needed to go on after ``num_pages`` pages.
+
+        Without a window, as many of them as are cached; with one, ``longest_prefix`` has confirmed that all
+        are."""
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
             first = self.first_visible_page(num_pages * self._page_size, quantize_after)
@@ -133,8 +137,10 @@ class KVGroup:
         return GroupPageTable(pages, first)
 
     def reacquire_window(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table's part to ``num_pages``, holding again what had been given back of it and is
-        seen from there on; ``longest_prefix`` has confirmed that it is cached."""
+        """Shorten a table's part to ``num_pages``.
+
+        What had been given back of it and is seen from there on is held again; ``longest_prefix`` has
+        confirmed that it is cached."""
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
         first = max(self.first_visible_page(num_pages * self._page_size, table.quantize_after), self.num_kept)

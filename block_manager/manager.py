@@ -109,8 +109,9 @@ class BlockManager:
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """What a cached prefix consists of: pages of every group, and behind them snapshots of recurrent
-        state, if there are any."""
+        """What a cached prefix consists of.
+
+        Pages of every group, and behind them snapshots of recurrent state, if there are any."""
         return self.groups if self._states is None else (*self.groups, self._states.spec)
 
     @property
@@ -181,8 +182,9 @@ class BlockManager:
         )
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many positions of its beginning are on pages that other tables hold, too; 0 in models
-        whose every layer has a window."""
+        """Return how many positions of its beginning are on pages that other tables hold, too.
+
+        0 in models whose every layer has a window."""
         if self._groups[0].spec.window is not None:
             return 0
         return min(self._pool.num_shared(table.pages) * self.page_size, table.num_written)
@@ -245,8 +247,10 @@ class BlockManager:
         return table
 
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
-        """Make room for positions ``[0, num_tokens)``, and for the state of recurrent layers; False if a
-        pool is short, and then nothing is taken. What is in ``table.copies`` then is to be carried out.
+        """Make room for positions ``[0, num_tokens)``, and for the state of recurrent layers.
+
+        Return False if a pool is short, and then nothing is taken. What is in ``table.copies`` then is to be
+        carried out.
 
         ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
                 call succeeds, their room is certain. Layers without a window get all of it now.
@@ -283,19 +287,22 @@ class BlockManager:
         return self._states is not None and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots of recurrent state the next step takes, which computes positions
-        [start, stop) of a table: ``table.state.planned``. ``num_known``: tokens of the sequence so far."""
+        """Decide which snapshots of recurrent state the next step takes: ``table.state.planned``.
+
+        It computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far."""
         if self._states is not None and self.prefix_cache:
             self._states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def num_draftable(self, num_running: int) -> int | None:
-        """Return how many drafts a step of so many sequences may have, as far as that depends on slots for
-        states; None: any number."""
+        """Return how many drafts a step of so many sequences may have; None: any number.
+
+        That is as far as it depends on slots for states."""
         return None if self._states is None else self._states.num_draftable(num_running)
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows; the next
-        ``commit`` says how many held, of several such steps if need be."""
+        """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows.
+
+        The next ``commit`` says how many held, of several such steps if need be."""
         if self._states is not None and count:
             self._states.plan_drafts(table, stop, count)
 
@@ -405,10 +412,11 @@ class BlockManager:
         group: int = 0,
         salt: bytes = b"",
     ) -> int | None:
-        """Cache the pages from ``first`` on of a sequence in one group, held by nobody, with contents that
-        come from elsewhere: ``fill(indices, pages)`` puts them there. Return how many are new; None, and
-        no change, if there is no room beside what is cached of the sequence, or, in a group without a
-        window, if what comes before is not cached.
+        """Cache the pages from ``first`` on of a sequence in one group, held by nobody.
+
+        Their contents come from elsewhere: ``fill(indices, pages)`` puts them there. Return how many are new;
+        None, and no change, if there is no room beside what is cached of the sequence, or, in a group without
+        a window, if what comes before is not cached.
 
         tokens, digests   of all pages, the inserted ones last
         group             the number behind the last group: snapshots of recurrent state, each after one of
@@ -437,8 +445,9 @@ class BlockManager:
     # What is cached, and what tables hold.
 
     def find(self, digest: Digest, group: int = 0) -> PageId | None:
-        """Return a group's page with these contents, or behind the groups the slot of the state after it,
-        if it is cached now. Nothing is held."""
+        """Return a group's page with these contents, if it is cached now.
+
+        Behind the groups: the slot of the state after it. Nothing is held."""
         return self._pool_of(group).lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest], *, quantize_after: int | None = None) -> int:
@@ -449,8 +458,9 @@ class BlockManager:
     def needed_pages(
         self, num_pages: int, *, group: int, quantize_after: int | None = None
     ) -> abc.Iterable[int]:
-        """Yield the pages of a group without which a sequence cannot go on after ``num_pages`` full ones,
-        last first. Arithmetic alone: any thread may ask."""
+        """Yield the pages of a group without which a sequence cannot go on, last first.
+
+        It would go on after ``num_pages`` full ones. Arithmetic alone: any thread may ask."""
         if group == len(self._groups):
             assert self._states is not None
             return self._states.spec.needed_pages(num_pages)
@@ -492,8 +502,9 @@ class BlockManager:
         return self._pool.events
 
     def keep_tokens(self) -> None:
-        """From now on, for good, keep the tokens of pages that are published: in events and in
-        ``page_index``. Costs time at every page."""
+        """From now on, for good, keep the tokens of pages that are published.
+
+        They are in events and in ``page_index``. Costs time at every page."""
         self.events.keep_tokens()
         self.page_index.recording = True
 

@@ -79,8 +79,10 @@ class Evictions:
 
 
 class FirstPages:
-    """Under which salts a first page was written, of the ``capacity`` latest ones. Equal tokens under
-    another salt never match; that they exist is for the operator's eyes, not for a tenant's."""
+    """Under which salts a first page was written, of the ``capacity`` latest ones.
+
+    Equal tokens under another salt never match; that they exist is for the operator's eyes, not for a
+    tenant's."""
 
     SALTS = 2  # enough to know that there is another one
 
@@ -135,8 +137,10 @@ class MissClassifier:
         return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Tokens that were not found, by reason: those after the first page that could have
-        been found and was not have its reason, for without it they are not looked for."""
+        """Tokens that were not found, by reason.
+
+        Those after the first page that could have been found and was not have its reason, for without it they
+        are not looked for."""
         if miss.reason == "disabled":
             return {"disabled": num_tokens}
         findable = max(num_tokens - 1, 0) // self._page_size * self._page_size

@@ -9,8 +9,10 @@ from .types import Digest
 
 
 class PageContents(NamedTuple):
-    """What a page holds: its own tokens (as from ``digests.pack``), after those of ``parent``, which is None
-    at a sequence's start."""
+    """What a page holds.
+
+    Its own tokens (as from ``digests.pack``), after those of ``parent``, which is None at a sequence's start.
+    """
 
     tokens: bytes
     parent: Digest | None

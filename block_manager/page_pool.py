@@ -116,8 +116,9 @@ class PagePool:
         return pages
 
     def flush(self) -> int:
-        """Make every cached page an empty one; returns how many there were. Pages that are held
-        can still be found."""
+        """Make every cached page an empty one; returns how many there were.
+
+        Pages that are held can still be found."""
         pages = self._forget(len(self._cached)) if len(self._cached) else []
         self._empty.extend(pages)
         if pages and not self._page_of:
@@ -225,8 +226,10 @@ class PagePool:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        """Let others find full, written pages. The first page of a digest stays the one found:
-        a second one with the same contents remains private to its holders.
+        """Let others find full, written pages.
+
+        The first page of a digest stays the one found: a second one with the same contents remains private to
+        its holders.
 
         parent     digest of the page before the first one
         contents   tokens of each page, if the log is to keep them; salt: of the sequence

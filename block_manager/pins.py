@@ -18,8 +18,10 @@ class PinLimit:
 
 
 class Pins:
-    """Named prefixes, together at most ``blocks.max_pinned`` pages: the room that the block manager
-    keeps out of ``capacity``, so that no sequence is let in that only fits where a pin may be."""
+    """Named prefixes, together at most ``blocks.max_pinned`` pages.
+
+    The room that the block manager keeps out of ``capacity``, so that no sequence is let in that only fits
+    where a pin may be."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -42,8 +44,9 @@ class Pins:
     def pin(
         self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
     ) -> int | None:
-        """Keep what is cached of these tokens, full pages only; returns how many positions that is:
-        0, and no change, if nothing is.
+        """Keep what is cached of these tokens, full pages only.
+
+        Returns how many positions that is: 0, and no change, if nothing is.
 
         None, and no change, if that would be more pages than may be pinned, in all or by
         ``limit``. A name that is pinned already is pinned anew.

@@ -22,8 +22,9 @@ class PrefixSearch:
         self._states = states
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
-        """Return after how many pages an empty table can go on in every group, and hold the state there. In
-        a single group without a window no more can be said than whoever holds its pages sees: all."""
+        """Return after how many pages an empty table can go on in every group, and hold the state there.
+
+        In a single group without a window no more can be said than whoever holds its pages sees: all."""
         if len(self._groups) == 1 and not self._windowed and self._states is None:
             return len(digests)  # one pass instead of two: 5 % of a short prompt
         num_pages = self.longest(digests, len(digests), table.quantize_after)
@@ -43,9 +44,11 @@ class PrefixSearch:
         *,
         with_state: bool = True,
     ) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which every group can go on, with
-        what is cached and, if ``table`` is shortened, with what it holds. ``with_state`` False: as far as
-        pages go, whether or not there is a snapshot of the recurrent state."""
+        """Return the greatest number of pages after which every group can go on.
+
+        It is at most ``num_pages``; groups go on with what is cached and, if ``table`` is shortened, with
+        what it holds. ``with_state`` False: as far as pages go, whether or not there is a snapshot of the
+        recurrent state."""
         for group in self._full:  # whatever is shorter does for them, too
             if table is None:
                 num_pages = group.pool.prefix_length(digests[:num_pages])

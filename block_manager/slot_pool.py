@@ -10,8 +10,10 @@ from .types import PageId
 
 
 class SlotPool(PagePool):
-    """Slots below ``num_running`` belong to running sequences, and those from there on are snapshots, which
-    are kept in fewer bytes; 0: any slot may be either."""
+    """Slots for states of recurrent layers.
+
+    Those below ``num_running`` belong to running sequences, and those from there on are snapshots, which are
+    kept in fewer bytes; 0: any slot may be either."""
 
     def __init__(
         self, num_slots: int, policy: EvictionPolicy, *, num_running: int, clock: abc.Callable[[], float]

@@ -40,8 +40,9 @@ class _Record:
 
     @property
     def kind(self) -> int:
-        """Snapshots that are alike: by how often they or their conversations went on, and by what a turn
-        brought."""
+        """Snapshots that are alike.
+
+        By how often they or their conversations went on, and by what a turn brought."""
         what = JUNCTION if self.is_junction else CONTINUED if self.num_hits else TAIL
         return kind_of(uses=self.turns + self.num_hits, num_new=self.num_new, gap=what)
 
@@ -115,8 +116,9 @@ class SnapshotOrder:
         return 0
 
     def go_on(self, digest: Digest) -> int:
-        """A sequence goes on from a snapshot, or would if that were not gone: return how often its
-        conversation has gone on now."""
+        """A sequence goes on from a snapshot, or would if that were not gone.
+
+        Return how often its conversation has gone on now."""
         record = self._records.get(digest) or self._gone[digest]
         if record.is_awaited:
             assert record.seen is not None
@@ -190,8 +192,9 @@ class SnapshotOrder:
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
-        """Raise AssertionError unless it knows the snapshots with these digests, which can be found, and
-        ranks each that is listed."""
+        """Raise AssertionError unless it knows the snapshots with these digests, and ranks the listed ones.
+
+        Those are the snapshots that can be found."""
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
         assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
         assert len(self._gone) <= self._most_remembered, "more is remembered than was promised"

@@ -23,9 +23,10 @@ def wanted_snapshots(
     num_known: int,
     with_tail: bool = True,
 ) -> list[int]:
-    """Return after how many full pages a state is worth keeping, of a step that computes positions
-    [start, stop). ``junction``: pages that were found (0: none is wanted); ``num_known``: tokens of the
-    sequence so far; ``with_tail``: whether its last full page is wanted."""
+    """Return after how many full pages a state is worth keeping.
+
+    The step computes positions [start, stop). ``junction``: pages that were found (0: none is wanted);
+    ``num_known``: tokens of the sequence so far; ``with_tail``: whether its last full page is wanted."""
     first, last = start // page_size + 1, stop // page_size  # full pages after the step's first token
     if every_page:
         return list(range(first, last + 1))

@@ -70,8 +70,10 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:
-        """Return how many pages one sequence holds at most, however long it gets, if at most ``max_chunk``
-        of its positions are written at a time; ``UNBOUNDED`` if they grow with its length."""
+        """Return how many pages one sequence holds at most, however long it gets.
+
+        At most ``max_chunk`` of its positions are written at a time. ``UNBOUNDED`` if they grow with its
+        length."""
 
     @abstractmethod
     def useful_pages(
@@ -83,14 +85,18 @@ class KVGroupSpec(ABC):
         num_cached: int | None = None,
         quantize_after: int = 0,
     ) -> int:
-        """Return the largest pool that is of use: what running sequences hold, what is worth keeping of
-        ``num_cached`` prefixes that nobody holds (None: one for each running sequence), and once the pages of
-        a step's tokens; ``UNBOUNDED`` if more pages are always of use."""
+        """Return the largest pool that is of use.
+
+        What running sequences hold, what is worth keeping of ``num_cached`` prefixes that nobody holds (None:
+        one for each running sequence), and once the pages of a step's tokens; ``UNBOUNDED`` if more pages are
+        always of use."""
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        """Return how many pages a table should reach for positions ``[0, num_tokens)`` and for those that it
-        has room reserved ahead for: all of them, or as far as a window and a chunk need it now."""
+        """Return how many pages a table should reach for positions ``[0, num_tokens)``.
+
+        Those that it has room reserved ahead for count as well: all of them, or as far as a window and a
+        chunk need it now."""
 
     @abstractmethod
     def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
@@ -208,8 +214,9 @@ class SlidingWindow(KVGroupSpec):
         return self.window
 
     def running_pages(self, page_size: int, quantize_after: int) -> int:
-        """Return how many pages each running sequence is given: what it holds while it is decoded, and one to
-        go on to."""
+        """Return how many pages each running sequence is given.
+
+        What it holds while it is decoded, and one to go on to."""
         return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1
 
     def cached_pages(self, page_size: int, quantize_after: int) -> int:  # noqa: ARG002
@@ -219,9 +226,10 @@ class SlidingWindow(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualWindow(SlidingWindow):
-    """The rows that queries read in 16 bits of a group that stores the same rows quantized (KIVI's and
-    Hugging Face's residual window). They are read by whole pages: from the page of position
-    p - window + 1 on, and before ``quantize_after`` wherever the other group's window shows.
+    """The rows that queries read in 16 bits of a group that stores the same rows quantized.
+
+    KIVI's and Hugging Face's residual window. They are read by whole pages: from the page of position p -
+    window + 1 on, and before ``quantize_after`` wherever the other group's window shows.
 
     residual_of    index of the other group
     outer_window   its window (None: it is full attention); what leaves it is never seen again here
@@ -253,13 +261,16 @@ class ResidualWindow(SlidingWindow):
         return max(kept, (quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int, quantize_after: int) -> int:
-        """Return what a sequence holds while it is decoded, and no more: these pages are several times as
-        large as those beside them, and where all are full the pages of a step's tokens help out."""
+        """Return what a sequence holds while it is decoded, and no more.
+
+        These pages are several times as large as those beside them, and where all are full the pages of a
+        step's tokens help out."""
         return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after)
 
     def cached_pages(self, page_size: int, quantize_after: int) -> int:
-        """Return how many pages are worth keeping of a prefix, which ends where a page does: the kept ones,
-        and those before its end that the next query reads."""
+        """Return how many pages are worth keeping of a prefix, which ends where a page does.
+
+        The kept ones, and those before its end that the next query reads."""
         return self.kept_pages(page_size) + pages_for(self.widest_window(quantize_after) - 1, page_size)
 
 
@@ -334,8 +345,9 @@ class RecurrentState:
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:
-    """Raise ValueError unless every residual window shows a part of what the group does that it belongs to:
-    what that group has given back is then never seen again."""
+    """Raise ValueError unless every residual window shows a part of what the group does that it belongs to.
+
+    What that group has given back is then never seen again."""
     for spec in specs:
         if not isinstance(spec, ResidualWindow):
             continue

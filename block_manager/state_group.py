@@ -104,8 +104,9 @@ class StateGroup:
         return TableState(running=slot), copy(running, slot)
 
     def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> tuple[PageCopy, ...]:
-        """Let the running slot become the snapshot after so many pages, if there are any; a table without one
-        holds that snapshot, and no other."""
+        """Let the running slot become the snapshot after so many pages, if there are any.
+
+        A table without one holds that snapshot, and no other."""
         state = _state(table)
         before, state.found = state.found, None
         self.hold_snapshot(state, table.digests, num_pages)
@@ -119,8 +120,9 @@ class StateGroup:
         return copies
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots a step takes that computes positions [start, stop) of a table, as far as
-        there are slots. ``num_known``: tokens of the sequence so far."""
+        """Decide which snapshots a step takes, as far as there are slots.
+
+        It computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far."""
         state = _state(table)
         self._drop_planned(state)
         pages = wanted_snapshots(
@@ -147,23 +149,26 @@ class StateGroup:
             state.planned.append(PlannedSnapshot(position, slot, page == state.junction, is_staged))
 
     def num_draftable(self, num_running: int) -> int:
-        """Return how many drafts a step can have beside so many sequences: a slot for each, beside one that
-        every sequence may need for a snapshot."""
+        """Return how many drafts a step can have beside so many sequences.
+
+        A slot for each, beside one that every sequence may need for a snapshot."""
         idle = self.pool.num_idle_to_run - (0 if self.spec.num_running else num_running)
         return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Take slots for the states of a table after position ``stop`` and all but the last of ``count``
-        drafts behind it: whatever is the last that holds, its state is there. Further steps may do so before
-        ``accept``."""
+        """Take slots for the states after ``stop`` and after all but the last of ``count`` drafts.
+
+        Whatever is the last draft that holds, its state is there. Further steps may do so before ``accept``.
+        """
         state = _state(table)
         assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
         state.drafted += [(stop + index, self.pool.take(to_run=True)) for index in range(count)]
         self._num_drafted += count
 
     def accept(self, table: PageTable) -> None:
-        """Let the running slot be the one that stands after the positions that are written, and give those of
-        other drafts back."""
+        """Let the running slot be the one that stands after the positions that are written.
+
+        Those of other drafts are given back."""
         state = _state(table)
         if not state.drafted:
             return
@@ -195,8 +200,10 @@ class StateGroup:
     def insert(
         self, digests: abc.Sequence[Digest], first: int, fill: Fill, *, salt: bytes = b""
     ) -> int | None:
-        """Publish snapshots that come from elsewhere, after pages ``first``, ``first + 1``, ... of a
-        sequence, held by nobody; see ``BlockManager.insert``. None, and no change, without enough slots."""
+        """Publish snapshots that come from elsewhere, held by nobody; see ``BlockManager.insert``.
+
+        They stand after pages ``first``, ``first + 1``, ... of a sequence. None, and no change, without
+        enough slots."""
         pool = self.pool
         held = [slot for digest in digests if pool.is_cached(digest) for slot in pool.acquire([digest])]
         missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
@@ -213,8 +220,9 @@ class StateGroup:
         return None if new is None else len(new)
 
     def make_room(self, pool: PagePool, num_pages: int) -> None:
-        """Give up the snapshots that promise least, with their pages, until a pool has so many empty ones, or
-        a snapshot is gone for every page that was missing."""
+        """Give up the snapshots that promise least, with their pages, until a pool has enough empty ones.
+
+        Or until a snapshot is gone for every page that was missing."""
         if self._order is None or pool not in self._pages:
             return  # then pages go one by one, and each takes the snapshot after it with it
         for _ in range(num_pages - pool.num_idle_empty):
@@ -225,8 +233,9 @@ class StateGroup:
             self.pool.discard([self.pool.digest(self._order.next())])
 
     def close(self, table: PageTable) -> None:
-        """Give every slot of a table back, whose pages nobody but others may hold any more. Its published
-        snapshots stay until they are reused, and so do the pages before them."""
+        """Give every slot of a table back, whose pages nobody but others may hold any more.
+
+        Its published snapshots stay until they are reused, and so do the pages before them."""
         state = _state(table)
         self._drop_planned(state)
         self._release([slot for slot in (state.found, state.running) if slot is not None])
@@ -246,8 +255,9 @@ class StateGroup:
         return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]
 
     def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
-        """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it, and
-        running slots are one table's alone and cannot be found."""
+        """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it.
+
+        Running slots are one table's alone and cannot be found."""
         self.pool.check()
         self._covered.check(self.pool.digests())
         if self._order is not None:
@@ -297,8 +307,9 @@ class StateGroup:
         state: TableState | None = None,
         is_junction: bool = False,
     ) -> None:
-        """Let others find a slot as the state after so many of these pages; ``state``: of the table that was
-        computed, if it was."""
+        """Let others find a slot as the state after so many of these pages.
+
+        ``state``: of the table that was computed, if it was."""
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
         if self.pool.is_published(slot):
@@ -312,8 +323,9 @@ class StateGroup:
                 self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
     def _recognise(self, table: PageTable, num_found: int) -> None:
-        """Note that a table goes on from the snapshot after so many pages, and whose next turn it is: the
-        last snapshot of its beginning may be gone."""
+        """Note that a table goes on from the snapshot after so many pages, and whose next turn it is.
+
+        The last snapshot of its beginning may be gone."""
         if self._order is None:
             return
         state, digests = _state(table), table.digests
@@ -335,8 +347,10 @@ class StateGroup:
             pool.num_evicted += pool.discard(lost)
 
     def _step_down(self, state: TableState) -> None:
-        """There is a longer snapshot of this sequence: its last one is of no more use unless somebody else
-        went on from it, and the one it came from goes next unless a second sequence did."""
+        """There is a longer snapshot of this sequence.
+
+        Its last one is of no more use unless somebody else went on from it, and the one it came from goes
+        next unless a second sequence did."""
         if not self.spec.step_down or self._order is None:
             return
         tail, origin, order = state.tail, state.origin, self._order

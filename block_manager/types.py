@@ -25,8 +25,9 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy K and V of ``source`` to ``target`` in every layer of a group before anything else is
-    written.
+    """Copy K and V of ``source`` to ``target`` in every layer of a group.
+
+    That comes before anything else is written.
 
     The copy holds both pages until ``BlockManager.copied`` says that it is done, so neither
     can be handed to anybody else in between, whatever becomes of the tables.

@@ -27,8 +27,10 @@ class Admission(enum.Enum):
 
 
 class Arrivals:
-    """Lets waiting sequences in, in their order, while tokens of the step, pages, and time for their decodes
-    are left. Whoever found no pages is remembered, so that nobody looks again before some are free.
+    """Lets waiting sequences in, in their order.
+
+    As long as tokens of the step, pages, and time for their decodes are left. Whoever found no pages is
+    remembered, so that nobody looks again before some are free.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class Arrivals:
     def plan(
         self, chunks: list[Sequence], budget: TokenBudget, work: list[ScheduledChunk], lookups: list[Lookup]
     ) -> None:
-        """Admit waiting sequences in their order, but one long prompt at a time: others pass those that wait
-        for it. Each gets pages for all it has to compute: a prompt that was let
-        in does not run out of pages before its first token. One whose next page is computed in this very
-        step waits for the next, where it shares that page, and is passed, too."""
+        """Admit waiting sequences in their order, but one long prompt at a time.
+
+        Others pass those that wait for it. Each gets pages for all it has to compute: a prompt that was let
+        in does not run out of pages before its first token. One whose next page is computed in this very step
+        waits for the next, where it shares that page, and is passed, too."""
         if not self.may_admit():
             return
         waiting, filling = self._queues.waiting, self._filling(work)

@@ -41,8 +41,9 @@ class TokenBudget:
         return self.num_missing(sequence) > self._threshold
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that are to be computed; of a short prompt that waits, all of them at
-        most. One prompt a step is hashed for it: what is cached of a later one shows in a later step."""
+        """Tokens of a sequence that are to be computed; of a short prompt that waits, all of them at most.
+
+        One prompt a step is hashed for it: what is cached of a later one shows in a later step."""
         if sequence.table is not None:
             return sequence.backlog
         num_tokens = len(sequence.tokens)

@@ -32,15 +32,17 @@ class KVConnector(Protocol):
         ...
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
-        """A running sequence is about to give its pages back: copy out what it has published and is not
-        kept yet, if bringing it in again is expected to be quicker than computing it, at ``token_s``
-        seconds for each token (None: nobody knows)."""
+        """A running sequence is about to give its pages back.
+
+        Copy out what it has published and is not kept yet, if bringing it in again is expected to be quicker
+        than computing it, at ``token_s`` seconds for each token (None: nobody knows)."""
         ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
-        """Begin to bring in pages of this sequence that the pool lacks; it waits until ``poll`` returns
-        it. False if there is nothing to wait for, or computing is expected to be quicker, at ``token_s``
-        seconds for each token (None: it does not matter)."""
+        """Begin to bring in pages of this sequence that the pool lacks; it waits until ``poll`` returns it.
+
+        False if there is nothing to wait for, or computing is expected to be quicker, at ``token_s`` seconds
+        for each token (None: it does not matter)."""
         ...
 
     def poll(self) -> abc.Sequence[Sequence]:

@@ -80,8 +80,10 @@ class DraftTimes:
             known.cells[num_drafts].add(ratio)
 
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
-        """The numbers of drafts in ``NUM_ROWS``, and how many times as long as without drafts a step takes
-        with them: never less for more of them. The same object, as long as nothing was learned."""
+        """Numbers of drafts, and how many times as long as without drafts a step takes with them.
+
+        The numbers are those of ``NUM_ROWS``; a time is never less for more of them. The same object, as long
+        as nothing was learned."""
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made

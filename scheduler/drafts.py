@@ -15,8 +15,9 @@ from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
-    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool; return
-    whether any may have been added.
+    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
+
+    Return whether any may have been added.
 
     Nobody is preempted for a draft. Where the budget is short, or slots for recurrent states are, everyone
     gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
@@ -43,8 +44,9 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
 
 
 def _trimmed(counts: list[int]) -> list[int]:
-    """So many drafts of each sequence that their sum is one of ``NUM_ROWS``: the longest runs lose their
-    ends, which are the least likely to hold."""
+    """So many drafts of each sequence that their sum is one of ``NUM_ROWS``.
+
+    The longest runs lose their ends, which are the least likely to hold."""
     total = sum(counts)
     excess = total - max((number for number in NUM_ROWS if number <= total), default=total)
     trimmed = list(counts)

@@ -1,5 +1,6 @@
-"""Cutting chunks of prompts, and letting in no more sequences than a step has time for, so that those who
-decode get their next token in time."""
+"""Cutting chunks of prompts so that those who decode get their next token in time.
+
+No more sequences are let in than a step has time for."""
 
 from __future__ import annotations
 
@@ -55,8 +56,10 @@ class LatencyTarget:
     """What a step may take, in seconds, while somebody decodes; and what steps have taken so far."""
 
     def __init__(self, target_s: float | Literal["auto"] | None, cost: StepCost | None = None) -> None:
-        """``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself, and
-        None leaves it to the sequences. ``cost``: what is known of steps already."""
+        """Begin with what is known of steps already: ``cost``.
+
+        ``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself, and None
+        leaves it to the sequences."""
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
@@ -64,13 +67,15 @@ class LatencyTarget:
 
     @property
     def headroom(self) -> float:
-        """Of the target, what a predicted step may take, so that nine of ten with prompts are within it: a
-        mean is exceeded by half of the steps."""
+        """Of the target, what a predicted step may take, so that nine of ten with prompts are within it.
+
+        A mean is exceeded by half of the steps."""
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
-        """What prompts may take beside these decodes, the ``tightest`` of whose own targets is given in
-        seconds; None if nobody decodes, or nobody minds."""
+        """What prompts may take beside these decodes; None if nobody decodes, or nobody minds.
+
+        ``tightest``: of their own targets, in seconds."""
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
             return None
@@ -84,9 +89,10 @@ class LatencyTarget:
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Whether so many sequences may run side by side: whether their step without prompts leaves some of
-        the time. A target that none of them would meet alone counts as "auto". ``tightest``: of their own
-        targets, in seconds."""
+        """Whether so many sequences may run side by side.
+
+        That is whether their step without prompts leaves some of the time. A target that none of them would
+        meet alone counts as "auto". ``tightest``: of their own targets, in seconds."""
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
         most = max(AUTO_MOST_S, AUTO_FACTOR * one)
         limits = [

@@ -14,8 +14,9 @@ from .types import ScheduledChunk, SchedulerOutput, Sequence
 def next_tokens(
     before: SchedulerOutput, running: Iterable[Sequence], blocks: BlockManager, latency: LatencyTarget | None
 ) -> SchedulerOutput | None:
-    """One more token for each sequence of ``before``, which is planned and not committed; None unless that
-    is all that each of them does, and all of ``running`` are among them and have room.
+    """One more token for each sequence of ``before``, which is planned and not committed.
+
+    None unless that is all that each of them does, and all of ``running`` are among them and have room.
 
     Nobody is let in, preempted or copied in such a step, and it computes no prompt and no drafts. A
     sequence that is certain to end with the step before is not in it; of one that does end there, what

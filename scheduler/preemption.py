@@ -12,8 +12,10 @@ MAX_CAUTION = 30  # doublings: more pages than any pool has
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
-    """Positions that a running sequence may have to compute again if it gives way: those on pages that
-    nobody else holds. Some of them may be found again, if they are not needed before."""
+    """Positions that a running sequence may have to compute again if it gives way.
+
+    Those are on pages that nobody else holds. Some of them may be found again, if they are not needed before.
+    """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has nothing to give back"
     return table.num_written - blocks.num_shared(table)
@@ -42,8 +44,9 @@ def has_headroom(
 
 
 def _growth(sequence: Sequence, table: PageTable | None, blocks: BlockManager, most: int) -> list[int]:
-    """Pages of each group that a sequence and its parallel samples take from now on: for the tokens they
-    have, and ``most`` pages each beyond these, if they grow so far."""
+    """Pages of each group that a sequence and its parallel samples take from now on.
+
+    For the tokens they have, and ``most`` pages each beyond these, if they grow so far."""
     table = table or sequence.table
     assert table is not None, f"{sequence.sequence_id} does not run"
     num_tokens = len(sequence.tokens)

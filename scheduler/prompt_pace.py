@@ -55,8 +55,9 @@ class Deadlines:
         self._late: Set[Sequence] = frozenset()
 
     def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
-        """Those who have a deadline, never ran, and could not keep it by themselves: at ``token_s`` seconds
-        (None: nothing is known yet) for each prompt token that is not cached."""
+        """Those who have a deadline, never ran, and could not keep it by themselves.
+
+        At ``token_s`` seconds (None: nothing is known yet) for each prompt token that is not cached."""
         late: set[Sequence] = set()
         lookups = LOOKUPS
         for sequence in waiting:

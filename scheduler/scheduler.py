@@ -35,10 +35,11 @@ from .waiting import FirstComeQueue, WaitingQueue
 
 
 class Scheduler:
-    """Each step: one token for every decoding sequence, then prompt chunks, then arrivals, in the order
-    of ``waiting`` (oldest first, without one), until the token budget is spent; what is left of it goes to
-    drafts. A long prompt leaves half of it to shorter ones that wait, and these do not wait for a second
-    long one.
+    """Plans steps: one token for every decoding sequence, then prompt chunks, then arrivals.
+
+    Arrivals come in the order of ``waiting`` (oldest first, without one), until the token budget is spent;
+    what is left of it goes to drafts. A long prompt leaves half of it to shorter ones that wait, and these do
+    not wait for a second long one.
 
     There are no phases: a sequence is computed until ``num_written`` has caught up with
     ``len(tokens)``. When pages run out, a younger one, whichever loses least, gives all of its own back and
@@ -89,8 +90,9 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue or waiting for pages; parallel samples that wait for their parent are not
-        counted."""
+        """Sequences in the queue or waiting for pages.
+
+        Parallel samples that wait for their parent are not counted."""
         return len(self._queues.waiting) + len(self._queues.loading)
 
     @property
@@ -152,8 +154,9 @@ class Scheduler:
             self._release(sequence)
 
     def plan(self, now: float | None = None) -> SchedulerOutput | None:
-        """Decide the next step and reserve its pages; None if there is nothing to do. ``now``: seconds of the
-        clock by which sequences want their first tokens (None: nobody is late)."""
+        """Decide the next step and reserve its pages; None if there is nothing to do.
+
+        ``now``: seconds of the clock by which sequences want their first tokens (None: nobody is late)."""
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
             self._stop_loading(sequence)
@@ -193,8 +196,9 @@ class Scheduler:
         return step
 
     def plan_ahead(self) -> SchedulerOutput | None:
-        """The step after one that is not committed yet, where that is only the next token of each of its
-        sequences; None where anything else may be decided once it is: ``plan`` then."""
+        """The step after one that is not committed yet, where that is only the next token of each sequence.
+
+        None where anything else may be decided once it is: ``plan`` then."""
         (before,) = self._planned
         if (
             self._connector.saves_steps
@@ -261,8 +265,10 @@ class Scheduler:
     def _plan_decodes(
         self, work: list[ScheduledChunk], preempted: list[Sequence]
     ) -> tuple[list[Sequence], bool]:
-        """One token for each sequence that has just one to compute; returns the others, and whether none of
-        the former has drafts, or parallel samples that wait for it."""
+        """One token for each sequence that has just one to compute.
+
+        Returns the others, and whether none of the former has drafts, or parallel samples that wait for it.
+        """
         chunks: list[Sequence] = []
         all_plain = True
         new, chunk, append = tuple.__new__, ScheduledChunk, work.append  # its constructor takes twice as long
@@ -289,6 +295,7 @@ class Scheduler:
         lookups: list[Lookup],
     ) -> bool:
         """Prompts under way, arrivals and drafts, beside these decodes; returns whether there may be drafts.
+
         Most steps have none of the three, and do not come here."""
         time = None
         if (latency := self._targets.latency) is not None:
@@ -362,8 +369,9 @@ class Scheduler:
     def _append_tokens(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
     ) -> list[Sequence] | None:
-        """Append one token to every sequence of a plain step; return those that have ended. None, and nothing
-        is done, if a result is more than a token or none at all.
+        """Append one token to every sequence of a plain step; return those that have ended.
+
+        None, and nothing is done, if a result is more than a token or none at all.
 
         As ``_append_results`` would, without what cannot be in such a step. A named tuple is taken apart by
         its fields at five times the cost of a plain one, so results are by columns, and of rows only two
@@ -398,8 +406,10 @@ class Scheduler:
     def _append_results(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
     ) -> tuple[list[Sequence], list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]]]:
-        """Append the tokens of any step, and publish full pages; return those that have ended, and prompts
-        with parallel samples, of which nothing is done yet, with their results."""
+        """Append the tokens of any step, and publish full pages.
+
+        Return those that have ended, and prompts with parallel samples, of which nothing is done yet, with
+        their results."""
         commit_pages = self.blocks.commit
         ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []

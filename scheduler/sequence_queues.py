@@ -71,8 +71,9 @@ class SequenceQueues:
         table.copies = []
 
     def preempt(self, victim: Sequence) -> None:
-        """Let a running sequence wait; it is admitted again before those of its priority that never ran, or
-        ran after it did."""
+        """Let a running sequence wait.
+
+        It is admitted again before those of its priority that never ran, or ran after it did."""
         victim.num_preempted += 1
         self.running.remove(victim)
         self._put_back(victim)
@@ -84,8 +85,9 @@ class SequenceQueues:
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence that runs or waits, or a parallel sample of any other; of its own parallel samples
-        one takes its place."""
+        """End a sequence that runs or waits, or a parallel sample of any other.
+
+        Of its own parallel samples one takes its place."""
         runs = sequence.status is Status.RUNNING
         if sequence not in (self.running if runs else self.waiting):
             parents = (*self.running, *self.waiting, *self.loading)
@@ -106,9 +108,10 @@ class SequenceQueues:
         sequence.status = Status.FINISHED
 
     def share(self, parent: Sequence, remaining: list[Sequence]) -> None:
-        """After the first sample of a running parent with parallel samples, ``remaining`` go on: the first
-        with the parent's table, the others with forks of it. Those there is no room for, or all
-        of them if the parent has no table any more, are computed again."""
+        """Let ``remaining`` go on after the first sample of a running parent with parallel samples.
+
+        The first goes on with the parent's table, the others with forks of it. Those there is no room for, or
+        all of them if the parent has no table any more, are computed again."""
         if parent.table is not None:
             successor, *others = remaining
             if successor is not parent:

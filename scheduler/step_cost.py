@@ -34,8 +34,9 @@ class StepCost:
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step will take; 0 before anything was observed. Never less for a larger step: a
-        coefficient that noise has made negative counts as none."""
+        """Seconds that a step will take; 0 before anything was observed.
+
+        Never less for a larger step: a coefficient that noise has made negative counts as none."""
         _, b, c, d, e = _terms(shape, self._row_tile)
         u, v, w, x, y = self._weights
         seconds = u if u > 0.0 else 0.0
@@ -96,10 +97,11 @@ class StepCost:
             self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
-        """Make negative coefficients zero, and change their partners so that a step of these terms, or of
-        multiples of them, is predicted as before. Terms that hardly vary, such as the constant and as many
-        rows in every step, cannot be told apart: one becomes too large and the other negative, and steps
-        would be predicted by what is too large alone."""
+        """Make negative coefficients zero, and change their partners.
+
+        A step of these terms, or of multiples of them, is predicted as before. Terms that hardly vary, such
+        as the constant and as many rows in every step, cannot be told apart: one becomes too large and the
+        other negative, and steps would be predicted by what is too large alone."""
         for each, partner in _PARTNERS:
             weight = self._weights[each]
             if weight < 0.0 and terms[each] > 0.0 and terms[partner] > 0.0:

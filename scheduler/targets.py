@@ -37,8 +37,10 @@ class Targets:
         return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
 
     def has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target allows for one more that decodes: a given one, or one as long as those
-        that run are on average. A few run whatever it says, so that everybody gets on."""
+        """Whether the latency target allows for one more that decodes.
+
+        That is a given one, or one as long as those that run are on average. A few run whatever it says, so
+        that everybody gets on."""
         running = self._queues.running
         if self.latency is None or len(running) < MIN_RUNNING:
             return True

@@ -21,8 +21,10 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One token stream being served. ``tokens`` may run ahead of the K/V in memory; the
-    scheduler's whole job is to let ``num_written`` catch up with ``len(tokens)``.
+    """One token stream being served.
+
+    ``tokens`` may run ahead of the K/V in memory; the scheduler's whole job is to let ``num_written`` catch
+    up with ``len(tokens)``.
 
     max_tokens   tokens to generate at most
     max_length   tokens of the prompt and these
@@ -93,8 +95,10 @@ class Sequence:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute ``tokens[start:stop]`` of one sequence; ``samples`` if that reaches its end,
-    once for the sequence itself and once for each of the parallel samples that wait for it.
+    """Compute ``tokens[start:stop]`` of one sequence.
+
+    ``samples`` if that reaches its end, once for the sequence itself and once for each of the parallel
+    samples that wait for it.
 
     ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
     samples, of which those count that were drawn after guesses that hold.
@@ -206,10 +210,10 @@ class SchedulerOutput:
 
 class SampleResult(NamedTuple):
     """The token a sequence got, and whether the engine says it ends there.
-    ``token`` is None when the sequence failed in this step: it ends, and nothing of
-    the step is published to the prefix cache. ``more`` are the tokens after it that were drawn
-    beside drafts that held: as many drafts as there are tokens. ``void``: as if the sequence had not been
-    in the step; it is computed again."""
+
+    ``token`` is None when the sequence failed in this step: it ends, and nothing of the step is published to
+    the prefix cache. ``more`` are the tokens after it that were drawn beside drafts that held: as many drafts
+    as there are tokens. ``void``: as if the sequence had not been in the step; it is computed again."""
 
     token: int | None
     finished: bool = False

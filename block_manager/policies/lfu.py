@@ -10,8 +10,9 @@ from .base import register
 
 @register("lfu")
 class LFU:
-    """Least often found first, and of those the least recently released. What is evicted is
-    forgotten; counts end at ``MOST``, so that finding the least is not a search."""
+    """Least often found first, and of those the least recently released.
+
+    What is evicted is forgotten; counts end at ``MOST``, so that finding the least is not a search."""
 
     MOST = 63
 

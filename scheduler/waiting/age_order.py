@@ -17,9 +17,11 @@ docs/guides/latency-targets.md and docs/guides/preemption.md."""
 
 
 class AgeOrder:
-    """First those that had to give their pages back, then the oldest if it has been overtaken
-    ``MAX_OVERTAKEN`` times, then the others, and last those that are late: they give way to whoever can
-    still be in time.
+    """Order by age, of those that wait.
+
+    First come those that had to give their pages back, then the oldest if it has been overtaken
+    ``MAX_OVERTAKEN`` times, then the others, and last those that are late: they give way to whoever can still
+    be in time.
 
     late   can no longer have their first token when it is wanted; none of them ran before
     """
@@ -29,8 +31,10 @@ class AgeOrder:
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Each of these, who wait with equal rights, with its place: smaller ones first, and among equals
-        the order given: those that ran before by age, then the others by age."""
+        """Each of these, who wait with equal rights, with its place.
+
+        Smaller ones first, and among equals the order given: those that ran before by age, then the others by
+        age."""
         equals = list(equals)
         _, oldest = self._first_ones(equals)
         due = oldest if oldest is not None and oldest.num_overtaken >= MAX_OVERTAKEN else None
@@ -45,8 +49,9 @@ class AgeOrder:
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
-        """How many of ``equals`` come before one that ran and has to wait again: those that ran, too, and
-        were let in before it was, for the first time."""
+        """How many of ``equals`` come before one that ran and has to wait again.
+
+        Those that ran, too, and were let in before it was, for the first time."""
         ran, _ = self._first_ones(equals)
         return sum(each.num_admitted_before < sequence.num_admitted_before for each in ran)
 

@@ -22,8 +22,9 @@ class WaitingQueue(ABC):
         self._order = order
 
     def set_late(self, late: Set[Sequence]) -> None:
-        """These, who never ran, can no longer have their first token when it is wanted: they give way to
-        those who can, within what ``AgeOrder`` allows."""
+        """These, who never ran, can no longer have their first token when it is wanted.
+
+        They give way to those who can, within what ``AgeOrder`` allows."""
         self._order.late = late
 
     @abstractmethod
@@ -57,8 +58,10 @@ class WaitingQueue(ABC):
 
     @abstractmethod
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        """Whether a sequence may be let in though ``blocked``, which comes before it, has to wait for a
-        long prompt or for a page that is being computed. Nobody is passed for ever, see ``AgeOrder``."""
+        """Whether a sequence may be let in though ``blocked``, which comes before it, has to wait.
+
+        ``blocked`` waits for a long prompt or for a page that is being computed. Nobody is passed for ever,
+        see ``AgeOrder``."""
 
     @abstractmethod
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
@@ -75,8 +78,10 @@ class WaitingQueue(ABC):
     def ends_step(
         self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
-        """Whether a step goes without a piece of this prompt, so that others, who get their first token in
-        it, get it sooner: those in ``work``, or ``next_one``, which waits and has first claims."""
+        """Whether a step goes without a piece of this prompt.
+
+        Then others, who get their first token in it, get it sooner: those in ``work``, or ``next_one``, which
+        waits and has first claims."""
         return False
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
@@ -84,8 +89,9 @@ class WaitingQueue(ABC):
         return running
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """The one of these running sequences, oldest first, that gives way: of the last priority, whoever
-        loses least, and of those the youngest."""
+        """The one of these running sequences, oldest first, that gives way.
+
+        Of the last priority, whoever loses least, and of those the youngest."""
         lowest = candidates[-1].priority
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)

@@ -65,9 +65,10 @@ class FairQueue(TenantLanes):
     def __init__(
         self, costs: Costs | None = None, *, head_start: float = 0.0, order: AgeOrder | None = None
     ) -> None:
-        """``head_start``: how far below the others a tenant comes back, as long as it has had no more: with
-        the cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one.
-        ``order``: among those of one tenant."""
+        """Begin without tenants. ``order``: among those of one tenant.
+
+        ``head_start``: how far below the others a tenant comes back, as long as it has had no more: with the
+        cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one."""
         super().__init__(order)
         self.costs = costs or Costs()
         self.head_start = head_start
@@ -88,8 +89,9 @@ class FairQueue(TenantLanes):
         return super().offers()
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """By what their tenants will have been charged when they are done, as in weighted fair queueing:
-        else a short prompt would be left half done for a chunk of a long one."""
+        """By what their tenants will have been charged when they are done, as in weighted fair queueing.
+
+        Else a short prompt would be left half done for a chunk of a long one."""
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
@@ -102,8 +104,10 @@ class FairQueue(TenantLanes):
     def ends_step(
         self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:
-        """Once in ``SHORT_STEPS`` steps another tenant gets its first token without waiting for a chunk of
-        a longer prompt beside it. Oftener would cost: each step has costs of its own."""
+        """Once in ``SHORT_STEPS`` steps another tenant gets its first token sooner.
+
+        It does not wait for a chunk of a longer prompt beside it. Oftener would cost: each step has costs of
+        its own."""
         if self._since_short < SHORT_STEPS:
             return False
         ends = next_one is not None or any(

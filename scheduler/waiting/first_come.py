@@ -14,8 +14,9 @@ LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 
 
 class FirstComeQueue(WaitingQueue):
-    """By priority, the oldest first among equals, but those that are late after the others; see
-    ``AgeOrder``. A short prompt may pass long ones of its priority."""
+    """By priority, the oldest first among equals, but those that are late after the others; see ``AgeOrder``.
+
+    A short prompt may pass long ones of its priority."""
 
     def __init__(self, order: AgeOrder | None = None) -> None:
         super().__init__(order or AgeOrder())
