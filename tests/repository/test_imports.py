@@ -25,6 +25,7 @@ LIGHT = (
     "octavo.engine.core.engine_thread",
     "octavo.engine.executor.base",
     "octavo.engine.executor.batch",
+    "octavo.engine.executor.load",
     "octavo.engine.executor.sampling.sampler",
     "octavo.engine.frontend.async_engine",
     "octavo.engine.grpc",
