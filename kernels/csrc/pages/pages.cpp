@@ -56,8 +56,8 @@ class WritePages : public PagePrimitive {
     args.slots = view_ints(inputs[4]);
     args.num_tokens = inputs[4].shape(0);
     dispatch([args] {
-      // A block is worth forking for from about 16 rows of K and V.
-      const int tokens = std::max(1, 16 / args.layout.num_heads);
+      // A block is worth forking for from about 16 rows of K and V; long ones know which rows come next.
+      const int tokens = std::max({1, 16 / args.layout.num_heads, args.num_tokens / (8 * num_threads())});
       parallel_for((args.num_tokens + tokens - 1) / tokens, [&](int block) {
         attention_kernels().write(args, block * tokens, std::min(args.num_tokens, (block + 1) * tokens));
       });

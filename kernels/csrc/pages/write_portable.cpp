@@ -20,6 +20,14 @@ bool store_page_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t
   return false;
 }
 
+// Asks for a token's rows of a head before they are loaded: another thread computed them a moment ago.
+void ask_rows(const WriteArgs& args, int token, int head) {
+  for (const RowsView* view : {&args.keys, &args.values})
+    if (view->dim_stride == 1)
+      ask_row(view->data, view->type, token * view->row_stride + head * view->head_stride,
+              view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
+}
+
 void write(const WriteArgs& args, int first_token, int end_token) {
   const PageLayout& layout = args.layout;
   alignas(64) float row[kMaxDim];
@@ -28,6 +36,7 @@ void write(const WriteArgs& args, int first_token, int end_token) {
     const int offset = args.slots[token] & (layout.page_size - 1);
     bool storable = true;
     for (int head = 0; head < layout.num_heads; ++head) {
+      if (token + 1 < end_token) ask_rows(args, token + 1, head);
       uint8_t* base = args.pool + (int64_t(page) * layout.num_heads + head) * layout.head_bytes;
       load_row(args.keys, token, head, layout.k.dim, row);
       storable &= store_page_row(layout.k, row, const_cast<uint8_t*>(k_codes(layout, base, offset)),
