@@ -34,6 +34,13 @@ struct ChannelRows {
   std::size_t block_stride() const { return static_cast<std::size_t>(rows) * block; }
 };
 
+// Asks for a row's activations while the row before it is rounded: other threads computed many of them.
+inline void ask_row(const LinearCall& call, std::size_t row) {
+  const std::size_t bytes = float_size(call.x_type) * call.weight->shape.inputs;
+  const char* const from = static_cast<const char*>(call.x) + row * bytes;
+  for (std::size_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
+}
+
 // In the caller's scratch slot 1. A row that has an activation that is not finite gets a scale of NaN.
 inline ChannelRows quantize_channel_rows(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
@@ -47,6 +54,7 @@ inline ChannelRows quantize_channel_rows(const LinearCall& call) {
       reinterpret_cast<int8_t*>(scratch), scales, starts, starts + rows, call.rows, shape.group};
   const auto quantize = [&](std::size_t m) {
     const float limit = largest_magnitude(call, m * inputs, shape.inputs), inverse = inverse_scale(limit);
+    if (m + 1 < rows) ask_row(call, m + 1);
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.codes + m * shape.group;
     int32_t* sums = out.sums + m;
