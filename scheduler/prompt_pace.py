@@ -34,7 +34,7 @@ class PromptPace:
         for lookup in step.lookups:
             self._looked_up = 0.98 * self._looked_up + lookup.num_tokens
             self._missed = 0.98 * self._missed + lookup.num_tokens - lookup.num_hit
-        if step.shape is not None and not step.shape.num_chunk_tokens:
+        if step.plain:
             return  # most steps: looking at each row takes longer than the rest of this
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples

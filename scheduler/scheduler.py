@@ -167,7 +167,8 @@ class Scheduler:
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
         chunks, all_plain = self._plan_decodes(work, preempted)
-        decodes = decode_shape(work)
+        num_decodes, latency = len(work), self._targets.latency
+        decodes = None if latency is None else decode_shape(work)
         drafted = False
         if chunks or not all_plain or self._queues.may_grow:
             drafted = self._plan_rest(chunks, decodes, work, preempted, lookups)
@@ -183,10 +184,10 @@ class Scheduler:
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
         copies, self._queues.copies = tuple(self._queues.copies), []
-        only_decodes = len(work) == decodes.num_decodes and not drafted
+        only_decodes = len(work) == num_decodes and not drafted
         shape = decodes if only_decodes else None
         predicted_s = None
-        if (latency := self._targets.latency) is not None:
+        if latency is not None:
             shape = shape or shape_of(work)
             predicted_s = latency.predict(shape)
         done = tuple(preempted), tuple(lookups)
@@ -238,7 +239,8 @@ class Scheduler:
         """
         oldest = self._planned.popleft() if self._planned else None
         assert step is oldest, "this step is not the oldest that was planned and not committed"
-        self.blocks.copied(step.copies)
+        if step.copies:
+            self.blocks.copied(step.copies)
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
         ended = self._append_tokens(step.work, results) if step.plain else None
         if ended is None:
@@ -289,7 +291,7 @@ class Scheduler:
     def _plan_rest(
         self,
         chunks: list[Sequence],
-        decodes: StepShape,
+        decodes: StepShape | None,
         work: list[ScheduledChunk],
         preempted: list[Sequence],
         lookups: list[Lookup],
@@ -298,7 +300,7 @@ class Scheduler:
 
         Most steps have none of the three, and do not come here."""
         time = None
-        if (latency := self._targets.latency) is not None:
+        if decodes is not None and (latency := self._targets.latency) is not None:
             time = latency.limit(decodes, self._targets.tightest(item.sequence for item in work))
         budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
         chunks = self._queues.waiting.in_turn(chunks)
@@ -378,13 +380,13 @@ class Scheduler:
         fields are read.
         """
         assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
-        tokens, finished, more, void = zip(*results, strict=True)
+        tokens, finished, more, void = zip(*results)  # noqa: B905  # of one type; asking takes as long again
         if any(void) or any(more):
             return None
         blocks = self.blocks
         commit_pages, page_size, has_states = blocks.commit, blocks.page_size, blocks.states is not None
         ended: list[Sequence] = []
-        for item, token, is_last in zip(work, tokens, finished, strict=True):
+        for item, token, is_last in zip(work, tokens, finished):  # noqa: B905  # see above
             sequence = item[0]
             table = sequence.table
             if table is None:  # aborted while it was computed, or ended by the step before

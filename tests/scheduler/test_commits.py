@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +35,7 @@ def serve(states: RecurrentState | None, steps: list[list[SampleResult]], *, by_
         if number == 2:
             scheduler.abort(sequences[1])
         if by_rows:
-            step = scheduler._planned[0] = replace(step, plain=False)
+            step = scheduler._planned[0] = step._replace(plain=False)
         scheduler.commit(step, results[: len(step.work)])
         blocks.check()
         seen.append([(each.status, list(each.tokens), each.num_written) for each in sequences])

@@ -4,7 +4,7 @@ checks after every step whatever must hold whatever happens."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ledger import END, VOCABULARY, Ledger, next_token, served_alone, slot_of
 from octavo.block_manager import BlockManager
@@ -150,7 +150,7 @@ class Served:
         self.num_dropped += len(lost)
         kept = [item for item in step.work if item not in lost and item.sequence not in void]
         drawn = dict(
-            zip([item.sequence for item in kept], self._compute(replace(step, work=tuple(kept))), strict=True)
+            zip([item.sequence for item in kept], self._compute(step._replace(work=tuple(kept))), strict=True)
         )
         self._happen("abort_in_flight")
         results = [drawn.get(item.sequence, SampleResult(None, void=True)) for item in step.work]
