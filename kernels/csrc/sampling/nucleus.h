@@ -66,24 +66,9 @@ constexpr float edge(int coarse) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse);
 }
 
-Bracket bracket_of(int first, int end) {
-  const uint32_t low = static_cast<uint32_t>(first) << kCoarse;
-  return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse};
-}
-
-// The bracket, if weights lie in the middle of their counts on average, as they do unless many are alike.
-Bracket guess_bracket(const Counts& counts, double target) {
-  double mass = 0;
-  int at = kNumCoarse;
-  while (at > 0 && mass < target) {
-    --at;
-    mass += counts.at(at) * 0.5 * (static_cast<double>(edge(at)) + edge(at + 1));
-  }
-  return bracket_of(at > 0 ? at - 1 : 0, at + 2);
-}
-
-// The bracket, wherever in their counts weights lie.
-Bracket bound_bracket(const Counts& counts, double target) {
+// The bracket, wherever in their counts weights lie. (A narrower one, from where they lie on average, has to
+// be tried, and makes nothing faster.)
+Bracket bracket_of(const Counts& counts, double target) {
   double least = 0, most = 0;  // what the mass of all weights from here up is between
   int end = 0, at = kNumCoarse;
   while (at > 0 && least < target) {
@@ -92,7 +77,8 @@ Bracket bound_bracket(const Counts& counts, double target) {
     if (end == 0 && most >= target) end = at + 1;
     least += counts.at(at) * edge(at);
   }
-  return bracket_of(at, end);
+  const uint32_t low = static_cast<uint32_t>(at) << kCoarse;
+  return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse};
 }
 
 bool any(IntVec flags) {
@@ -197,13 +183,6 @@ struct Nucleus {
   }
 };
 
-// Whether the nucleus ends inside.
-bool holds(const Inside& inside, double target) {
-  double mass = inside.above;
-  for (int i = 0; i < inside.count; ++i) mass += inside.weights[i];
-  return inside.above < target && mass >= target;
-}
-
 // Of counted weights in whole blocks, of which those above 0 sum up to more than the target. Leaves in `sums`
 // what each block has of the nucleus.
 Nucleus find_nucleus(const float* weights, double* sums, int blocks, const Counts& counts, double target) {
@@ -212,12 +191,8 @@ Nucleus find_nucleus(const float* weights, double* sums, int blocks, const Count
       static_cast<float*>(thread_scratch(sizeof(float) * (2 * size + kLanes) + sizeof(int) * (blocks + 1)));
   float* const more = room + size + kLanes;
   int* const starts = reinterpret_cast<int*>(more + size);
-  Bracket around = guess_bracket(counts, target);
-  Inside inside = between(weights, sums, blocks, around, room, starts);
-  if (!holds(inside, target)) {
-    around = bound_bracket(counts, target);
-    inside = between(weights, sums, blocks, around, room, starts);
-  }
+  const Bracket around = bracket_of(counts, target);
+  const Inside inside = between(weights, sums, blocks, around, room, starts);
   const Candidates few = narrow(inside, around, target, more);
   std::sort(few.weights, few.weights + few.count, [](float a, float b) { return a > b; });
   const Nucleus found{reach(few, target), inside};
