@@ -129,7 +129,7 @@ class PagedKVCache(Protocol):
 
     @property
     def replayable(self) -> tuple[ReplayablePool, ...]:
-        """All pools, in any order, where steps can be recorded as programs; empty where they cannot."""
+        """All pools, in any order, where steps can be captured as programs; empty where they cannot."""
         ...
 
     def begin_step(self, metadata: AttentionMetadata) -> None:

@@ -1,4 +1,4 @@
-"""What a KV cache offers to whoever records a step once and runs it again with other values.
+"""What a KV cache offers to whoever captures a step once and runs it again with other values.
 
 Steps of decodes repeat: the same shapes, other numbers in them. Where everything that a cache's part of
 a step takes from its metadata reaches the graph through arrays, the graph can be kept as a program.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """``run`` computes ``outputs`` of the values of the arrays it was recorded with."""
+    """``run`` computes ``outputs`` of the values of the arrays it was captured with."""
 
     @property
     def outputs(self) -> list[mx.array]: ...
@@ -25,13 +25,13 @@ class Program(Protocol):
 
 
 class Programs(Protocol):
-    """Records programs that never run at the same time: they share memory."""
+    """Captures programs that never run at the same time: they share memory."""
 
-    def record(
+    def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
         """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
-        ValueError names what cannot be recorded."""
+        ValueError names what cannot be captured."""
         ...
 
 
@@ -57,5 +57,5 @@ class ReplayablePool(Protocol):
         ...
 
     def programs(self) -> Programs:
-        """What records programs of steps of one model."""
+        """What captures programs of steps of one model."""
         ...

@@ -1,4 +1,4 @@
-"""Steps recorded as programs."""
+"""Steps captured as programs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .. import _ext
 
 
 class CpuPrograms:
-    """Records programs; those of one object share the memory of their intermediate results."""
+    """Captures programs; those of one object share the memory of their intermediate results."""
 
     def __init__(self) -> None:
         self._arena = _ext.Arena()
 
-    def record(
+    def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> _ext.Program:
         """See ``_ext.Program``."""

@@ -58,7 +58,7 @@ MUTANTS = (
         "*(mx.array(array) for mine, count in zip(own, counts, strict=True) for array in mine[:count]),",
     ),
     bug(
-        "a recording leaves its own arrays bound",
+        "a capture leaves its own arrays bound",
         "(str(error)) from None\n        finally:\n            _bind(pools, inputs)",
         "(str(error)) from None",
     ),

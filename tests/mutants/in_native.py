@@ -29,15 +29,15 @@ STEPS = (
     ),
     bug(
         "ranges that were read are not used again",
-        "if (recording != recording_) return;",
-        "if (recording >= 0) return;",
+        "if (capture != capture_) return;",
+        "if (capture >= 0) return;",
     ),
     bug(
-        "memory grows with every recording",
+        "memory grows with every capture",
         "for (Segment& segment : segments_) segment.free = {{0, segment.size}};",
         "",
     ),
-    bug("arrays live as long as their recording", "std::exchange(order[i], nothing)", "order[i]"),
+    bug("arrays live as long as their capture", "std::exchange(order[i], nothing)", "order[i]"),
     bug(
         "weights a program reads are not held",
         "if (results.count(input.id()) == 0) read_.push_back(input);",

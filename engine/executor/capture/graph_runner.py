@@ -3,13 +3,13 @@
 Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
 first time its graph becomes a *program* (``CapturedStep``): the list of what our kernels do in it, and of
 MLX's operations between them, with the addresses they read and write. No graph is left, and a step costs
-its kernels. Steps that never come again, as most with prompts, become programs too: to record one takes no
+its kernels. Steps that never come again, as most with prompts, become programs too: to capture one takes no
 longer than MLX's evaluation, and its results share the memory of all programs, where those of a graph that
 is evaluated pile up ahead of the kernels that read them.
 
 It computes what the graph would have, to the bit. What the model takes from the step must reach it
 through arrays. Model code that asks for a length as a number cannot be replayed, and operations on several
-streams cannot be recorded; the probe finds out, and such models run their code in every step.
+streams cannot be captured; the probe finds out, and such models run their code in every step.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class CapturedStep:
             with values_unread():
                 outputs = build(arrays, True)
             pending = [pool.pending() for pool in pools]
-            self._program = programs.record(
+            self._program = programs.capture(
                 filled, fixed, [*(array for written in pending for array in written), *outputs]
             )
         except ValueError as error:

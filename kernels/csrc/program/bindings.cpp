@@ -72,12 +72,13 @@ void bind_program(nb::module_& m) {
       .def(nb::new_([] { return std::make_shared<Arena>(); }))
       .def_prop_ro("nbytes", &Arena::nbytes);
   nb::class_<Program>(m, "Program", "A graph as a list of what our kernels do in it; see Program.run.")
-      .def("__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
-           "Records what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
-           "`fixed`, arrays that keep their place in memory. ValueError names what cannot be recorded.")
+      .def(
+          "__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
+          "Captures what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
+          "`fixed`, arrays that keep their place in memory. ValueError names what cannot be captured.")
       .def("run", &run, "values"_a,
            "Copies values (C-contiguous int32) into the filled inputs and computes. The results are in "
-           "`outputs` until a program of the same arena is recorded or run.")
+           "`outputs` until a program of the same arena is captured or run.")
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);

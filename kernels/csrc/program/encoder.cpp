@@ -14,12 +14,12 @@ constexpr std::size_t kLine = 64;  // of a cache
 constexpr std::size_t kSmallestSegment = std::size_t{1} << 20;
 
 std::atomic<int64_t> kernel_nanoseconds{0};
-thread_local Recording* current_recording = nullptr;
+thread_local Capture* current_capture = nullptr;
 
 }  // namespace
 
 void Arena::reuse_all() {
-  ++recording_;
+  ++capture_;
   for (Segment& segment : segments_) segment.free = {{0, segment.size}};
 }
 
@@ -34,8 +34,8 @@ void Arena::allocate(mx::array& output) {
   const std::ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - data;
   const mx::allocator::Buffer buffer(data + kLine - front);
   std::memcpy(data + kLine - front, &bytes, std::min<std::size_t>(front, sizeof bytes));
-  output.set_data(mx::array::Data(buffer, [arena = shared_from_this(), place, recording = recording_](
-                                              mx::allocator::Buffer) { arena->release(place, recording); }));
+  output.set_data(mx::array::Data(buffer, [arena = shared_from_this(), place, capture = capture_](
+                                              mx::allocator::Buffer) { arena->release(place, capture); }));
 }
 
 // The first range that is large enough, of the segments that came last: they are the largest.
@@ -61,8 +61,8 @@ std::size_t Arena::nbytes() const {
   return bytes;
 }
 
-void Arena::release(const Place& place, int recording) {
-  if (recording != recording_) return;
+void Arena::release(const Place& place, int capture) {
+  if (capture != capture_) return;
   std::vector<Range>& free = segments_[place.segment].free;
   auto next = std::lower_bound(free.begin(), free.end(), place.range.begin,
                                [](const Range& range, std::size_t begin) { return range.begin < begin; });
@@ -77,14 +77,14 @@ void Arena::release(const Place& place, int recording) {
   }
 }
 
-Recording::Recording(std::shared_ptr<Arena> arena) : arena(std::move(arena)) {
+Capture::Capture(std::shared_ptr<Arena> arena) : arena(std::move(arena)) {
   this->arena->reuse_all();
-  current_recording = this;
+  current_capture = this;
 }
 
-Recording::~Recording() { current_recording = nullptr; }
+Capture::~Capture() { current_capture = nullptr; }
 
-Recording* Recording::current() { return current_recording; }
+Capture* Capture::current() { return current_capture; }
 
 KernelTime::~KernelTime() {
   const auto passed = std::chrono::steady_clock::now() - began_;
@@ -94,7 +94,7 @@ KernelTime::~KernelTime() {
 double KernelTime::seconds() { return static_cast<double>(kernel_nanoseconds.load()) * 1e-9; }
 
 void allocate(mx::array& output) {
-  if (Recording* const recording = Recording::current()) recording->arena->allocate(output);
+  if (Capture* const capture = Capture::current()) capture->arena->allocate(output);
   else allocate_for_step(output);
 }
 

@@ -1,5 +1,5 @@
 // Where a primitive puts its work: into the queue of its MLX stream, or into a program that is being
-// recorded (program/program.h) and runs the same work again and again, without a graph.
+// captured (program/program.h) and runs the same work again and again, without a graph.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace octavo {
 namespace mx = mlx::core;
 
 // Memory of the intermediate results of programs that never run at the same time. A range of it is used again
-// once the array in it is gone; a new recording begins with all of it, whatever earlier ones hold. So it is
+// once the array in it is gone; a new capture begins with all of it, whatever earlier ones hold. So it is
 // as large as what the largest program needs at once, at most about twice that, however many there are.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
@@ -49,23 +49,23 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
 
   Place take(std::size_t bytes);
-  void release(const Place& place, int recording);
+  void release(const Place& place, int capture);
 
   std::vector<Segment> segments_;
-  int recording_ = 0;
+  int capture_ = 0;
 };
 
 using Tasks = std::vector<std::function<void()>>;
 
 // Work and memory of primitives that are evaluated on this thread while it lives.
-class Recording {
+class Capture {
  public:
-  explicit Recording(std::shared_ptr<Arena> arena);
-  ~Recording();
-  Recording(const Recording&) = delete;
-  Recording& operator=(const Recording&) = delete;
+  explicit Capture(std::shared_ptr<Arena> arena);
+  ~Capture();
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
 
-  static Recording* current();
+  static Capture* current();
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
@@ -97,8 +97,7 @@ class Encoder {
 
   template <class Task>
   void dispatch(Task&& task) {
-    if (Recording* const recording = Recording::current())
-      recording->tasks.emplace_back(std::forward<Task>(task));
+    if (Capture* const capture = Capture::current()) capture->tasks.emplace_back(std::forward<Task>(task));
     else
       mx::cpu::get_command_encoder(stream_).dispatch([task = std::forward<Task>(task)]() mutable {
         const KernelTime timed;
@@ -108,7 +107,7 @@ class Encoder {
 
   // Holds an array for the work that has been dispatched.
   void add_temporary(mx::array array) {
-    if (Recording* const recording = Recording::current()) recording->temporaries.push_back(std::move(array));
+    if (Capture* const capture = Capture::current()) capture->temporaries.push_back(std::move(array));
     else mx::cpu::get_command_encoder(stream_).add_temporary(std::move(array));
   }
 

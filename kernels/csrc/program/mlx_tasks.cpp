@@ -75,16 +75,15 @@ class Evaluation {
 
 }  // namespace
 
-void record_evaluation(mx::array& x) {
-  Recording* const recording = Recording::current();
+void capture_evaluation(mx::array& x) {
+  Capture* const capture = Capture::current();
   const mx::Stream stream = x.primitive().stream();
-  require(!recording->stream || *recording->stream == stream,
-          "operations of several streams cannot be recorded");
-  recording->stream = stream;
+  require(!capture->stream || *capture->stream == stream, "operations of several streams cannot be captured");
+  capture->stream = stream;
   std::vector<mx::array> outputs = x.outputs();
   for (mx::array& output : outputs) allocate(output);
-  recording->queued.push_back(recording->tasks.size());
-  recording->tasks.emplace_back(Evaluation(x.primitive_ptr(), x.inputs(), outputs));
+  capture->queued.push_back(capture->tasks.size());
+  capture->tasks.emplace_back(Evaluation(x.primitive_ptr(), x.inputs(), outputs));
 }
 
 void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::Stream stream) {

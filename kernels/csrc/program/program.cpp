@@ -5,9 +5,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "program/captured_ops.h"
 #include "program/mlx_tasks.h"
 #include "program/primitive.h"
-#include "program/recorded_ops.h"
 
 namespace octavo {
 namespace {
@@ -60,7 +60,7 @@ std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs
   return depends;
 }
 
-// What the recorded graph reads and does not depend on an input is the same in every run: compute it now.
+// What the captured graph reads and does not depend on an input is the same in every run: compute it now.
 void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends,
                        Program::Evaluate evaluate) {
   std::vector<mx::array> constants;
@@ -90,13 +90,13 @@ Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> fil
   std::vector<mx::array> order = in_order(outputs_);
   const std::vector<bool> depends = find_dependent(order, std::move(inputs));
   compute_constants(order, depends, evaluate);
-  record(arena, std::move(order), depends);
+  capture(arena, std::move(order), depends);
   for (mx::array& output : outputs_) require(!is_pending(output), "an output depends on no input");
 }
 
-void Program::record(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
-                     const std::vector<bool>& depends) {
-  Recording recording(arena);
+void Program::capture(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
+                      const std::vector<bool>& depends) {
+  Capture capture(arena);
   Ids results;
   const mx::array nothing(0);
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -105,26 +105,26 @@ void Program::record(const std::shared_ptr<Arena>& arena, std::vector<mx::array>
     for (const mx::array& input : x.inputs())
       if (results.count(input.id()) == 0) read_.push_back(input);
     for (const mx::array& output : x.outputs()) results.insert(output.id());
-    evaluate(recording, x);
+    evaluate(capture, x);
   }
-  tasks_ = std::move(recording.tasks);
-  queued_ = std::move(recording.queued);
-  stream_ = recording.stream;
+  tasks_ = std::move(capture.tasks);
+  queued_ = std::move(capture.queued);
+  stream_ = capture.stream;
 }
 
-void Program::evaluate(Recording& recording, mx::array& x) {
+void Program::evaluate(Capture& capture, mx::array& x) {
   const char* const name = x.primitive().name();
-  const std::size_t before = recording.tasks.size();
+  const std::size_t before = capture.tasks.size();
   for (mx::array& input : x.inputs()) input.wait();
   std::vector<mx::array> outputs = x.outputs();
   if (std::strncmp(name, "octavo.", 7) == 0 || std::strncmp(name, "Octavo", 6) == 0) {
     x.primitive().eval_cpu(x.inputs(), outputs);
-    require(recording.tasks.size() > before || x.size() == 0,
-            std::string(name) + " put its work where it was not recorded");
+    require(capture.tasks.size() > before || x.size() == 0,
+            std::string(name) + " put its work where it was not captured");
   } else {
-    record_mlx(x);
+    capture_mlx(x);
   }
-  recording.temporaries.clear();
+  capture.temporaries.clear();
   for (mx::array& output : outputs) output.set_status(mx::array::Status::available);
   x.detach();
 }

@@ -11,12 +11,12 @@ namespace octavo {
 
 // What a graph computes from `filled`, arrays of int32 that are given new values before each run.
 //
-// Recording evaluates every primitive between the inputs and the outputs once, but carries nothing out:
+// Capturing evaluates every primitive between the inputs and the outputs once, but carries nothing out:
 // their work is kept, with the addresses of the arrays it reads and writes. Operations of MLX's are views of
-// what is there, work of ours in their place where they are simple arithmetic (program/recorded_ops.h), or
+// what is there, work of ours in their place where they are simple arithmetic (program/captured_ops.h), or
 // evaluated by MLX in each run (program/mlx_tasks.h); what depends on no input is computed at once. A program
 // writes its results to the same arrays in every run. They hold them until any program of its arena is
-// recorded or run.
+// captured or run.
 class Program {
  public:
   // `evaluate` computes arrays, as mx::eval does: of a graph of Python's without the interpreter's lock,
@@ -24,7 +24,7 @@ class Program {
   using Evaluate = void (*)(std::vector<mx::array>);
 
   // `fixed` are further inputs, which keep their place in memory: their contents may change. Throws
-  // std::invalid_argument naming an operation that cannot be recorded; the graph is then spoiled.
+  // std::invalid_argument naming an operation that cannot be captured; the graph is then spoiled.
   Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled, std::vector<mx::array> fixed,
           std::vector<mx::array> outputs, Evaluate evaluate);
 
@@ -40,14 +40,14 @@ class Program {
   void run();
 
  private:
-  void record(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
-              const std::vector<bool>& depends);
-  void evaluate(Recording& recording, mx::array& x);
+  void capture(const std::shared_ptr<Arena>& arena, std::vector<mx::array> order,
+               const std::vector<bool>& depends);
+  void evaluate(Capture& capture, mx::array& x);
 
   std::vector<mx::array> filled_, outputs_;
   std::vector<mx::array> read_;  // by the tasks, besides each other's results
   Tasks tasks_;
-  std::vector<std::size_t> queued_;  // as Recording's
+  std::vector<std::size_t> queued_;  // as Capture's
   std::optional<mx::Stream> stream_;
 };
 

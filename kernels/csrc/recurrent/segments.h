@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// One step of a recurrent layer, as arrays of int32 that a recorded program may fill anew.
+// One step of a recurrent layer, as arrays of int32 that a captured program may fill anew.
 struct StateStep {
   const int32_t*
       segments;  // [num_segments, 4]: first row, rows, slot that is read (-1: none yet), slot written

@@ -277,10 +277,10 @@ def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: 
 
 class Refusing:
     def __init__(self, *_: object) -> None:
-        raise replay.CannotCapture("operations of several streams cannot be recorded")
+        raise replay.CannotCapture("operations of several streams cannot be captured")
 
 
-def test_what_cannot_be_recorded_runs_its_code_in_every_step(
+def test_what_cannot_be_captured_runs_its_code_in_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "CapturedStep", Refusing)

@@ -1,4 +1,4 @@
-#include "program/recorded_ops.h"
+#include "program/captured_ops.h"
 
 #include <cstring>
 #include <initializer_list>
@@ -62,7 +62,7 @@ void convert(const mx::array& input, mx::array& output, Encoder& encoder) {
 
 }  // namespace
 
-void record_mlx(mx::array& x) {
+void capture_mlx(mx::array& x) {
   const char* const name = x.primitive().name();
   const std::vector<mx::array>& inputs = x.inputs();
   Encoder encoder(x.primitive().stream());
@@ -80,7 +80,7 @@ void record_mlx(mx::array& x) {
     std::vector<mx::array> outputs = x.outputs();
     x.primitive().eval_cpu(inputs, outputs);
   } else {
-    record_evaluation(x);
+    capture_evaluation(x);
   }
 }
 
