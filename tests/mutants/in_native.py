@@ -309,4 +309,38 @@ CHANNELS = (
     ),
 )
 
-MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS)
+POOLS = (
+    # attention over two pools
+    bug(
+        "what one pool gives lies at rows of another head",
+        "int64_t(first_item.first_token) * num_heads + first_item.kv_head * group}",
+        "int64_t(first_item.first_token) * num_heads}",
+    ),
+    bug("rows that are cut join nothing", "first.merge();\n", ""),
+    bug(
+        "sinks count once for each pool",
+        "if (args.sinks != nullptr && !args.other) {",
+        "if (args.sinks != nullptr) {",
+    ),
+    bug(
+        "rows see what the first of sixteen sees",
+        "if (head == 0 || row == first)\n        seen =",
+        "if (row == first)\n        seen =",
+    ),
+)
+
+ROWS = (
+    # row operations, AVX-512
+    bug(
+        "subnormal results become zero",
+        "return _mm512_fpclass_ps_mask(values, kSubnormal) != 0;",
+        "return _mm512_fpclass_ps_mask(values, kSubnormal) > 0xffff;",
+    ),
+    bug(
+        "heads turn by the sines of the first lanes",
+        "sine = _mm512_loadu_ps(angles + 16 * (kHalf + i));",
+        "sine = _mm512_loadu_ps(angles + 16 * kHalf);",
+    ),
+)
+
+MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS, *POOLS, *ROWS)

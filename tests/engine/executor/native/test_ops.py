@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -268,3 +269,40 @@ def test_activations_and_norms_do_not_depend_on_neighbours_or_threads() -> None:
             assert mx.array_equal(part, turned[-rows:])
     finally:
         _ext.set_threads(threads)
+
+
+def _bf16_rows(rng: np.random.Generator, *shape: int) -> mx.array:
+    """Of every magnitude bf16 has: results are subnormal here and there, which conversions of some levels
+    take for zero."""
+    magnitudes = np.exp2(rng.integers(-135, 4, shape) * (rng.random(shape) < 0.3))
+    return mx.array((rng.standard_normal(shape) * magnitudes).astype(np.float32)).astype(mx.bfloat16)
+
+
+def _rounded(x: mx.array) -> np.ndarray:
+    """Float32 values as bits of bf16, rounded by another's code."""
+    return np.array(x).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+@pytest.mark.parametrize("size", [32, 64, 96, 100, 128, 256, 1024])
+def test_bf16_rows_are_what_float32_ones_round_to(size: int) -> None:
+    rng = np.random.default_rng(size)
+    x, up, weight = _bf16_rows(rng, 7, size), _bf16_rows(rng, 7, size), _bf16_rows(rng, size)
+    wide, wide_up, wide_weight = (a.astype(mx.float32) for a in (x, up, weight))
+
+    def check(got: mx.array, want: mx.array) -> None:
+        np.testing.assert_array_equal(np.array(got.view(mx.uint16)), _rounded(want))
+
+    for activation in ("silu", "gelu", "gelu_tanh", "gelu_sigmoid"):
+        check(_ext.gated(x, up, activation), _ext.gated(wide, wide_up, activation))
+        check(_ext.gated(x, None, activation), _ext.gated(wide, None, activation))
+    for eps in (1e-6, 1e30):  # the larger makes every result tiny
+        check(_ext.rms_norm(x, weight, eps), _ext.rms_norm(wide, wide_weight, eps))
+        check(_ext.rms_norm(x, None, eps), _ext.rms_norm(wide, None, eps))
+    if size <= 256 and size % 2 == 0:
+        frequencies = mx.array(np.geomspace(1, 1e-4, size // 2).astype(np.float32))
+        offsets = mx.array(rng.integers(0, 5_000, 7).astype(np.int32))
+
+        def turned(rows: mx.array) -> mx.array:
+            return _ext.rope(rows.reshape(7, 1, 1, size), offsets, frequencies, dims=size)
+
+        check(turned(x), turned(wide))
