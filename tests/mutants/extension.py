@@ -43,7 +43,11 @@ STORES = tuple(
         "test_pages_are_bit_equal_to_the_numpy_format",
     )
 )
-POOLS = ("tests/kernels/test_residual_attention.py", "tests/kernels/test_latent_attention.py")
+POOLS = (
+    "tests/kernels/test_residual_attention.py",
+    "tests/kernels/test_latent_attention.py",
+    "tests/kernels/cpu/test_long_context_bits.py",
+)
 ROWS = ("tests/engine/executor/native/test_ops.py::test_bf16_rows_are_what_float32_ones_round_to",)
 SUITES = (
     (in_native.STEPS, PROGRAM),
