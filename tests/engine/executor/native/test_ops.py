@@ -303,6 +303,7 @@ def test_bf16_rows_are_what_float32_ones_round_to(size: int) -> None:
         offsets = mx.array(rng.integers(0, 5_000, 7).astype(np.int32))
 
         def turned(rows: mx.array) -> mx.array:
-            return _ext.rope(rows.reshape(7, 1, 1, size), offsets, frequencies, dims=size)
+            y: mx.array = _ext.rope(rows.reshape(7, 1, 1, size), offsets, frequencies, dims=size)
+            return y
 
         check(turned(x), turned(wide))
