@@ -24,8 +24,8 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Partial results of split items. Kept between calls, because every layer of a step needs the same
-// amount; given back once a call needs far less.
+// Partial results: of split items, and of one pool for rows of another. Kept between calls, because every
+// layer of a step needs the same amount; given back once a call needs far less.
 float* partial_buffer(int64_t size) {
   static thread_local std::vector<float> buffer;
   constexpr size_t kKeep = size_t(1) << 20;
@@ -48,6 +48,8 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
 namespace {
 
 constexpr int kPartSlot = 1;  // of thread_scratch: kernels use the first
+
+int num_tokens(const AttendArgs& args) { return args.q_start[args.num_sequences]; }
 
 // A call, its kernel, and how it is cut into items.
 struct PlannedCall {
@@ -79,7 +81,7 @@ ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
   const AttendArgs& args = first.args;
   const int num_heads = args.layout.num_heads;
   const bool comparable = num_heads == second.args.layout.num_heads;
-  std::vector<const AttendItem*> partners(size_t(args.q_start[args.num_sequences]) * num_heads);
+  std::vector<const AttendItem*> partners(size_t(num_tokens(args)) * num_heads);
   const auto partner = [&](const AttendItem& item) -> const AttendItem*& {
     return partners[size_t(item.first_token) * num_heads + item.kv_head];
   };
@@ -134,9 +136,15 @@ void run_attention(const AttendArgs& args) {
 
 void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) {
   PlannedCall first(first_args), second(second_args);
-  first.partials = partial_buffer(first.plan.partial_floats + second.plan.partial_floats);
-  second.partials = first.partials + first.plan.partial_floats;
+  first.args.sinks = nullptr;  // they are folded in once, where parts are joined
   const ItemPairs pairs = pair_items(first, second);
+  const int num_heads = first.args.num_query_heads, dim = first.args.layout.v.dim;
+  const int64_t num_rows = pairs.alone.empty() ? 0 : int64_t(num_tokens(first.args)) * num_heads;
+  const int64_t partials = first.plan.partial_floats + second.plan.partial_floats;
+  first.partials = partial_buffer(partials + num_rows * (dim + 1));
+  second.partials = first.partials + first.plan.partial_floats;
+  float* const rows = first.partials + partials;
+  if (num_rows > 0) first.args.part = second.args.other = {rows, rows + num_rows * dim, num_heads, 0};
   parallel_for(int(pairs.alone.size()), [&](int item) { first.attend(*pairs.alone[item]); });
   first.merge();
   parallel_for(int(pairs.all.size()), [&](int item) {

@@ -192,16 +192,6 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// The row of a token and a query head of the item's (first) KV head, in the tile at `start`, of which it may
-// see `bits`; `copy` as in mask_added.
-RowInTile row_in_tile(const AttendArgs& args, const AttendItem& item, int start, int token, int in_group,
-                      uint64_t bits, float (&copy)[kTileTokens]) {
-  if (!args.mask) return {bits, nullptr};
-  const int head = item.kv_head * group_size(args) + in_group, end = args.kv_len[item.sequence];
-  return {bits & mask_bits(args.mask, token, head, start, end),
-          mask_added(args.mask, token, head, start, end, copy)};
-}
-
 // The rows of an item under one of its KV heads: their queries, and what they have so far.
 struct HeadRows {
   AttendItem item;  // of this head alone
@@ -270,26 +260,29 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 // Scores of the tile at `start` become weights.
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
-  const int group = group_size(args), num_rows = item.num_tokens * group;
+  const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
   const bool is_plain = args.softcap <= 0 && !args.mask;
   uint64_t bits[kSoftmaxRows];
-  float added[kTileTokens];
-  for (int row = 0, token = item.first_token, head = 0; row < num_rows;) {
+  for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {
     const int first = row, end = std::min(first + kSoftmaxRows, num_rows);
-    for (uint64_t seen = 0; row < end; ++row, ++head) {
-      if (head == group) head = 0, ++token;
-      if (head == 0 || row == first)
+    for (uint64_t seen = 0; row < end; ++row, ++in_group) {
+      if (in_group == group) in_group = 0, ++token;
+      if (in_group == 0 || row == first)
         seen = row_bits(args, item.sequence, start, row_position(args, item.sequence, token));
       bits[row - first] = seen;
-      if (!is_plain)
-        softmax_update_row(args, row_in_tile(args, item, start, token, head, seen, added),
-                           scores + row * kTileTokens, rows.result + int64_t(row) * width, width,
-                           rows.maxima[row], rows.sums[row]);
+      if (is_plain) continue;
+      const int head = item.kv_head * group + in_group;
+      const float* added = nullptr;
+      float copy[kTileTokens];
+      if (args.mask) {
+        bits[row - first] &= mask_bits(args.mask, token, head, start, length);
+        added = mask_added(args.mask, token, head, start, length, copy);
+      }
+      make_logits(args, added, scores + row * kTileTokens);
     }
-    if (is_plain)
-      softmax_update_rows(args.scale * kLog2E, bits, end - first, scores + first * kTileTokens,
-                          rows.result + int64_t(first) * width, width, rows.maxima + first,
-                          rows.sums + first);
+    softmax_update_rows(is_plain ? args.scale * kLog2E : 1.0f, bits, end - first,
+                        scores + first * kTileTokens, rows.result + int64_t(first) * width, width,
+                        rows.maxima + first, rows.sums + first);
   }
 }
 

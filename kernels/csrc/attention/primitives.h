@@ -60,8 +60,8 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 // Carry out one call on the thread pool, from the thread that evaluates (attention/attention.cpp).
 void run_attention(const AttendArgs& args);
 
-// Both calls, of which the second joins what the first one gives: `first.part` is `second.other`. What one
-// item computes of either call goes from one to the other in its thread's memory.
+// Both calls over rows of two pools, which the second one joins: into `second.out`, with `second.sinks`. What
+// one item computes of either goes from one to the other in its thread's memory.
 void run_attention(const AttendArgs& first, const AttendArgs& second);
 
 }  // namespace octavo

@@ -72,18 +72,10 @@ class AttendResidual : public mx::Primitive {
     if (options_.rotary) rotary = view_rows(inputs[next]);
     const uint8_t *pool = inputs[0].data<uint8_t>(), *residual_pool = inputs[1].data<uint8_t>();
     const int32_t *table = view_ints(inputs[3]), *residual_table = view_ints(inputs[4]);
-    const int num_rows = inputs[2].shape(0) * args.num_query_heads, dim = out.shape(2);
-    Encoder encoder(stream());
-    mx::array between({num_rows, dim + 1}, mx::float32, nullptr, {});
-    allocate(between);
-    encoder.add_temporary(between);
-    float* const rows = between.data<float>();
-    AttendArgs first = part_of(args, layout_, pool, table, Residency::quantized, rotary);
-    first.sinks = nullptr;
-    first.part = {rows, rows + int64_t(num_rows) * dim, args.num_query_heads, 0};
-    AttendArgs second = part_of(args, residual_, residual_pool, residual_table, Residency::residual, rotary);
-    second.other = first.part;
-    encoder.dispatch([first, second] { run_attention(first, second); });
+    const AttendArgs first = part_of(args, layout_, pool, table, Residency::quantized, rotary);
+    const AttendArgs second =
+        part_of(args, residual_, residual_pool, residual_table, Residency::residual, rotary);
+    Encoder(stream()).dispatch([first, second] { run_attention(first, second); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");

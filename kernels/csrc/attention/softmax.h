@@ -10,12 +10,6 @@
 namespace octavo {
 namespace {
 
-// A row in a tile: which of the tile's positions it sees.
-struct RowInTile {
-  uint64_t bits;
-  const float* added;  // [64] to the logits of the positions; null: nothing
-};
-
 constexpr int kVectors = kTileTokens / kLanes;
 
 inline Vec largest_of(Vec a, Vec b) { return a > b ? a : b; }
@@ -110,31 +104,14 @@ inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows
     sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
 }
 
-// The same of one row whose logits are capped or added to.
-inline void softmax_update_row(const AttendArgs& args, const RowInTile& row, float* scores,
-                               float* accumulator, int width, float& maximum, float& sum) {
-  if (row.bits == 0) {  // weights of 0 leave its maximum and sum as they are
-    for (int i = 0; i < kVectors; ++i) store(scores + i * kLanes, Vec{});
-    return;
-  }
-  IntVec seen[kVectors];
-  Vec logits[kVectors], highest = Vec{} + maximum;
+// Raw scores of a row whose logits are capped or added to become logits (log2 domain); `added` may be null.
+inline void make_logits(const AttendArgs& args, const float* added, float* scores) {
   for (int i = 0; i < kVectors; ++i) {
-    seen[i] = seen_lanes(row.bits, i);
     const Vec raw = load(scores + i * kLanes);
-    logits[i] = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
-    if (row.added != nullptr) logits[i] += load(row.added + i * kLanes) * kLog2E;
-    logits[i] = seen[i] ? logits[i] : Vec{} + kLowest;
-    highest = largest_of(logits[i], highest);
+    Vec logits = args.softcap > 0 ? soft_cap(raw * args.scale, args.softcap) : raw * (args.scale * kLog2E);
+    if (added != nullptr) logits += load(added + i * kLanes) * kLog2E;
+    store(scores + i * kLanes, logits);
   }
-  raise_maximum(largest_lane(highest), accumulator, width, maximum, sum);
-  Vec total = {};
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec weights = seen[i] ? exp2(logits[i] - maximum) : Vec{};
-    store(scores + i * kLanes, weights);
-    total += weights;
-  }
-  sum += sum_lanes(total);
 }
 
 }  // namespace
