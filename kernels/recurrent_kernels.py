@@ -48,7 +48,7 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """``programs`` record what kernels do; ``bind`` makes what they take for a step's segments of int32
+    """``programs`` capture what kernels do; ``bind`` makes what they take for a step's segments of int32
     arrays [B, 4] and [C, 2], as in ``StateSegments``."""
 
     programs: Programs
@@ -81,7 +81,7 @@ class RecurrentKernels(Protocol):
         ...
 
     def state_capture(self) -> StateCapture | None:
-        """What records steps as programs; None where nothing does."""
+        """What captures steps as programs; None where nothing does."""
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:

@@ -6,7 +6,7 @@ import math
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
-a recorded program. The first one of each number takes many times as long where the model is small, and is not
+a captured program. The first one of each number takes many times as long where the model is small, and is not
 counted."""
 
 UNKNOWN_COST = 0.2

@@ -178,7 +178,7 @@ class EngineConfig:
         None, "submit a step while another is computed", shown="with Metal and pages in place", kind="switch",
         more="Where nothing but what follows depends on its tokens; outputs are the same. By default on the "
         "Metal backend where pages are written in place. The native CPU backend then builds graphs in the "
-        "place of recorded programs.",
+        "place of captured programs.",
     )  # fmt: skip
     metal_dense_prompts: int = setting(
         0, "on Metal, compute prompts with so many rows in a step by MLX's own attention, over pages that "

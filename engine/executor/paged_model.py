@@ -73,7 +73,7 @@ class PagedModel:
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
-        """All that a step writes to, if it can be recorded; states first (``StateReplay.pending``)."""
+        """All that a step writes to, if it can be captured; states first (``StateReplay.pending``)."""
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools

@@ -242,7 +242,7 @@ def _is_inside(metadata: AttentionMetadata, group: GroupMetadata, num_pages: int
 
 def _widened(page_table: Ints) -> Ints:
     """With zeros up to 64 columns, 256, 1024 and so on, so that the shapes of steps repeat as sequences
-    grow: a new shape costs a step its graph and its recording. No kernel reads beyond a sequence's own
+    grow: a new shape costs a step its graph and its capture. No kernel reads beyond a sequence's own
     pages."""
     num_rows, width = page_table.shape
     wide_width = FEWEST_COLUMNS

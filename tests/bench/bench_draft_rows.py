@@ -26,7 +26,7 @@ from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 ROWS = {1: (1, 2, 3, 4, 5, 7, 9), 8: (8, 9, 10, 12, 16, 24, 40, 72)}
-WARMUPS = 2  # a shape runs as a recorded program from its third step on
+WARMUPS = 2  # a shape runs as a captured program from its third step on
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Processor time of a decode step of a model with recurrent layers, with and without recorded steps.
+"""Processor time of a decode step of a model with recurrent layers, with and without captured steps.
 
     python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5]
     OPENBLAS_NUM_THREADS=1 python tests/bench/bench_hybrid_steps.py MODEL --floor
 
 Both ways take turns; each figure is the median over the rounds of what 16 more tokens take. Of a model of
 little width (``make_model.py --hybrid --hidden 64 --linear-heads 2 --linear-head-dim 32``) it is what a step
-costs besides its weights and states. With ``--floor`` recorded steps alone are measured, each round beside
+costs besides its weights and states. With ``--floor`` captured steps alone are measured, each round beside
 how fast the same core reads memory; the medians say how far a step is from reading the model's files
 (of a model with tied embeddings what a step reads) and reading and writing its states.
 """

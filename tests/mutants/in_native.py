@@ -1,4 +1,4 @@
-"""Bugs in the native kernels: recorded steps, checks of indices, mapped weights, products of bytes."""
+"""Bugs in the native kernels: captured steps, checks of indices, mapped weights, products of bytes."""
 
 from __future__ import annotations
 

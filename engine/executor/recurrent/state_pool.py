@@ -71,7 +71,7 @@ class StatePool:
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
         self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
-        self._bound: Any = None  # the step's segments where a program is recorded, in its own arrays
+        self._bound: Any = None  # the step's segments where a program is captured, in its own arrays
         self.stays = False  # arrays keep their place in memory: programs have it
 
     @property
