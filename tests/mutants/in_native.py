@@ -324,7 +324,7 @@ POOLS = (
     ),
     bug(
         "rows see what the first of sixteen sees",
-        "if (head == 0 || row == first)\n        seen =",
+        "if (in_group == 0 || row == first)\n        seen =",
         "if (row == first)\n        seen =",
     ),
 )
