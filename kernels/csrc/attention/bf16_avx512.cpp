@@ -79,19 +79,19 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
 template <int kRows, int kCount>
 OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
   __m512 sums[kRows][kCount];
-#pragma GCC unroll 3
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kCount; ++b) sums[r][b] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2, panel += kBlocks) {
-#pragma GCC unroll 3
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const __m512bh pair = broadcast2(queries + r * dim + d);
 #pragma GCC unroll 4
       for (int b = 0; b < kCount; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
     }
   }
-#pragma GCC unroll 3
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
@@ -103,6 +103,17 @@ int first_of_two(const Tile& tile) {
   if (!seen(2) && !seen(3)) return 0;
   if (!seen(0) && !seen(1)) return 2;
   return -1;
+}
+
+// Six rows at once: three would not have enough sums for the products' latency.
+void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m512i* panel, float* scores) {
+  int row = 0;
+  for (; row + 6 <= num_rows; row += 6)
+    score_blocks<6, 2>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
+  for_row_blocks(num_rows - row, [&]<int kRows>(int next) {
+    const int at = row + next;
+    score_blocks<kRows, 2>(queries + size_t(at) * dim, dim, panel, scores + size_t(at) * kTileTokens);
+  });
 }
 
 constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
@@ -154,12 +165,10 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
     default: break;
   }
   load_keys(layout, tile, panel);
-  const int first = first_of_two(tile);
+  if (const int first = first_of_two(tile); first >= 0)
+    return score_two_blocks(queries, dim, num_rows, panel + first, scores + 16 * first);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    const uint16_t* from = queries + size_t(row) * dim;
-    float* to = scores + size_t(row) * kTileTokens;
-    if (first < 0) score_blocks<kRows, kBlocks>(from, dim, panel, to);
-    else score_blocks<kRows, 2>(from, dim, panel + first, to + 16 * first);
+    score_blocks<kRows, kBlocks>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
   });
 }
 

@@ -75,25 +75,26 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     const float largest = largest_of(row, dim);
     const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
     int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
-    for (int d = 0; d < dim; d += 16) {
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
-      __m512i upper = rounded;
-      if constexpr (Code::kParts == 2)
-        upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
-      _mm512_store_si512(fixed + d, rounded);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
-                       in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+    for (int g = 0; g < groups; ++g) {
+      __m512i sums = _mm512_setzero_si512();
+      for (int d = g * in_group; d < (g + 1) * in_group; d += 16) {
+        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
+        __m512i upper = rounded;
+        if constexpr (Code::kParts == 2) {
+          upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+          _mm512_store_si512(fixed + d, rounded);
+        }
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
+                         in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+        sums = _mm512_add_epi32(sums, rounded);
+      }
+      queries.sums[size_t(r) * groups + g] = _mm512_reduce_add_epi32(sums);
     }
     for (int d = 0; Code::kParts == 2 && d < dim;
          d += 16)  // what comes after a row overwrites what is past it
       _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                        in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
     queries.factors[r] = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
-    for (int g = 0; g < groups; ++g) {
-      int32_t sum = 0;
-      for (int d = g * in_group; d < (g + 1) * in_group; ++d) sum += fixed[d];
-      queries.sums[size_t(r) * groups + g] = sum;
-    }
   }
 }
 

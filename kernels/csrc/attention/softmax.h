@@ -33,9 +33,13 @@ inline float sum_lanes(Vec x) {
   return x[0];
 }
 
-// The running maximum becomes `top`; if it grew, the sum and the accumulator shrink with it.
+// Weights are 2^(logit - maximum) with a running maximum that is raised only where logits exceed it by more
+// than this (log2 domain): nearly every tile has a slightly larger logit, and raising it means to shrink what
+// was summed up. Weights are up to 2^kHeadroom then, of which floats lose nothing.
+constexpr float kHeadroom = 8;
+
+// The running maximum becomes `top`, and the sum and the accumulator shrink with it.
 inline void raise_maximum(float top, float* accumulator, int width, float& maximum, float& sum) {
-  if (top == maximum) return;
   const float shrink = scalar_exp2(maximum - top);
   sum *= shrink;
   for (int i = 0; i < width; i += kLanes) store(accumulator + i, load(accumulator + i) * shrink);
@@ -49,59 +53,82 @@ inline IntVec seen_lanes(uint64_t bits, int i) {
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// The largest of `maximum` and the logits scores * factor that the row sees.
-inline float raised_maximum(float factor, uint64_t bits, const float* scores, float maximum) {
-  Vec highest[2] = {Vec{} + maximum, Vec{} + maximum};
-  if (~bits == 0) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i)
-      highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) {
-      const Vec logits = load(scores + i * kLanes) * factor;
-      highest[i % 2] = largest_of(seen_lanes(bits, i) ? logits : Vec{} + kLowest, highest[i % 2]);
-    }
-  }
-  return largest_lane(largest_of(highest[0], highest[1]));
-}
+// Vectors [kFirst, kEnd) of a tile: all that any of some rows sees.
+template <int kFirst, int kEnd>
+struct Span {
+  static constexpr uint64_t kAll = (~uint64_t(0) >> (64 - (kEnd - kFirst) * kLanes)) << (kFirst * kLanes);
+  static constexpr bool kWhole = kEnd - kFirst == kVectors;
 
-// Scores of one row become weights 2^(logit - maximum), 0 where the row sees nothing; their sum.
-inline float weigh(float factor, uint64_t bits, float* scores, float maximum) {
-  if (~bits == 0) {
+  // The largest of the logits scores * factor that the row sees.
+  static float largest(float factor, uint64_t bits, const float* scores) {
+    Vec highest[2] = {Vec{} + kLowest, Vec{} + kLowest};
+    if (bits == kAll) {
+#pragma GCC unroll 16
+      for (int i = kFirst; i < kEnd; ++i)
+        highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
+    } else {
+#pragma GCC unroll 16
+      for (int i = kFirst; i < kEnd; ++i) {
+        const Vec logits = load(scores + i * kLanes) * factor;
+        highest[i % 2] = largest_of(seen_lanes(bits, i) ? logits : Vec{} + kLowest, highest[i % 2]);
+      }
+    }
+    return largest_lane(largest_of(highest[0], highest[1]));
+  }
+
+  // Scores of one row become weights 2^(logit - maximum), 0 where the row sees nothing; their sum. Two sums
+  // where it sees the whole tile, and else one: its bits do not depend on the span.
+  static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
     Vec total[2] = {};
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) {
-      const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
-      store(scores + i * kLanes, weights);
-      total[i % 2] += weights;
-    }
-    return sum_lanes(total[0] + total[1]);
-  }
-  Vec total = {};
+    for (int i = 0; i < kVectors; ++i)
+      if (i < kFirst || i >= kEnd) store(scores + i * kLanes, Vec{});
+    if (bits == kAll) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
-    store(scores + i * kLanes, weights);
-    total += weights;
+      for (int i = kFirst; i < kEnd; ++i) {
+        const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
+        store(scores + i * kLanes, weights);
+        total[kWhole ? i % 2 : 0] += weights;
+      }
+      return sum_lanes(total[0] + total[1]);
+    }
+#pragma GCC unroll 16
+    for (int i = kFirst; i < kEnd; ++i) {
+      const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
+      store(scores + i * kLanes, weights);
+      total[0] += weights;
+    }
+    return sum_lanes(total[0]);
   }
-  return sum_lanes(total);
-}
+};
 
 constexpr int kSoftmaxRows = 16;  // at once, at most
 
-// Raw scores of some rows become weights; their running maxima (log2 domain) and sums are brought up to date.
-// The maxima of all are found before any is raised: whether one grows is a branch that is often foreseen
-// wrongly, and would hold up the rows after it. `factor` makes a score a logit.
-inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
+template <class Seen>
+inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows, float* scores,
                                 float* accumulators, int width, float* maxima, float* sums) {
   float tops[kSoftmaxRows];
   for (int row = 0; row < num_rows; ++row)
-    tops[row] = raised_maximum(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+    tops[row] = Seen::largest(factor, bits[row], scores + row * kTileTokens);
   for (int row = 0; row < num_rows; ++row)
-    raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
+    if (!(tops[row] <= maxima[row] + kHeadroom))
+      raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
   for (int row = 0; row < num_rows; ++row)
-    sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+    sums[row] += Seen::weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+}
+
+// Raw scores of some rows become weights; their running maxima (log2 domain) and sums are brought up to date.
+// The maxima of all are found before any is raised: whether one is is a branch that may be foreseen wrongly,
+// and would hold up the rows after it. `factor` makes a score a logit. Halves of the tile that no row sees
+// hold anything before, and zeros after it.
+inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
+                                float* accumulators, int width, float* maxima, float* sums) {
+  uint64_t seen = 0;
+  for (int row = 0; row < num_rows; ++row) seen |= bits[row];
+  const auto update = seen >> 32 == 0       ? softmax_update_span<Span<0, kVectors / 2>>
+                      : uint32_t(seen) == 0 ? softmax_update_span<Span<kVectors / 2, kVectors>>
+                                            : softmax_update_span<Span<0, kVectors>>;
+  update(factor, bits, num_rows, scores, accumulators, width, maxima, sums);
 }
 
 // Raw scores of a row whose logits are capped or added to become logits (log2 domain); `added` may be null.

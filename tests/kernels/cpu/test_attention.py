@@ -166,6 +166,51 @@ def test_a_query_that_is_not_finite_gives_no_numbers_among_many_rows(poison_valu
     assert {(row, head) for row, head, _ in np.argwhere(~np.isfinite(got))} == {(5, 1)}
 
 
+GROWING_AT_LEVEL = """
+import mlx.core as mx
+import numpy as np
+from octavo.kernels.cpu.backend import CpuPool
+from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
+from attention_cases import build_metadata
+
+# K of 16 bits: of keys that grow this much, codes would be far from what was written.
+LENGTH, ROWS, DIM = 1900, 20, 64
+for name in ("bf16", "fp4"):
+    for growth in (0.5, 3, 7.9, 8.1, 30, -3, -30):
+        layer = LayerSpec(num_kv_heads=1, head_dim=DIM, value_dim=DIM)
+        spec = PoolSpec(layers=(layer,), num_pages=60, page_size=32, k_format="bf16", v_format=name)
+        logits = mx.arange(LENGTH) * (growth / 64 * np.log(2))
+        keys = mx.zeros((LENGTH, 1, DIM))
+        keys[:, 0, 0] = logits
+        keys = keys.astype(mx.bfloat16)
+        values = mx.sin(mx.arange(LENGTH * DIM).reshape(LENGTH, 1, DIM)).astype(mx.bfloat16)
+        queries = mx.zeros((ROWS, 1, DIM))
+        queries[..., 0] = 1
+        pool = CpuPool(spec, exact=True)
+        pool.begin_step(build_metadata([(0, LENGTH)], [np.arange(60, dtype=np.int32)], 32))
+        pool.write(0, keys, values)
+        mx.eval(pool.pending())
+        pool.begin_step(build_metadata([(LENGTH - ROWS, ROWS)], [np.arange(60, dtype=np.int32)], 32))
+        out = pool.attend(0, queries.astype(mx.bfloat16), AttendOptions(scale=1.0))
+        got = np.array(out.astype(mx.float32))
+        held = np.array(values.astype(mx.float32))[:, 0].astype(np.float64)
+        exact = np.array(keys.astype(mx.float32))[:, 0, 0].astype(np.float64)
+        for row in range(ROWS):
+            length = LENGTH - ROWS + row + 1
+            weights = np.exp(exact[:length] - exact[:length].max())
+            want = weights @ held[:length] / weights.sum()
+            error = np.abs(got[row, 0] - want).max()
+            assert error < (0.02 if name == "bf16" else 0.25), (name, growth, row, error)
+"""
+
+
+@at_every_level
+def test_logits_that_grow_from_tile_to_tile(level: str) -> None:
+    """By less than a running maximum lags behind, by more, and altogether by more than floats hold; and
+    logits that fall."""
+    run_at_level(level, GROWING_AT_LEVEL)
+
+
 @pytest.mark.parametrize("name", ["fp4", "mxfp4", "nvfp4", "affine4"])
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
 def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
