@@ -107,14 +107,16 @@ ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
 void attend_pair(const PlannedCall& first, const AttendItem& first_item, const PlannedCall& second,
                  const AttendItem& second_item) {
   const int group = group_size(first.args), num_heads = first_item.num_heads * group;
-  const size_t num_rows = size_t(first_item.num_tokens) * num_heads,
-               floats = num_rows * first.args.layout.v.dim;
-  float* const memory = static_cast<float*>(thread_scratch(sizeof(float) * (floats + num_rows), kPartSlot));
-  const FloatRows rows{memory, memory + floats, num_heads,
-                       int64_t(first_item.first_token) * num_heads + first_item.kv_head * group};
+  const int dim = first.args.layout.v.dim;
+  const size_t num_rows = size_t(first_item.num_tokens) * num_heads;
+  float* const memory =
+      static_cast<float*>(thread_scratch(sizeof(float) * num_rows * size_t(dim + 2), kPartSlot));
+  const int64_t first_row = int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;
+  const FloatRows rows = FloatRows::in(memory, num_rows, dim, num_heads, first_row);
   if (first_item.num_tiles == 0) {  // what its kernel gives where nothing is seen
-    std::fill(rows.rows, rows.logsums, 0.0f);
-    std::fill(rows.logsums, rows.logsums + num_rows, kLowest);
+    std::fill(rows.rows, rows.maxima, 0.0f);
+    std::fill(rows.maxima, rows.sums, kLowest);
+    std::fill(rows.sums, rows.sums + num_rows, 0.0f);
   } else {
     AttendArgs args = first.args;
     args.part = rows;
@@ -141,10 +143,11 @@ void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) 
   const int num_heads = first.args.num_query_heads, dim = first.args.layout.v.dim;
   const int64_t num_rows = pairs.alone.empty() ? 0 : int64_t(num_tokens(first.args)) * num_heads;
   const int64_t partials = first.plan.partial_floats + second.plan.partial_floats;
-  first.partials = partial_buffer(partials + num_rows * (dim + 1));
+  first.partials = partial_buffer(partials + num_rows * (dim + 2));
   second.partials = first.partials + first.plan.partial_floats;
   float* const rows = first.partials + partials;
-  if (num_rows > 0) first.args.part = second.args.other = {rows, rows + num_rows * dim, num_heads, 0};
+  if (num_rows > 0)
+    first.args.part = second.args.other = FloatRows::in(rows, size_t(num_rows), dim, num_heads, 0);
   parallel_for(int(pairs.alone.size()), [&](int item) { first.attend(*pairs.alone[item]); });
   first.merge();
   parallel_for(int(pairs.all.size()), [&](int item) {

@@ -101,15 +101,21 @@ struct RotaryPart {
   explicit operator bool() const { return queries.data != nullptr; }
 };
 
-// Rows of results as floats, and log2 of each one's sum of weights: those of token t and query head h are at
-// t * num_heads + h - first.
+// Rows of what was summed up, as floats in the order of dims, not divided by their sums of weights, and what
+// these are relative to: 2^maximum. Those of token t and query head h are at t * num_heads + h - first.
 struct FloatRows {
-  float *rows, *logsums;  // [.., v.dim], [..]; or null
+  float *rows, *maxima, *sums;  // [.., v.dim], [..], [..]; or null
   int num_heads;
   int64_t first;
 
   explicit operator bool() const { return rows != nullptr; }
   int64_t at(int64_t token, int head) const { return token * num_heads + head - first; }
+
+  // In `memory` of num_rows * (dim + 2) floats.
+  static FloatRows in(float* memory, size_t num_rows, int dim, int num_heads, int64_t first) {
+    float* const maxima = memory + num_rows * size_t(dim);
+    return {memory, maxima, maxima + num_rows, num_heads, first};
+  }
 };
 
 struct AttendArgs {

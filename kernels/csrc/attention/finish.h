@@ -25,16 +25,18 @@ namespace {
   total_maximum = top;
 }
 
-// A row of another pool joins what a row has from this one: each is weighted by its share of the weights, and
-// sinks are folded in. The same code for all who join, so that the compiler fuses the same operations.
-[[gnu::noinline]] void join_rows(const float* other, float other_logsum, float logsum, const float* sink,
-                                 int dim, float* row) {
+// A row of another pool joins what a row has from this one, and sinks are folded in. The same code for all
+// who join, so that the compiler fuses the same operations.
+[[gnu::noinline]] void join_rows(const FloatRows& others, int64_t other, float maximum, float sum,
+                                 const float* sink, int dim, float* row) {
   const float of_sink = sink != nullptr ? *sink * kLog2E : kLowest;
-  const float top = std::max(std::max(other_logsum, logsum), of_sink);
-  const float a = std::exp2(other_logsum - top), b = std::exp2(logsum - top);
-  const float sum = a + b + (sink != nullptr ? std::exp2(of_sink - top) : 0.0f);
-  const float of_other = a / sum, of_this = b / sum;
-  for (int i = 0; i < dim; ++i) row[i] = other[i] * of_other + row[i] * of_this;
+  const float top = std::max(std::max(others.maxima[other], maximum), of_sink);
+  const float of_other = scalar_exp2(others.maxima[other] - top), of_this = scalar_exp2(maximum - top);
+  float total = of_other * others.sums[other] + of_this * sum;
+  if (sink != nullptr) total += scalar_exp2(of_sink - top);
+  const float factor = total == 0 ? 0.0f : 1 / total;  // a row that sees nothing
+  const float *const from = others.rows + other * dim, a = of_other * factor, b = of_this * factor;
+  for (int i = 0; i < dim; ++i) row[i] = from[i] * a + row[i] * b;
 }
 
 // Where a result lies in `out`, in rows.
@@ -53,11 +55,11 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
   const int64_t stride = partial_floats(args, item.num_tokens, width);
   const float* first = partials + item.partial;
   alignas(64) float total[kMaxDim + 64], row[kMaxDim + 64];
-  for (int r = 0; r < num_rows; ++r) {
+  for (int r = 0, token = item.first_token, in_group = 0; r < num_rows; ++r, ++in_group) {
+    if (in_group == group) in_group = 0, ++token;
     const float* accumulator = first + int64_t(r) * width;
     const float* statistics = first + int64_t(num_rows) * width + r;
-    const int head = item.kv_head * group + r % group;
-    const int token = item.first_token + r / group;
+    const int head = item.kv_head * group + in_group;
     if (const int next = r + kRowsAhead; next < num_rows && !args.part)
       ask_row<true>(
           args.out, args.queries.type,
@@ -73,28 +75,29 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
       top = statistics[0];
       sum = statistics[num_rows];
     }
-    const float* const parts = folded ? total : accumulator;
-    float weight = 1;  // of what the positions gave
-    if (args.sinks != nullptr && !args.other) {
-      const float sink = args.sinks[head] * kLog2E, of_positions = top;
-      top = std::max(top, sink);
-      weight = scalar_exp2(of_positions - top);
-      sum = sum * weight + scalar_exp2(sink - top);
+    const float* parts = folded ? total : accumulator;
+    if (!args.part && !args.other) {
+      float weight = 1;  // of what the positions gave
+      if (args.sinks != nullptr) {
+        const float sink = args.sinks[head] * kLog2E, of_positions = top;
+        top = std::max(top, sink);
+        weight = scalar_exp2(of_positions - top);
+        sum = sum * weight + scalar_exp2(sink - top);
+      }
+      const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees nothing
+      for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
+      parts = total;
     }
-    const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees nothing of this pool
-    for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
-    to_natural(total, row);
+    to_natural(parts, row);
     if (format.rotated) hadamard(row, format.dim);
-    const float logsum = !args.part && !args.other ? 0.0f : sum == 0 ? kLowest : top + std::log2(sum);
-    if (args.other) {
-      const int64_t at = args.other.at(token, head);
-      join_rows(args.other.rows + at * format.dim, args.other.logsums[at], logsum,
+    if (args.other)
+      join_rows(args.other, args.other.at(token, head), top, sum,
                 args.sinks != nullptr ? args.sinks + head : nullptr, format.dim, row);
-    }
     if (args.part) {
       const int64_t at = args.part.at(token, head);
       std::memcpy(args.part.rows + at * format.dim, row, sizeof(float) * size_t(format.dim));
-      args.part.logsums[at] = logsum;
+      args.part.maxima[at] = top;
+      args.part.sums[at] = sum;
     } else {
       store_floats(args.out, args.queries.type, size_t(output_row(args, token, head) * format.dim),
                    format.dim, row);
