@@ -47,8 +47,12 @@ POOLS = (
     "tests/kernels/test_residual_attention.py",
     "tests/kernels/test_latent_attention.py",
     "tests/kernels/cpu/test_long_context_bits.py",
+    "tests/kernels/cpu/test_attention.py::test_logits_that_grow_from_tile_to_tile[avx2]",
 )
-ROWS = ("tests/engine/executor/native/test_ops.py::test_bf16_rows_are_what_float32_ones_round_to",)
+ROWS = (
+    "tests/engine/executor/native/test_ops.py::test_bf16_rows_are_what_float32_ones_round_to",
+    "tests/engine/executor/native/test_compute_rows.py",
+)
 SUITES = (
     (in_native.STEPS, PROGRAM),
     (in_native.INDICES, INDICES),

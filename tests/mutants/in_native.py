@@ -313,14 +313,20 @@ POOLS = (
     # attention over two pools
     bug(
         "what one pool gives lies at rows of another head",
-        "int64_t(first_item.first_token) * num_heads + first_item.kv_head * group}",
-        "int64_t(first_item.first_token) * num_heads}",
+        "int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;",
+        "int64_t(first_item.first_token) * num_heads;",
     ),
     bug("rows that are cut join nothing", "first.merge();\n", ""),
     bug(
-        "sinks count once for each pool",
-        "if (args.sinks != nullptr && !args.other) {",
-        "if (args.sinks != nullptr) {",
+        "sinks are lost where pools are joined",
+        "if (sink != nullptr) total += scalar_exp2(of_sink - top);\n",
+        "",
+    ),
+    bug("a maximum that lags behind stays there", "kHeadroom = 8;", "kHeadroom = 1e9;"),
+    bug(
+        "the upper half of a tile has the weights of the lower",
+        "softmax_update_span<Span<kVectors / 2, kVectors>>",
+        "softmax_update_span<Span<0, kVectors / 2>>",
     ),
     bug(
         "rows see what the first of sixteen sees",
@@ -330,7 +336,12 @@ POOLS = (
 )
 
 ROWS = (
-    # row operations, AVX-512
+    # row operations; which rows are computed
+    bug(
+        "a node whose other output is needed whole is computed again",
+        "for (const mx::array& sibling : node.siblings()) shared_.insert(sibling.id());",
+        "",
+    ),
     bug(
         "subnormal results become zero",
         "return _mm512_fpclass_ps_mask(values, kSubnormal) != 0;",
