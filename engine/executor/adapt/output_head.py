@@ -1,4 +1,5 @@
-"""Only sampled rows go through the output head: of a prefill chunk of 512 tokens, one.
+"""Only sampled rows go through the output head: of a prefill chunk of 512 tokens, one. Native kernels take
+them from before the last layer's linear layers, which then compute no others, either.
 
 The head is found by its usual names and its width, or as the embedding's ``as_linear`` where
 the weights are tied. Whether that worked is for the caller to check on the shape of the logits.

@@ -34,7 +34,7 @@ class NativeOps:
 
     @property
     def take_rows(self) -> TakeRows:
-        return _ext.select_rows
+        return _ext.compute_rows
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -1,6 +1,10 @@
 #include "ops/gather_rows.h"
 
+#include <algorithm>
 #include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
 
 #include "program/primitive.h"
 
@@ -31,6 +35,100 @@ class SelectRows : public CpuPrimitive {
   }
 };
 
+bool is_pending(const mx::array& x) {
+  return x.has_primitive() && x.status() == mx::array::Status::unscheduled;
+}
+
+// Whether `input` has a row for each row of `x`, which is made of it.
+bool has_rows_of(const mx::array& input, const mx::array& x) {
+  return input.ndim() == x.ndim() && input.shape(0) == x.shape(0);
+}
+
+bool is_named(const mx::array& x, const char* name) { return std::strcmp(x.primitive().name(), name) == 0; }
+
+// Whether x is yet to be computed, and each of its rows from the same rows of its inputs.
+bool computes_rows(const mx::array& x) {
+  if (!is_pending(x) || x.ndim() < 2) return false;
+  if (is_named(x, "Add") || is_named(x, "Multiply") || is_named(x, "AsType"))
+    return std::all_of(x.inputs().begin(), x.inputs().end(),
+                       [&](const mx::array& input) { return input.shape() == x.shape(); });
+  const auto* const primitive = dynamic_cast<const CpuPrimitive*>(&x.primitive());
+  if (primitive == nullptr || !primitive->computes_rows()) return false;
+  return has_rows_of(x.inputs()[0], x);
+}
+
+// Whether all rows of x are the same, such as those of a factor.
+bool repeats_row(const mx::array& x) {
+  return is_pending(x) && is_named(x, "Broadcast") &&
+         (x.inputs()[0].ndim() < x.ndim() || x.inputs()[0].shape(0) == 1);
+}
+
+// A graph once more, for some rows only.
+class RowGraph {
+ public:
+  RowGraph(const mx::array& x, mx::array ids, mx::StreamOrDevice stream)
+      : ids_(std::move(ids)), stream_(stream) {
+    find_shared(x);
+  }
+
+  mx::array rows_of(const mx::array& x) {
+    if (const auto made = made_.find(x.id()); made != made_.end()) return made->second;
+    if (repeats_row(x))
+      return made_.emplace(x.id(), mx::broadcast_to(x.inputs()[0], shape_of(x), stream_)).first->second;
+    if (shared_.count(x.id()) || !computes_rows(x))
+      return made_.emplace(x.id(), select_rows(x, ids_, stream_)).first->second;
+    return compute(x);
+  }
+
+ private:
+  mx::array compute(const mx::array& x) {
+    std::vector<mx::array> inputs;
+    for (const mx::array& input : x.inputs())
+      inputs.push_back(has_rows_of(input, x) ? rows_of(input) : input);
+    const std::vector<mx::array> outputs = x.outputs();
+    std::vector<mx::Shape> shapes;
+    std::vector<mx::Dtype> types;
+    for (const mx::array& output : outputs) {
+      shapes.push_back(shape_of(output));
+      types.push_back(output.dtype());
+    }
+    const auto results = mx::array::make_arrays(std::move(shapes), types, x.primitive_ptr(), inputs);
+    for (std::size_t i = 0; i < outputs.size(); ++i) made_.emplace(outputs[i].id(), results[i]);
+    return made_.at(x.id());
+  }
+
+  mx::Shape shape_of(const mx::array& x) const {
+    mx::Shape shape = x.shape();
+    shape[0] = ids_.shape(0);
+    return shape;
+  }
+
+  // What operations need that do not compute rows, such as attention: it is computed whole in any case.
+  void find_shared(const mx::array& x) {
+    std::vector<mx::array> left{x}, whole;
+    std::unordered_set<std::uintptr_t> seen;
+    while (!left.empty()) {
+      const mx::array node = left.back();
+      left.pop_back();
+      if (!seen.insert(node.id()).second || !is_pending(node)) continue;
+      if (!computes_rows(node)) whole.push_back(node);
+      else left.insert(left.end(), node.inputs().begin(), node.inputs().end());
+    }
+    while (!whole.empty()) {
+      const mx::array node = whole.back();
+      whole.pop_back();
+      if (!is_pending(node) || !shared_.insert(node.id()).second) continue;
+      for (const mx::array& sibling : node.siblings()) shared_.insert(sibling.id());
+      whole.insert(whole.end(), node.inputs().begin(), node.inputs().end());
+    }
+  }
+
+  mx::array ids_;
+  mx::StreamOrDevice stream_;
+  std::unordered_map<std::uintptr_t, mx::array> made_;
+  std::unordered_set<std::uintptr_t> shared_;
+};
+
 }  // namespace
 
 mx::array select_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream) {
@@ -41,6 +139,12 @@ mx::array select_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevi
   shape.insert(shape.end(), x.shape().begin() + 1, x.shape().end());
   return mx::array(shape, x.dtype(), std::make_shared<SelectRows>(cpu_stream(stream)),
                    {x, mx::astype(ids, mx::int32, stream)});
+}
+
+mx::array compute_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream) {
+  if (ids.ndim() != 1 || x.ndim() < 2 || ids.size() >= std::size_t(x.shape(0)))
+    return select_rows(x, ids, stream);
+  return RowGraph(x, mx::astype(ids, mx::int32, stream), stream).rows_of(x);
 }
 
 }  // namespace octavo

@@ -35,6 +35,7 @@ class Norm : public CpuPrimitive {
     return adds_ ? "octavo.add_rms_norm" : "octavo.rms_norm";
   }
   float eps() const { return eps_; }
+  bool computes_rows() const override { return true; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
@@ -82,6 +83,7 @@ class Gated : public CpuPrimitive {
       : CpuPrimitive(stream), activation_(activation), rows_(std::move(rows)) {}
 
   const char* name() const override { return "octavo.gated"; }
+  bool computes_rows() const override { return true; }
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     if (rows_[0]) throw std::runtime_error("octavo.gated reads rows of a fixed shape here");
     return {inputs[0].shape()};

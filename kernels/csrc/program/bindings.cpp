@@ -93,6 +93,9 @@ void bind_program(nb::module_& m) {
   m.def("select_rows", &select_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "x[ids], copied: rows ids int32 [...] of x [N, ...]. Rows outside of x end the evaluation with an "
         "error.");
+  m.def("compute_rows", &compute_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
+        "x[ids] for ids [S]; what is still to be computed of x on the way, after the last operation that "
+        "mixes rows, is computed of these rows only.");
 }
 
 }  // namespace octavo

@@ -91,6 +91,10 @@ class CpuPrimitive : public mx::Primitive {
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error(std::string(name()) + " runs on the CPU only");
   }
+
+  // Whether row i (along the first axis) of each output depends on row i of the inputs that have as many rows
+  // and axes, and on no other row of them. The primitive is then the same for any number of rows.
+  virtual bool computes_rows() const { return false; }
 };
 
 }  // namespace octavo
