@@ -14,11 +14,18 @@ struct Ahead {
   int64_t bytes = 0;
 
   // `step`: 0 to 3 are the tile's blocks of K, the next four those of V, then those of the next tile.
-  Ahead(const PageLayout& layout, const Tile& tile, int step) {
-    const Tile::Block& block = step < 2 * kBlocks ? tile.blocks[step % kBlocks] : tile.next[step % kBlocks];
-    if (block.base == nullptr) return;
+  Ahead(const PageLayout& layout, const Tile& tile, int step) : Ahead(layout, tile, step, 0) {}
+
+  // The `distance`-th after it of those that are there: of a tile may be seen two blocks only.
+  Ahead(const PageLayout& layout, const Tile& tile, int step, int distance) {
+    const auto block = [&](int i) -> const Tile::Block& {
+      return i < 2 * kBlocks ? tile.blocks[i % kBlocks] : tile.next[i % kBlocks];
+    };
+    for (; distance > 0 && ++step < 4 * kBlocks;) distance -= block(step).base != nullptr;
+    if (step >= 4 * kBlocks || block(step).base == nullptr) return;
+    const auto [base, offset] = block(step);
     const bool is_key = step / kBlocks % 2 == 0;
-    codes = is_key ? k_codes(layout, block.base, block.offset) : v_codes(layout, block.base, block.offset);
+    codes = is_key ? k_codes(layout, base, offset) : v_codes(layout, base, offset);
     bytes = 16 * (is_key ? layout.k.row_bytes : layout.v.row_bytes);
   }
 

@@ -59,7 +59,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     if (block.base == nullptr) continue;
     const uint8_t* from = k_codes(layout, block.base, block.offset);
     __m512i* to = panel + b;
-    const Ahead ahead(layout, tile, b + kDistance);
+    const Ahead ahead(layout, tile, b, kDistance);
     const int parts = int((row_bytes + 63) / 64);
     for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 16 * kBlocks) {
       Ahead::ask(ahead, int(byte / 64), parts);
@@ -127,7 +127,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
     const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;
     const uint8_t* from = k_codes(layout, block.base, block.offset);
-    const Ahead ahead(layout, tile, b + kDistance);
+    const Ahead ahead(layout, tile, b, kDistance);
     __m512 sums[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_ps();
@@ -188,7 +188,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     if (block.base == nullptr) continue;
     const uint8_t* from = v_codes(layout, block.base, block.offset);
     const uint32_t visible = tile.mask(b);
-    const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+    const Ahead ahead(layout, tile, kBlocks + b, kDistance);
     for (int pair = 0; pair < 8; ++pair) {
       Ahead::ask(ahead, pair, 8);
       __m512i* to = panel + size_t(8 * b + pair) * num_vectors;
@@ -265,7 +265,7 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
       if (block.base == nullptr) continue;
       const uint8_t* from = v_codes(layout, block.base, block.offset) + 32 * vector;
       const uint32_t visible = tile.mask(b);
-      const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+      const Ahead ahead(layout, tile, kBlocks + b, kDistance);
       for (int pair = 0; pair < 8; ++pair, from += 2 * row_bytes) {
         const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;

@@ -198,7 +198,7 @@ struct FloatSides {
       const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
       const uint8_t* codes = k_codes(layout, block.base, block.offset);
-      const Ahead ahead(layout, tile, b + kDistance);
+      const Ahead ahead(layout, tile, b, kDistance);
       if (direct(format, num_rows)) {
         score_block<Reader>(queries, num_rows, dim, codes, format.row_bytes, ahead, scores + 16 * b);
         continue;
@@ -227,7 +227,7 @@ struct FloatSides {
       const Tile::Block& block = tile.blocks[b];
       if (block.base == nullptr) continue;
       const uint8_t* codes = v_codes(layout, block.base, block.offset);
-      const Ahead ahead(layout, tile, kBlocks + b + kDistance);
+      const Ahead ahead(layout, tile, kBlocks + b, kDistance);
       if (direct(format, num_rows) && tile.mask(b) == 0xffff) {
         accumulate_block<Reader>(weights + 16 * b, num_rows, width, codes, format.row_bytes, ahead,
                                  accumulators);
