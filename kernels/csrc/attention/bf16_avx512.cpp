@@ -143,8 +143,10 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
       for (int i = 0; i < 16; ++i) {
         ahead.ask_line(16 * part + i);  // one by one: many at once make other loads wait
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r)
+        for (int r = 0; r < kRows; ++r) {
           add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
+          asm volatile("" : "+v"(sums[r]));  // else compilers first ask for all lines
+        }
       }
     }
 #pragma GCC unroll 4

@@ -16,9 +16,6 @@ constexpr int kWidenedTiles = 4 * kItemTiles;
 // Row tiles that take codes of 4 bits as they are, as measured.
 constexpr int kFewTiles = 2;
 
-// Rows for which weights are asked for ahead: one or two wait for memory alone.
-constexpr int kFetchedRows = 3;
-
 // Some blocks of a panel, as row tiles meet them.
 struct Blocks {
   const uint8_t* codes;
@@ -79,7 +76,7 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
 void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
-  const std::size_t ahead = bytes_ahead(shape), fetched = call.rows < kFetchedRows ? 0 : shape.block_bytes();
+  const std::size_t ahead = bytes_ahead(shape), fetched = shape.block_bytes();
   alignas(64) int32_t sums[kFewTiles * kTileRows * kPanel] = {};
   for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
     const Fetch fetch(block + ahead, fetched, tiles.count, shape.group / 8);
@@ -116,8 +113,7 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   for (int g = 0; g < groups; g += shared) {
     const int count = std::min(shared, groups - g);
     const uint8_t* const codes = call.weight->panel(panel) + stride * g;
-    const Fetch fetch(codes + ahead, rows < kFetchedRows ? 0 : stride * count, last_tile - first_tile,
-                      count * shape.group / 4);
+    const Fetch fetch(codes + ahead, stride * count, last_tile - first_tile, count * shape.group / 4);
     for (int b = 0; b < count && bytes == nullptr; ++b)
       widen_factored(codes + stride * b, call.weight->factors(panel) + 2 * kPanel * (g + b), shape.group,
                      widened + wide * b);

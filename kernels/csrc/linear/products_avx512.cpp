@@ -10,10 +10,6 @@ constexpr int kItemRows = 96;
 // some rows, while each register tile of its own spreads them beside its products.
 constexpr int kWidenedRows = 19;
 
-// Rows for which weights are asked for ahead. One or two wait for memory alone, and processors foresee what
-// they read better, as measured.
-constexpr int kFetchedRows = 3;
-
 // sums[R][64] = x[R][padded] panel, in bf16 pairs.
 template <int R>
 __attribute__((noinline)) void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
@@ -88,7 +84,7 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   const uint8_t* block = call.weight->panel(panel);
   const bool widened = kBits == 4 && rows >= kWidenedRows;
   const int steps = shape.group * (widened ? 8 : kBits) / 32;
-  const std::size_t ahead = bytes_ahead(shape), fetched = rows < kFetchedRows ? 0 : shape.block_bytes();
+  const std::size_t ahead = bytes_ahead(shape), fetched = shape.block_bytes();
   for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
     Parameters parameters;
     load_parameters(shape, block + shape.code_bytes(), parameters);
