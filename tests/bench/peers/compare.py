@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     add("--kv-format", help="of the KV cache, by the engine's name (octavo: fp4, others: their default)")
     add("--weights", default="keep", help="that octavo loads them as: keep, int8, w8a8, int4")
     add("--dtype", default="bfloat16", help="that vllm computes in")
+    add("--property", action="append", default=[], metavar="NAME=VALUE", help="of openvino's CPU plug-in")
     add("--eager", action="store_true", help="vllm: without compiled graphs")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)))
     add("--step-tokens", type=int, default=512, help="tokens computed in one step")

@@ -24,7 +24,8 @@ class OpenVinoEngine:
         scheduler.max_num_seqs = args.sequences
         scheduler.num_kv_blocks = args.sequences * (args.context // BLOCK + 1)
         scheduler.enable_prefix_caching = False
-        properties = {"INFERENCE_NUM_THREADS": args.threads}
+        properties = dict(setting.split("=", 1) for setting in args.property)
+        properties["INFERENCE_NUM_THREADS"] = args.threads
         if args.kv_format:
             properties["KV_CACHE_PRECISION"] = args.kv_format
         tokenizer = self._genai.Tokenizer(args.tokenizer or args.model)
