@@ -145,7 +145,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
-          asm volatile("" : "+v"(sums[r]));  // else compilers first ask for all lines
+          settle(sums[r]);
         }
       }
     }

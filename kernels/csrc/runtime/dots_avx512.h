@@ -30,5 +30,17 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
+// A sum is ready here, and nothing that has an effect comes past: prefetches stay where they are written,
+// where compilers would put many of them in a row.
+inline __attribute__((always_inline)) void settle(__m512& sum) {
+#if defined(__AVX512VNNI__)
+  __m512 to = sum;
+  asm volatile("" : "+v"(to));
+  sum = to;
+#else
+  (void)sum;
+#endif
+}
+
 }  // namespace
 }  // namespace octavo
