@@ -16,7 +16,7 @@ class Linear : public CpuPrimitive {
   const char* name() const override { return gate_ ? "octavo.linear_gated" : "octavo.linear"; }
   const Packed& weight() const { return weight_; }
   bool exact() const { return exact_; }
-  bool computes_rows() const override { return true; }
+  bool computes_rows(const mx::array& /*x*/) const override { return true; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());

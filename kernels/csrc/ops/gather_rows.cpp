@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "ops/views.h"
 #include "program/primitive.h"
 
 namespace octavo {
@@ -35,32 +36,24 @@ class SelectRows : public CpuPrimitive {
   }
 };
 
-bool is_pending(const mx::array& x) {
-  return x.has_primitive() && x.status() == mx::array::Status::unscheduled;
-}
-
 // Whether `input` has a row for each row of `x`, which is made of it.
 bool has_rows_of(const mx::array& input, const mx::array& x) {
   return input.ndim() == x.ndim() && input.shape(0) == x.shape(0);
 }
 
-bool is_named(const mx::array& x, const char* name) { return std::strcmp(x.primitive().name(), name) == 0; }
-
 // Whether x is yet to be computed, and each of its rows from the same rows of its inputs.
 bool computes_rows(const mx::array& x) {
   if (!is_pending(x) || x.ndim() < 2) return false;
-  if (is_named(x, "Add") || is_named(x, "Multiply") || is_named(x, "AsType"))
+  if (made_by(x, "Add") || made_by(x, "Multiply") || made_by(x, "AsType"))
     return std::all_of(x.inputs().begin(), x.inputs().end(),
                        [&](const mx::array& input) { return input.shape() == x.shape(); });
   const auto* const primitive = dynamic_cast<const CpuPrimitive*>(&x.primitive());
-  if (primitive == nullptr || !primitive->computes_rows()) return false;
-  return has_rows_of(x.inputs()[0], x);
+  return primitive != nullptr && primitive->computes_rows(x) && has_rows_of(x.inputs()[0], x);
 }
 
 // Whether all rows of x are the same, such as those of a factor.
 bool repeats_row(const mx::array& x) {
-  return is_pending(x) && is_named(x, "Broadcast") &&
-         (x.inputs()[0].ndim() < x.ndim() || x.inputs()[0].shape(0) == 1);
+  return made_by(x, "Broadcast") && (x.inputs()[0].ndim() < x.ndim() || x.inputs()[0].shape(0) == 1);
 }
 
 // A graph once more, for some rows only.

@@ -35,7 +35,7 @@ class Norm : public CpuPrimitive {
     return adds_ ? "octavo.add_rms_norm" : "octavo.rms_norm";
   }
   float eps() const { return eps_; }
-  bool computes_rows() const override { return true; }
+  bool computes_rows(const mx::array& /*x*/) const override { return true; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
@@ -83,7 +83,20 @@ class Gated : public CpuPrimitive {
       : CpuPrimitive(stream), activation_(activation), rows_(std::move(rows)) {}
 
   const char* name() const override { return "octavo.gated"; }
-  bool computes_rows() const override { return true; }
+
+  // Where its inputs' rows were found, row i may be part of another row, or of none.
+  bool computes_rows(const mx::array& y) const override {
+    const int64_t runs = static_cast<int64_t>(y.size()) / y.shape(-1);
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      const mx::array& input = y.inputs()[i];
+      if (input.ndim() != y.ndim() || input.shape(0) != y.shape(0)) return false;
+      if (!rows_[i]) continue;
+      const auto [offset, stride] = *rows_[i];
+      if (offset >= stride || stride * runs != static_cast<int64_t>(input.size())) return false;
+    }
+    return true;
+  }
+
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     if (rows_[0]) throw std::runtime_error("octavo.gated reads rows of a fixed shape here");
     return {inputs[0].shape()};

@@ -95,14 +95,16 @@ std::optional<View> through(const mx::array& x, View view) {
 
 }  // namespace
 
+bool is_pending(const mx::array& x) {
+  return x.has_primitive() && x.status() == mx::array::Status::unscheduled;
+}
+
 bool made_by(const mx::array& x, const char* primitive) {
-  return x.has_primitive() && x.status() == mx::array::Status::unscheduled &&
-         std::strcmp(x.primitive().name(), primitive) == 0;
+  return is_pending(x) && std::strcmp(x.primitive().name(), primitive) == 0;
 }
 
 std::optional<View> find_view(const mx::array& x) {
-  if (!x.has_primitive() || x.status() != mx::array::Status::unscheduled || x.size() == 0)
-    return std::nullopt;
+  if (!is_pending(x) || x.size() == 0) return std::nullopt;
   if (ours(x)) return View{x, 0, gapless(x.shape())};
   if (x.inputs().size() != 1) return std::nullopt;
   auto view = find_view(x.inputs()[0]);

@@ -26,7 +26,10 @@ std::optional<View> find_view(const mx::array& x);
 // `x`, or the same values with fewer nodes: what its shape operations view, reshaped or strided at once.
 mx::array shortcut(const mx::array& x);
 
-// Whether `x` is the yet unevaluated result of the named primitive.
+// Whether `x` has yet to be evaluated.
+bool is_pending(const mx::array& x);
+
+// The same, as the result of the named primitive.
 bool made_by(const mx::array& x, const char* primitive);
 
 // x[0, count:] of x [1, count + T, ...]; where x is not evaluated yet and just that was put behind `count`

@@ -92,9 +92,10 @@ class CpuPrimitive : public mx::Primitive {
     throw std::runtime_error(std::string(name()) + " runs on the CPU only");
   }
 
-  // Whether row i (along the first axis) of each output depends on row i of the inputs that have as many rows
-  // and axes, and on no other row of them. The primitive is then the same for any number of rows.
-  virtual bool computes_rows() const { return false; }
+  // Whether row i (along the first axis) of each output, of which x is one, depends on row i of the inputs
+  // that have as many rows and axes, and on no other row of any. It is then the same primitive for other
+  // numbers of rows.
+  virtual bool computes_rows(const mx::array& /*x*/) const { return false; }
 };
 
 }  // namespace octavo

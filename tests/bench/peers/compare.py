@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     add("--model", required=True, help="folder or file, in the engine's format")
     add("--tokenizer", help="folder, where the model's has none")
     add("--kv-format", help="of the KV cache, by the engine's name (octavo: fp4, others: their default)")
-    add("--weights", default="keep", help="that octavo loads them as: keep, int8, w8a8, int4")
+    add("--weights", default="keep", help="that octavo loads them as: keep, int8, w8a8, int4, w4a8")
     add("--dtype", default="bfloat16", help="that vllm computes in")
     add("--property", action="append", default=[], metavar="NAME=VALUE", help="of openvino's CPU plug-in")
     add("--eager", action="store_true", help="vllm: without compiled graphs")

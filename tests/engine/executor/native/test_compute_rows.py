@@ -109,3 +109,17 @@ def test_what_attention_needs_is_not_computed_twice(tmp_path: Path) -> None:
     x = shared + _ext.linear(mx.cumsum(shared, axis=0), layer.out)
     names = operations(_ext.compute_rows(x, mx.array([1])), tmp_path)
     assert names.count("Add") == 2
+
+
+def test_rows_of_a_gate_that_are_not_those_of_its_product_are_computed_whole() -> None:
+    """Half of a product's values, laid out as rows that another row each is made of: as many as it has."""
+    layer = Layer(mx.bfloat16, fuse=True)
+    start = random(NUM_ROWS, SIZE, seed=5, dtype=mx.bfloat16)
+
+    def build() -> mx.array:
+        both = _ext.linear(start, layer.up)
+        halves = both.reshape(2 * NUM_ROWS, INNER)
+        return _ext.linear(_ext.gated(halves[:NUM_ROWS], None, "silu"), layer.down)
+
+    rows = _ext.compute_rows(build(), mx.array([1, 5]))
+    assert mx.array_equal(rows, build()[mx.array([1, 5])])
