@@ -9,6 +9,7 @@ has them.
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 import subprocess
 import sys
@@ -73,14 +74,21 @@ def call(*command: str) -> None:
         raise SystemExit(f"{' '.join(command[:4])} ... failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
 
 
+def refresh(source: str, target: str) -> None:
+    """Copy a file that differs. Times of others stay: a bug's file was written again after it was built."""
+    if not Path(target).exists() or not filecmp.cmp(source, target, shallow=False):
+        shutil.copyfile(source, target)
+
+
 def prepare() -> None:
-    """The sources as they are, with their times, so that only what changed is compiled again."""
+    """The sources as they are; only what changed is compiled again."""
     (SOURCE / "kernels").mkdir(parents=True, exist_ok=True)
     shutil.copy2(ROOT / "CMakeLists.txt", SOURCE)
     for path in [path for path in (SOURCE / "kernels" / "csrc").rglob("*") if path.is_file()]:
         if not (ROOT / path.relative_to(SOURCE)).exists():
             path.unlink()
-    shutil.copytree(ROOT / "kernels" / "csrc", SOURCE / "kernels" / "csrc", dirs_exist_ok=True)
+    copies = SOURCE / "kernels" / "csrc"
+    shutil.copytree(ROOT / "kernels" / "csrc", copies, dirs_exist_ok=True, copy_function=refresh)
     options = (
         "-DCMAKE_BUILD_TYPE=Release",
         "-DSKBUILD_STATE=editable",

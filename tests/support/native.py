@@ -78,9 +78,12 @@ def _run_python(code: str, environment: dict[str, str], *, limit: int) -> subpro
 def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
     """What ``code`` prints in a fresh interpreter whose kernels are those of the level.
 
-    A level that this CPU lacks is emulated; where that cannot be built, the test skips and says why.
+    A level that this CPU lacks is emulated; where that cannot be built, or another extension is to be tested,
+    the test skips and says why.
     """
     if level not in available_levels():
+        if tested := os.environ.get(EXTENSION_VARIABLE):
+            pytest.skip(f"this CPU does not run {level}, and {tested} is not what would be emulated")
         reason = x86_emulator.why_unavailable() if "avx2" in available_levels() else "that takes AVX2"
         if reason is not None:
             pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")

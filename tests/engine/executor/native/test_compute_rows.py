@@ -119,7 +119,8 @@ def test_rows_of_a_gate_that_are_not_those_of_its_product_are_computed_whole() -
     def build() -> mx.array:
         both = _ext.linear(start, layer.up)
         halves = both.reshape(2 * NUM_ROWS, INNER)
-        return _ext.linear(_ext.gated(halves[:NUM_ROWS], None, "silu"), layer.down)
+        product: mx.array = _ext.linear(_ext.gated(halves[:NUM_ROWS], None, "silu"), layer.down)
+        return product
 
     rows = _ext.compute_rows(build(), mx.array([1, 5]))
     assert mx.array_equal(rows, build()[mx.array([1, 5])])
