@@ -32,10 +32,14 @@ struct Ahead {
   // The part-th of `parts` parts.
   OCTAVO_INLINE void ask(const Ahead& ahead, int part, int parts) {
     const int64_t size = ahead.bytes / parts;
-    if (ahead.codes != nullptr) prefetch(ahead.codes + part * size, size);
+    for (int64_t i = 0; i < size; i += 64) ahead.ask_byte(part * size + i);
   }
-  __attribute__((always_inline)) void ask_line(int line) const {
-    if (codes != nullptr) __builtin_prefetch(codes + 64 * line);
+  __attribute__((always_inline)) void ask_line(int line) const { ask_byte(int64_t{64} * line); }
+
+ private:
+  // Past L2 (non-temporal): a step reads it once.
+  __attribute__((always_inline)) void ask_byte(int64_t byte) const {
+    if (codes != nullptr) __builtin_prefetch(codes + byte, 0, 0);
   }
 };
 

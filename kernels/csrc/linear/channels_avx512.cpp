@@ -44,7 +44,7 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
       __m512i codes[4];
       unrolled<4>([&](auto c) __attribute__((always_inline)) {
         codes[c] = _mm512_loadu_si512(words + 64 * c);
-        if constexpr (c < kLines) prefetch(ahead + 64 * c);
+        if constexpr (c < kLines) fetch_weights(ahead + 64 * c);
       });
       add_words<R>(x + k, inputs, codes, dots);
     }

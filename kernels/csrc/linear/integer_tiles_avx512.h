@@ -25,6 +25,12 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
+// A line of weights: past L2 (non-temporal). A step reads it once, and L2 keeps activations, and what the
+// host needs between steps.
+inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+}
+
 // How far behind a block of a panel lies the one to ask for while it is multiplied: whole blocks.
 inline std::size_t bytes_ahead(const PackedShape& shape) {
   const std::size_t bytes = shape.block_bytes();
@@ -92,7 +98,7 @@ inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_
     __m512i codes[4];
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       codes[c] = _mm512_loadu_si512(words + 64 * c);
-      if constexpr (c < kLines) prefetch(ahead + 64 * c);
+      if constexpr (c < kLines) fetch_weights(ahead + 64 * c);
     });
     if constexpr (kBits == 4) {
       __m512i low[4];

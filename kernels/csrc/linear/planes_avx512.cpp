@@ -100,7 +100,7 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
     __m512i codes[4];
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       codes[c] = _mm512_load_si512(bytes + 64 * c);
-      if constexpr (c < kLines) prefetch(ahead + 64 * c);
+      if constexpr (c < kLines) fetch_weights(ahead + 64 * c);
     });
     add_words<R>(x.codes + k, block, codes, dots);
   }

@@ -21,7 +21,7 @@ __attribute__((noinline)) void multiply_bf16(const bf16_t* x, int padded, const 
     __m512bh w[4];
     for (int c = 0; c < 4; ++c) {
       w[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + 64 * c));
-      prefetch(panel + kAhead + 64 * c);
+      fetch_weights(panel + kAhead + 64 * c);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < R; ++m) {
