@@ -7,6 +7,7 @@ from collections import abc
 from typing import cast
 
 from .page_pool import PagePool
+from .passed_pages import PassedFirst
 from .policies import EvictionPolicy
 from .spec import KVGroupSpec
 from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
@@ -39,7 +40,8 @@ class KVGroup:
     ) -> None:
         self.index = index
         self.spec = spec
-        self.pool = PagePool(spec.num_pages, policy, clock=clock)
+        self._order = None if spec.window is None else PassedFirst(policy)
+        self.pool = PagePool(spec.num_pages, policy if self._order is None else self._order, clock=clock)
         self.num_kept = spec.kept_pages(page_size)
         self._page_size = page_size
 
@@ -64,16 +66,32 @@ class KVGroup:
         part.pages.fromlist(cast("list[int]", pages))
 
     def free_out_of_window(self, table: PageTable) -> None:
-        """Give back the pages that no query of a table from now on can see."""
-        if self.spec.window is None:
+        """Give back the pages that no query of a table from now on can see.
+
+        They go before others, but for those in front of where sequences are known to part."""
+        if self._order is None:
             return
         part = table.parts[self.index]
         first = max(part.window_start, self.num_kept)
         last = self.first_visible_page(table.num_written, table.quantize_after)
         if first < last:
-            self.pool.decref(page_ids(part.pages[first:last]))
+            passed, parting = part.pages[first:last], self._parting(table, first, last)
+            self.pool.decref([PageId(passed[index - first]) for index in reversed(parting)])
+            for index in reversed(parting):
+                del passed[index - first]
+            self.pool.decref(page_ids(passed), release=self._order.release_passed)
             part.pages[first:last] = _null_pages(last - first)
             part.window_start = last
+
+    def _parting(self, table: PageTable, first: int, last: int) -> list[int]:
+        """Which of pages [first, last) are needed to go on from where sequences are known to part."""
+        if not any(table.partings):
+            return []
+        needed = set[int]()
+        for end in table.partings:
+            begin = self.first_visible_page(end * self._page_size, table.quantize_after)
+            needed.update(range(max(begin, first), min(end, last)))
+        return sorted(needed)
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
         """Give back all but the first ``num_pages``, tail first."""

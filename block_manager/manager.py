@@ -369,6 +369,7 @@ class BlockManager:
             digests=table.digests[:num_full],
             num_written=table.num_written,
             quantize_after=table.quantize_after,
+            partings=table.partings,
         )
         if self._states is not None:
             forked.state, slot = self._states.fork(table, self._copies.slot)

@@ -13,6 +13,8 @@ from .types import Digest, PageCounts, PageId
 
 REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
 
+Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
+
 
 class PagePool:
     """A fixed set of pages, each held by somebody or idle.
@@ -202,8 +204,10 @@ class PagePool:
             self._cached.reuse(pages)
         return pages
 
-    def decref(self, pages: abc.Iterable[PageId]) -> None:
-        """Remove one holder of each page; a sequence's tail comes first."""
+    def decref(self, pages: abc.Iterable[PageId], *, release: Release | None = None) -> None:
+        """Remove one holder of each page; a sequence's tail comes first.
+
+        release   lists those that have become idle and can be found (None: the policy's own)"""
         ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
             left = ref_counts[page] - 1
@@ -215,7 +219,7 @@ class PagePool:
             else:
                 cached.append(page)
         if cached:
-            self._cached.release(cached, digest_of)
+            (release or self._cached.release)(cached, digest_of)
 
     def publish(
         self,

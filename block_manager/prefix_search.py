@@ -27,11 +27,14 @@ class PrefixSearch:
         In a single group without a window no more can be said than whoever holds its pages sees: all."""
         if len(self._groups) == 1 and not self._windowed and self._states is None:
             return len(digests)  # one pass instead of two: 5 % of a short prompt
-        num_pages = self.longest(digests, len(digests), table.quantize_after)
+        reach = self._cached_in_full(digests)
+        num_pages = self._longest(digests, reach, table.quantize_after)
+        if self._windowed:
+            table.partings = (num_pages, reach) if self._full else (num_pages,)
         if self._states is not None:
             assert table.state is not None
             after = table.quantize_after
-            table.state.junction = self.longest(digests, len(digests), after, with_state=False)
+            table.state.junction = self._longest(digests, reach, after, with_state=False)
             self._states.hold_snapshot(table.state, digests, num_pages)
         return num_pages
 
@@ -41,17 +44,34 @@ class PrefixSearch:
         num_pages: int,
         quantize_after: int,
         table: PageTable | None = None,
-        *,
-        with_state: bool = True,
     ) -> int:
         """Return the greatest number of pages after which every group can go on.
 
         It is at most ``num_pages``; groups go on with what is cached and, if ``table`` is shortened, with
-        what it holds. ``with_state`` False: as far as pages go, whether or not there is a snapshot of the
-        recurrent state."""
-        for group in self._full:  # whatever is shorter does for them, too
-            if table is None:
-                num_pages = group.pool.prefix_length(digests[:num_pages])
+        what it holds."""
+        if table is None:
+            num_pages = self._cached_in_full(digests[:num_pages])
+        return self._longest(digests, num_pages, quantize_after, table)
+
+    def _cached_in_full(self, digests: abc.Sequence[Digest]) -> int:
+        """Return how many of these pages, from the first on, all groups without a window have."""
+        num_pages = len(digests)
+        for group in self._full:
+            num_pages = group.pool.prefix_length(digests[:num_pages])
+        return num_pages
+
+    def _longest(
+        self,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        quantize_after: int,
+        table: PageTable | None = None,
+        *,
+        with_state: bool = True,
+    ) -> int:
+        """As ``longest``, where groups without a window have ``num_pages``, and so whatever is shorter.
+
+        ``with_state`` False: as far as pages go, whether or not a snapshot of recurrent state is there."""
         longer = num_pages + 1
         states = self._states if with_state else None
         while (self._windowed or states is not None) and num_pages < longer:

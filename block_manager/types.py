@@ -113,6 +113,8 @@ class PageTable:
     capacity         positions that the reserved pages of every group have room for
     reserved_ahead   positions that ``reserve`` was asked to have room for in time
     state            of recurrent layers; None for models without any
+    partings         where sequences are known to leave each other, in pages from the beginning: where this
+                     one went on from what was found, and how far groups without a window had it
     copies           what ``reserve`` wants copied before the next step; whoever takes them empties the list
     """
 
@@ -123,6 +125,7 @@ class PageTable:
     num_written: int = 0
     quantize_after: int = 0
     state: TableState | None = None
+    partings: tuple[int, ...] = ()
     copies: list[PageCopy] = field(default_factory=list)
     capacity: int = field(init=False, default=0)
     reserved_ahead: int = field(init=False, default=0)

@@ -1,7 +1,7 @@
 """Make a randomly initialised Qwen3-shaped model folder in mlx-lm's format, for benchmarks.
 
     python tests/bench/make_model.py OUT [--layers 28 --hidden 1024 ... --bits 16|8|4 --seed 0]
-                                           [--hybrid: layers as Qwen3.5's]
+                                           [--hybrid: layers as Qwen3.5's | --latents: as DeepSeek-V3's]
 
 The defaults have the shape of Qwen3-0.6B (596 M parameters, 1.2 GB in bf16). The tokenizer
 is the embedded demo model's: its ids are the first of the vocabulary, the rest is padding.
@@ -40,6 +40,20 @@ def hybrid_shape(heads: int, head_dim: int) -> dict[str, Any]:
     """Of keys and of values alike."""
     numbers = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
     return HYBRID | numbers | {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
+
+
+def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
+    """As DeepSeek-V3 without experts: a token's cache is a latent of 512 values and a rotary key of 64."""
+    return {
+        "model_type": "deepseek_v3",
+        "first_k_dense_replace": layers,
+        "n_routed_experts": None,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": head_dim,
+        "v_head_dim": head_dim,
+    }
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
@@ -90,7 +104,9 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"({default})")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="16 is bf16 (16)")
-    parser.add_argument("--hybrid", action="store_true", help="three of four layers are gated delta nets")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--hybrid", action="store_true", help="three of four layers are gated delta nets")
+    kinds.add_argument("--latents", action="store_true", help="layers cache latents (MLA)")
     args = parser.parse_args()
     shape: dict[str, Any] = {
         "num_hidden_layers": args.layers,
@@ -103,7 +119,11 @@ def main() -> None:
         "max_position_embeddings": args.max_len,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
-    } | (hybrid_shape(args.linear_heads, args.linear_head_dim) if args.hybrid else {})
+    }
+    if args.hybrid:
+        shape |= hybrid_shape(args.linear_heads, args.linear_head_dim)
+    if args.latents:
+        shape |= latent_shape(args.layers, args.head_dim)
     make_model(args.out, shape, bits=args.bits, group_size=args.group_size, seed=args.seed)
 
 

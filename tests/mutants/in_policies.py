@@ -1,10 +1,19 @@
-"""Bugs in what the scheduler goes by: predictions, deadlines, accounts, orders and room to grow."""
+"""Bugs in what the scheduler goes by: predictions, deadlines, accounts, orders, room; and in evictions."""
 
 from __future__ import annotations
 
 from mutant import bug
 
 MUTANTS = (
+    bug("passed: as good as others", "self._passed[page] = None", "self._policy.release([page], digests)"),
+    bug("passed: the latest goes first", "passed.popitem(last=False)[0]", "passed.popitem(last=True)[0]"),
+    bug("passed: nobody parts anywhere", "if not any(table.partings):", "if True:"),
+    bug(
+        "passed: where a sequence parts is not learned",
+        "(num_pages, reach) if self._full",
+        "(num_pages,) if self._full",
+    ),
+    bug("passed: a fork knows of no parting", "            partings=table.partings,\n", ""),
     bug("who waits for time is looked at in every step", " or not self._targets.has_time():", ":"),
     bug("parallel samples count as one row", "members = 1 + len(each.parallel_samples)\n", "members = 1\n"),
     bug(

@@ -29,7 +29,11 @@ MUTANTS = (
         "g.pool.prefix_length(digests) < len(digests) - 1 for",
     ),
     # which snapshots are taken
-    bug("the junction is where states end", "len(digests), after, with_state=False)", "len(digests), after)"),
+    bug(
+        "the junction is where states end",
+        "digests, reach, after, with_state=False)",
+        "digests, reach, after)",
+    ),
     bug("no junction in a step's first page", "first <= junction <= last", "first < junction <= last"),
     bug("no junction where a step ends", "first <= junction <= last", "first <= junction < last"),
     bug("the tail is where a step ends", "tail = num_known // page_size", "tail = last"),

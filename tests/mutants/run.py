@@ -31,6 +31,7 @@ Suite = tuple[str, ...]
 CONTROL_PLANE: Suite = (
     "tests/block_manager/test_block_manager.py",
     "tests/block_manager/test_window_groups.py",
+    "tests/block_manager/test_passed_pages.py",
     "tests/block_manager/test_residual_pages.py",
     "tests/block_manager/test_events.py",
     "tests/scheduler/test_scheduler.py",

@@ -1,0 +1,93 @@
+"""Pages that a window has moved past are forgotten before those that a sequence may go on from."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.block_manager import (
+    BlockManager,
+    FullAttention,
+    KVGroupSpec,
+    PageId,
+    ResidualWindow,
+    SlidingWindow,
+)
+from octavo.block_manager.passed_pages import PassedFirst
+from octavo.block_manager.policies import make_policy
+
+SIZE = 4  # positions of a page
+FULL = FullAttention(num_pages=400)
+
+
+def ids(*pages: int) -> list[PageId]:
+    return [PageId(page) for page in pages]
+
+
+def prompt(number: int, pages: int = 10) -> list[int]:
+    """So many full pages and a token, like no other prompt's."""
+    return [1000 * number + i for i in range(pages * SIZE + 1)]
+
+
+def serve(blocks: BlockManager, tokens: list[int]) -> int:
+    """Compute what is not found, in chunks of two pages, and close; how many positions were found."""
+    table = blocks.open(tokens)
+    found = table.num_written
+    while table.num_written < len(tokens):
+        stop = min(table.num_written + 2 * SIZE, len(tokens))
+        assert blocks.reserve(table, stop)
+        blocks.commit(table, tokens, stop)
+    blocks.close(table)
+    blocks.check()
+    return found
+
+
+GROUPS = [
+    ResidualWindow(num_pages=14, window=SIZE + 1, residual_of=0),  # a hit needs one page
+    SlidingWindow(num_pages=14, window=SIZE + 1),
+]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("policy", ["lru", "lfu", "gittins"])
+def test_every_prompt_is_found_again_at_its_end(group: KVGroupSpec, policy: str) -> None:
+    blocks = BlockManager((FULL, group), SIZE, max_chunk=2 * SIZE, policy=policy)
+    prompts = [prompt(number) for number in range(4)]
+    assert [serve(blocks, tokens) for tokens in prompts] == [0, 0, 0, 0]
+    # Forty pages went through a pool of fourteen: the two pages at each end are what is left.
+    assert [serve(blocks, tokens) for tokens in prompts] == [40, 40, 40, 40]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_where_sequences_part_is_learned_from_the_second_one(group: KVGroupSpec) -> None:
+    blocks = BlockManager((FULL, group), SIZE, max_chunk=2 * SIZE)
+    beginning = prompt(9)[: 5 * SIZE]
+    others = iter(range(10, 20))
+
+    def one_more() -> int:
+        found = serve(blocks, beginning + prompt(next(others)))
+        for _ in range(2):  # others push out whatever windows have moved past
+            serve(blocks, prompt(next(others)))
+        return found
+
+    assert one_more() == 0
+    assert one_more() == 0, "nobody knew that a sequence would part there"
+    assert one_more() == 5 * SIZE, "the second one did: there were pages of the first up to there"
+
+
+def test_a_fork_knows_where_its_sequence_parted() -> None:
+    blocks = BlockManager((FULL, GROUPS[0]), SIZE, max_chunk=2 * SIZE)
+    serve(blocks, prompt(1))
+    table = blocks.open([*prompt(1)[: 4 * SIZE], *prompt(2)])
+    fork = blocks.fork(table)
+    assert fork is not None
+    assert fork.table.partings == table.partings == (4, 4)
+
+
+def test_passed_pages_go_first_the_least_recently_passed_before_others() -> None:
+    order = PassedFirst(make_policy("lru", 8))
+    order.release(ids(0, 1), [None] * 8)
+    order.release_passed(ids(2, 3, 4), [None] * 8)
+    assert (len(order), sorted(order)) == (5, ids(0, 1, 2, 3, 4))
+    order.reuse(ids(3, 1))
+    assert order.evict(3) == ids(2, 4, 0)
+    assert not len(order)
