@@ -2,6 +2,7 @@
 
 ``python tools/quality_results.py RUN... --machine M --commit C --output docs/benchmarks/results/NAME.json``,
 each RUN being what one run printed. Formats that not every run has are pooled over those that have them.
+Answers are counted where every run counted them; models that nobody asks have the divergence alone.
 """
 
 from __future__ import annotations
@@ -33,23 +34,31 @@ def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         having = [run["formats"][name] for run in runs if name in run["formats"]]
         if name == baseline:
             continue
-        parts = [
-            pooled([(each["questions"], each["difference"], each["standard_error"]) for each in lengths])
-            for lengths in (list(run["recall"].values()) for run in having)
-        ]
-        questions, mean, error = pooled(parts)
         rows.append(
             {
                 "pages": name.partition("+")[0],
                 "residual pages": shape["residual_pages"],
                 "bits a value": f"{16 * shape['bytes_per_token'] / wide:.2f}",
-                "questions": f"{questions:,}",
-                "points, 95 % interval": f"{100 * mean:+.2f} ± {100 * Z_95 * error:.2f}",
-                "difference": [round(100 * mean, 3) for _, mean, _ in parts],
-                "kl": [round(1000 * run["kl"], 3) for run in having],
+                **(_answers(having) if all("recall" in run for run in having) else {}),
+                "kl": [round(1000 * run["kl"], 4) for run in having],
+                "agreement": [round(100 * run["top1_agreement"], 2) for run in having],
             }
         )
     return rows
+
+
+def _answers(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of one format: right answers that bf16 pages have more or fewer of."""
+    parts = [
+        pooled([(each["questions"], each["difference"], each["standard_error"]) for each in lengths])
+        for lengths in (list(run["recall"].values()) for run in runs)
+    ]
+    questions, mean, error = pooled(parts)
+    return {
+        "questions": f"{questions:,}",
+        "points, 95 % interval": f"{100 * mean:+.2f} ± {100 * Z_95 * error:.2f}",
+        "difference": [round(100 * mean, 3) for _, mean, _ in parts],
+    }
 
 
 def main() -> None:
@@ -61,6 +70,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     runs = [json.loads(path.read_text().splitlines()[-1]) for path in args.runs]
+    rows = summary(runs)
+    asked = "questions" in rows[0]
     result = {
         "title": args.title,
         "date": args.date,
@@ -68,9 +79,11 @@ def main() -> None:
         "commit": args.commit,
         "commands": [args.command],
         "notes": args.note,
-        "labels": ["pages", "residual pages", "bits a value", "questions", "points, 95 % interval"],
-        "columns": {"difference": "points, median of seeds", "kl": "KL, 1/1000 nat"},
-        "rows": summary(runs),
+        "labels": ["pages", "residual pages", "bits a value"]
+        + (["questions", "points, 95 % interval"] if asked else []),
+        "columns": ({"difference": "points, median of seeds"} if asked else {})
+        | {"kl": "KL, 1/1000 nat", "agreement": "likeliest token agrees, %"},
+        "rows": rows,
     }
     args.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

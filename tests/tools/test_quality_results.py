@@ -20,7 +20,8 @@ def run(difference: float, error: float) -> dict[str, Any]:
             str(n): {"questions": questions, "difference": mean, "standard_error": spread}
             for n, (questions, mean, spread) in enumerate(suites)
         }
-        return {"residual_pages": 2, "bytes_per_token": bytes_per_token, "kl": 0.001, "recall": recall}
+        shape = {"residual_pages": 2, "bytes_per_token": bytes_per_token}
+        return {**shape, "kl": 0.001, "top1_agreement": 0.9, "recall": recall}
 
     return {
         "baseline": "bf16",
@@ -37,18 +38,36 @@ def test_every_question_weighs_the_same() -> None:
     assert error == pytest.approx(math.hypot(100 * 0.02, 300 * 0.01) / 400)
 
 
-def test_seeds_are_pooled_and_shown_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / "1", tmp_path / "2"]
-    for file, difference in zip(files, (-0.04, 0.02), strict=True):
-        file.write_text("a table for people\n" + json.dumps(run(difference, 0.01)) + "\n")
-    target = tmp_path / "result.json"
+def written(runs: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """What the tool makes of runs, as the site reads it."""
+    files = [folder / str(number) for number in range(len(runs))]
+    for file, each in zip(files, runs, strict=True):
+        file.write_text("a table for people\n" + json.dumps(each) + "\n")
+    target = folder / "result.json"
     settings = ["--machine", "m", "--commit", "c", "--date", "d", "--command", "x", "--title", "t"]
     monkeypatch.setattr(sys, "argv", ["x", *map(str, files), *settings, "--output", str(target)])
     quality_results.main()
-    result = Comparison(name="result", **json.loads(target.read_text()))
+    return Comparison(name="result", **json.loads(target.read_text()))
+
+
+def test_seeds_are_pooled_and_shown_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = written([run(difference, 0.01) for difference in (-0.04, 0.02)], tmp_path, monkeypatch)
     (row,) = result.rows
     assert (row["pages"], row["residual pages"], row["bits a value"]) == ("fp4", 2, "4.25")
     assert row["difference"] == [-1.0, 0.5]
     error = 1.96 * 100 * 0.01 * math.hypot(100, 300) / 400 / math.sqrt(2)
     assert row["points, 95 % interval"] == f"-0.25 ± {error:.2f}"
     assert "-0.25 (-1 to 0.5)" in result.markdown()
+
+
+def test_models_that_nobody_asks_have_their_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unasked = run(0.0, 0.0)
+    for row in unasked["formats"].values():
+        del row["recall"]
+    result = written([unasked, unasked], tmp_path, monkeypatch)
+    (row,) = result.rows
+    assert "questions" not in row
+    assert "questions" not in result.markdown()
+    assert (row["kl"], row["agreement"]) == ([1.0, 1.0], [90.0, 90.0])

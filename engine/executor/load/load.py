@@ -22,6 +22,7 @@ from ...memory.budget import (
     weights_bytes,
     workspace_bytes,
 )
+from ...memory.malloc import give_memory_back
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
 from ...memory.state_sizing import draft_state_bytes, plan_states
@@ -79,6 +80,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     log.info("%s: %s", config.model, describe(result))
     mx.clear_cache()  # what the probe's steps left is of no use to those that are served
     release_kept_memory(choice.backend.name)
+    give_memory_back()  # what weights were before they were converted
     kv_cache = (
         _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else GroupedKVCache((), ())
     )
