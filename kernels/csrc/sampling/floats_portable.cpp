@@ -2,203 +2,178 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention/vectors.h"
 #include "runtime/threads.h"
-#include "sampling/changes.h"
+#include "sampling/maxima.h"
 #include "sampling/nucleus.h"
-#include "sampling/walk.h"
+#include "sampling/weights.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The largest of the row, or NaN if it holds one.
-float largest_of(const float* logits, int size) {
-  constexpr int kSideBySide = 4;
-  Vec largest[kSideBySide];
-  IntVec nan = {};
-  for (Vec& vector : largest) vector = Vec{} + logits[0];
-  int i = 0;
-  for (; i + kSideBySide * kLanes <= size; i += kSideBySide * kLanes)
-    for (int j = 0; j < kSideBySide; ++j) {
-      const Vec x = load(logits + i + j * kLanes);
-      largest[j] = x > largest[j] ? x : largest[j];
-      nan |= x != x;
-    }
-  float found = logits[0];
-  bool any = false;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    any |= nan[lane] != 0;
-    for (const Vec& vector : largest) found = vector[lane] > found ? vector[lane] : found;
-  }
-  for (; i < size; ++i) {
-    found = logits[i] > found ? logits[i] : found;
-    any |= logits[i] != logits[i];
-  }
-  return any || found != found ? __builtin_nanf("") : found;
-}
-
 // The k-th largest, 0 < k < size. The k-th largest of the maxima of blocks bounds it from below, so that
 // for a small k nearly all blocks are passed over.
-float kth_largest(const float* logits, int size, int k) {
-  constexpr int kBlock = 64;
-  const int blocks = (size + kBlock - 1) / kBlock;
-  float* const maxima = static_cast<float*>(thread_scratch(sizeof(float) * (2 * blocks + size)));
-  float* const ordered = maxima + blocks;
+float kth_largest(const Scanned& row, int k) {
+  const int blocks = (row.size + kTopBlock - 1) / kTopBlock;
+  float* const ordered = static_cast<float*>(thread_scratch(sizeof(float) * (blocks + row.size)));
   float* const candidates = ordered + blocks;
   const auto larger = [](float a, float b) { return a > b; };
-  const auto end_of = [&](int block) { return size < (block + 1) * kBlock ? size : (block + 1) * kBlock; };
-  for (int block = 0; block < blocks; ++block)
-    maxima[block] = largest_of(logits + block * kBlock, end_of(block) - block * kBlock);
   float bound = -__builtin_inff();
   if (k <= blocks) {
-    std::copy_n(maxima, blocks, ordered);
+    std::copy_n(row.maxima, blocks, ordered);
     std::nth_element(ordered, ordered + k - 1, ordered + blocks, larger);
     bound = ordered[k - 1];
   }
   int count = 0;
   for (int block = 0; block < blocks; ++block) {
-    if (maxima[block] < bound) continue;
-    for (int i = block * kBlock; i < end_of(block); ++i) {
-      candidates[count] = logits[i];
-      count += logits[i] >= bound;
+    if (row.maxima[block] < bound) continue;
+    for (int i = block * kTopBlock; i < std::min(row.size, (block + 1) * kTopBlock); ++i) {
+      candidates[count] = row.logits[i];
+      count += row.logits[i] >= bound;
     }
   }
   std::nth_element(candidates, candidates + k - 1, candidates + count, larger);
   return candidates[k - 1];
 }
 
-// Weights of the logits, 0 for those that min_p or a `smallest` logit leaves out and up to the end of the
-// last block, and the sums of blocks of them. `counts`: theirs, if they are wanted.
-void weigh(const RowDraw& call, const float* all, float largest, float smallest, float* weights, double* sums,
-           Counts* counts) {
-  const Vec most = Vec{} + largest, temperature = Vec{} + call.temperature, least = Vec{} + smallest;
-  const Vec min_p = Vec{} + (call.min_p > 0x1.8p-126f ? call.min_p : 0x1.8p-126f);  // see above_zero
-  for (int at = 0; at < call.size; at += kWalkBlock) {
-    const float* logits = all + at;
-    float last[kWalkBlock];
-    if (call.size - at < kWalkBlock) {
-      std::fill(std::copy_n(logits, call.size - at, last), last + kWalkBlock, -__builtin_inff());
-      logits = last;
-    }
-    for (int i = 0; i < kWalkBlock; i += kLanes) {
-      const Vec logit = load(logits + i);
-      const Vec power = exp_of<Vec, IntVec>((logit - most) / temperature);
-      const Vec weight = (Vec)((IntVec)power & (logit >= least) & (power >= min_p));
-      store(weights + at + i, weight);
-    }
-    sums[at / kWalkBlock] = sum_from(weights + at, 0);
-    if (counts != nullptr) counts->add(weights + at, kWalkBlock);
-  }
-}
-
 // The token where the sum of the weights that may be drawn, of which there are `sums` of blocks, passes
 // `target`. `ties`: how many of the weights up to the end of a block, among those equal to `least`, may be.
 template <class Ties>
-int walk(const float* weights, const double* sums, int blocks, double target, float least, Ties ties) {
+int walk(const Weights& row, const double* sums, double target, float least, Ties ties) {
   double sum = 0;
   int block = 0, last = 0;
-  for (; block < blocks && sum + sums[block] <= target; ++block) {
+  for (; block < row.blocks() && sum + sums[block] <= target; ++block) {
     sum += sums[block];
     if (sums[block] > 0) last = block;
   }
-  if (block == blocks) block = last;  // rounding put the target beyond all
+  if (block == row.blocks()) block = last;  // rounding put the target beyond all
+  float weights[kWalkBlock] = {};
+  row.of_block(block, weights);
   int left = ties(block), found = 0;
-  for (int i = block * kWalkBlock; i < (block + 1) * kWalkBlock && sum <= target; ++i) {
+  for (int i = 0; i < kWalkBlock && sum <= target; ++i) {
     const bool kept = weights[i] > least || (weights[i] == least && left-- > 0);
     if (!kept) continue;
     sum += weights[i];
-    found = i;
+    found = block * kWalkBlock + i;
   }
   return found;
 }
 
-// A copy of the row with its changes made.
-const float* changed(const RowDraw& call) {
-  const bool* const allowed = call.changes.allowed;
-  const float* const logits = static_cast<const float*>(call.logits);
-  float* const row = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));
-  if (allowed == nullptr) std::copy_n(logits, call.size, row);
-  else
-    for (int i = 0; i < call.size; ++i) row[i] = allowed[i] ? logits[i] : -__builtin_inff();
-  make_changes(call.changes, row);
-  return row;
+int first_largest(const Scanned& row, float largest) {
+  int block = 0;
+  while (row.maxima[block] != largest) ++block;
+  int i = block * kTopBlock;
+  while (row.logits[i] != largest) ++i;
+  return i;
 }
 
-int draw_from_finite(const RowDraw& call, const float* logits, float largest) {
-  if (call.temperature == 0) {
-    int i = 0;
-    while (logits[i] != largest) ++i;
-    return i;
-  }
-  const bool cut = call.top_k > 0 && call.top_k < call.size;
-  const float smallest = cut ? kth_largest(logits, call.size, call.top_k) : -__builtin_inff();
-  const int blocks = (call.size + kWalkBlock - 1) / kWalkBlock, size = blocks * kWalkBlock;
-  double* const sums =
-      static_cast<double*>(thread_scratch(sizeof(double) * blocks + sizeof(float) * size, 1));
-  float* const weights = reinterpret_cast<float*>(sums + blocks);
-  Counts counts{};
-  weigh(call, logits, largest, smallest, weights, sums, call.top_p < 1 ? &counts : nullptr);
-  const auto total = [&] {
-    double sum = 0;
-    for (int block = 0; block < blocks; ++block) sum += sums[block];
-    return sum;
-  };
-  if (call.top_p >= 1) return walk(weights, sums, blocks, call.uniform * total(), 0, [](int) { return 0; });
-  const Nucleus nucleus = find_nucleus(weights, sums, blocks, counts, call.top_p * total());
-  return walk(weights, sums, blocks, call.uniform * total(), nucleus.end.weight,
-              [&](int block) { return nucleus.ties_in(block); });
-}
-
-double log_of_total(const float* logits, int size, float largest) {
-  const Vec most = Vec{} + largest;
+double sum_of(const double* sums, int blocks) {
   double sum = 0;
-  for (int at = 0; at < size; at += kWalkBlock) {
-    float powers[kWalkBlock];
-    const int count = std::min(kWalkBlock, size - at);
-    std::fill(std::copy_n(logits + at, count, powers), powers + kWalkBlock, -__builtin_inff());
-    for (int i = 0; i < kWalkBlock; i += kLanes)
-      store(powers + i, exp_of<Vec, IntVec>(load(powers + i) - most));
-    sum += sum_from(powers, 0x1.8p-126f);  // see above_zero
-  }
-  return largest + std::log(sum);
+  for (int block = 0; block < blocks; ++block) sum += sums[block];
+  return sum;
 }
 
-void find_top(const float* logits, int size, RowScores& scores) {
-  constexpr int kBlock = 64;
+// What a draw has found: the token, and the sum of all exp(logit - largest), or 0 where it did not need it.
+struct Found {
+  int token;
+  double powers;
+};
+
+Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, double* sums) {
+  if (call.temperature == 0) return {first_largest(row, largest), 0};
+  const bool cut = call.top_k > 0 && call.top_k < call.size;
+  const Weights weights(row, largest, call, cut ? kth_largest(row, call.top_k) : -__builtin_inff());
+  const int blocks = weights.blocks();
+  const bool are_powers = call.temperature == 1 && !cut && call.min_p <= kLeastWeight;
+  if (call.top_p >= 1) {
+    for (int block = 0; block < blocks; ++block) {
+      float values[kWalkBlock];
+      sums[block] = weights.of_block(block, values) ? sum_from(values, 0) : 0;
+    }
+    const double whole = sum_of(sums, blocks);
+    return {walk(weights, sums, call.uniform * whole, 0, [](int) { return 0; }), are_powers ? whole : 0};
+  }
+  const Nucleus nucleus = find_nucleus(weights, sums, call.top_p);
+  const int token = walk(weights, sums, call.uniform * sum_of(sums, blocks), nucleus.end.weight,
+                         [&](int block) { return nucleus.ties_in(block); });
+  return {token, are_powers ? nucleus.around.whole : 0};
+}
+
+// The sum of exp(logit - largest) over the row.
+double sum_of_powers(const Scanned& row, float largest) {
+  RowDraw plain{};
+  plain.temperature = 1;
+  const Weights weights(row, largest, plain, -__builtin_inff());
+  double sum = 0;
+  for (int block = 0; block < weights.blocks(); ++block)
+    if (float powers[kWalkBlock]; weights.of_block(block, powers)) sum += sum_from(powers, 0);
+  return sum;
+}
+
+void find_top(const Scanned& row, RowScores& scores) {
   Top top(scores);
-  for (int at = 0; at < size && scores.wanted > 0; at += kBlock) {
-    const int end = std::min(size, at + kBlock);
-    if (!(largest_of(logits + at, end - at) > top.bound())) continue;
-    for (int i = at; i < end; ++i) top.offer(i, logits[i]);
+  if (scores.wanted == 0) return;
+  for (int at = 0; at < row.size; at += kTopBlock) {
+    if (!(row.maxima[at / kTopBlock] > top.bound())) continue;
+    for (int i = at; i < std::min(row.size, at + kTopBlock); ++i) top.offer(i, row.logits[i]);
   }
 }
 
-void fill(const float* logits, int size, float largest, int token, RowScores& scores) {
-  scores.log_total = log_of_total(logits, size, largest);
-  find_top(logits, size, scores);
-  scores.logit = logits[token];
+// `powers`: the sum of them, or 0.
+void fill(const Scanned& row, float largest, const Found& found, RowScores& scores) {
+  scores.log_total = largest + std::log(found.powers > 0 ? found.powers : sum_of_powers(row, largest));
+  find_top(row, scores);
+  scores.logit = row.logits[found.token];
+}
+
+// Room for the maxima of a row and for sums of its blocks.
+struct Room {
+  double* sums;
+  float* maxima;
+};
+
+Room room_for(int size) {
+  const int blocks = (size + kWalkBlock - 1) / kWalkBlock;
+  double* const sums =
+      static_cast<double*>(thread_scratch(sizeof(double) * blocks + sizeof(float) * Scanned::room(size), 1));
+  return {sums, reinterpret_cast<float*>(sums + blocks)};
+}
+
+// Makes the changes in a copy of the row, and looks at it again where it is another.
+void change(const RowDraw& call, Scanned& row) {
+  const bool* const allowed = call.changes.allowed;
+  float* const copy = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));
+  if (allowed == nullptr) std::copy_n(row.logits, call.size, copy);
+  else
+    for (int i = 0; i < call.size; ++i) copy[i] = allowed[i] ? row.logits[i] : -__builtin_inff();
+  make_changes(call.changes, copy);
+  row.logits = copy;
+  if (allowed != nullptr) row.scan_all();
+  else for_each_changed(call.changes, [&](int64_t id) { row.scan(static_cast<int>(id / kTopBlock)); });
 }
 
 }  // namespace
 
 int draw_from_floats(const RowDraw& call, RowScores* scores) {
-  const float* logits = static_cast<const float*>(call.logits);
-  float largest = largest_of(logits, call.size);
+  const Room room = room_for(call.size);
+  Scanned row{static_cast<const float*>(call.logits), call.size, room.maxima};
+  row.scan_all();
+  float largest = row.largest();
   if (call.changes.any() && __builtin_isfinite(largest)) {
-    logits = changed(call);
-    largest = largest_of(logits, call.size);
+    change(call, row);
+    largest = row.largest();
   }
   if (!__builtin_isfinite(largest)) return kNotFinite;
-  const int token = draw_from_finite(call, logits, largest);
-  if (scores != nullptr) fill(logits, call.size, largest, token, *scores);
-  return token;
+  const Found found = draw_from_finite(call, row, largest, room.sums);
+  if (scores != nullptr) fill(row, largest, found, *scores);
+  return found.token;
 }
 
-bool score_floats(const Row& row, int token, RowScores& scores) {
-  const float* const logits = static_cast<const float*>(row.logits);
-  const float largest = largest_of(logits, row.size);
+bool score_floats(const Row& call, int token, RowScores& scores) {
+  Scanned row{static_cast<const float*>(call.logits), call.size, room_for(call.size).maxima};
+  row.scan_all();
+  const float largest = row.largest();
   if (!__builtin_isfinite(largest)) return false;
-  fill(logits, row.size, largest, token, scores);
+  fill(row, largest, {token, 0}, scores);
   return true;
 }
 

@@ -1,0 +1,51 @@
+// Values of a vector that lie between two others, moved together. Compiled once per instruction set.
+#pragma once
+
+#include "attention/vectors.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// For each set of lanes, where the values come from: the set's lanes first.
+struct Moves {
+  alignas(8) int8_t from[256][8];
+
+  constexpr Moves() : from{} {
+    for (int set = 0; set < 256; ++set)
+      for (int lane = 0, to = 0; lane < 8; ++lane)
+        if (set >> lane & 1) from[set][to++] = static_cast<int8_t>(lane);
+  }
+};
+constexpr Moves kMoves;
+#endif
+
+// Writes those in [low, high), in their order, and whatever follows to have kLanes values; how many they are.
+inline int keep_between(Vec value, Vec low, Vec high, float* to) {
+#if defined(__AVX512F__)
+  const __mmask16 kept =
+      _mm512_cmp_ps_mask((__m512)value, (__m512)low, _CMP_GE_OQ) & _mm512_cmp_ps_mask((__m512)value, (__m512)high, _CMP_LT_OQ);
+  _mm512_storeu_ps(to, _mm512_maskz_compress_ps(kept, (__m512)value));
+  return __builtin_popcount(kept);
+#elif defined(__AVX2__)
+  const int kept = _mm256_movemask_ps((__m256)((value >= low) & (value < high)));
+  const __m256i from = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kMoves.from[kept])));
+  _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)value, from));
+  return __builtin_popcount(kept);
+#else
+  const IntVec kept = (value >= low) & (value < high);
+  int count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    to[count] = value[lane];
+    count -= kept[lane];
+  }
+  return count;
+#endif
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA

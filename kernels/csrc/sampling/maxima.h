@@ -1,0 +1,75 @@
+// The largest of each few float32 logits: what says which of a row need not be looked at. Compiled once per
+// instruction set.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/vectors.h"
+#include "sampling/changes.h"
+#include "sampling/walk.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+inline Vec larger_of(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float largest_lane(Vec x) {
+  IntVec lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  for (int step = kLanes / 2; step > 0; step /= 2) x = larger_of(x, __builtin_shuffle(x, lanes ^ step));
+  return x[0];
+}
+
+inline bool any(IntVec flags) {
+  typedef int64_t Wide __attribute__((vector_size(4 * kLanes)));
+  const Wide pairs = (Wide)flags;
+  int64_t all = 0;
+  for (int lane = 0; lane < kLanes / 2; ++lane) all |= pairs[lane];
+  return all != 0;
+}
+
+// Logits of a row, and the largest of each kTopBlock of them.
+struct Scanned {
+  const float* logits;
+  int size;
+  float* maxima;  // [room]
+  IntVec nan = {};
+
+  // Blocks up to the end of the last kWalkBlock and of a vector; the largest of one that is beyond the row is
+  // minus infinity.
+  static int room(int size) {
+    constexpr int kTogether = std::max(kWalkBlock, kLanes * kTopBlock);
+    return (size + kTogether - 1) / kTogether * (kTogether / kTopBlock);
+  }
+
+  void scan(int block) {
+    const int begin = block * kTopBlock, count = std::clamp(size - begin, 0, kTopBlock);
+    const float* values = logits + begin;
+    float last[kTopBlock];
+    if (count < kTopBlock) {
+      std::fill(std::copy_n(values, count, last), last + kTopBlock, -__builtin_inff());
+      values = last;
+    }
+    Vec largest = Vec{} - __builtin_inff();
+    for (int i = 0; i < kTopBlock; i += kLanes) {
+      const Vec x = load(values + i);
+      largest = larger_of(x, largest);
+      nan |= x != x;
+    }
+    maxima[block] = largest_lane(largest);
+  }
+
+  void scan_all() {
+    for (int block = 0; block < room(size); ++block) scan(block);
+  }
+
+  // Of the row, or NaN if one was met.
+  float largest() const {
+    Vec most = Vec{} - __builtin_inff();
+    for (int block = 0; block < room(size); block += kLanes) most = larger_of(load(maxima + block), most);
+    return any(nan) ? __builtin_nanf("") : largest_lane(most);
+  }
+};
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
