@@ -87,7 +87,7 @@ Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, d
   if (call.top_p >= 1) {
     for (int block = 0; block < blocks; ++block) {
       float values[kWalkBlock];
-      sums[block] = weights.of_block(block, values) ? sum_from(values, 0) : 0;
+      sums[block] = weights.of_block(block, values) ? sum_block(values) : 0;
     }
     const double whole = sum_of(sums, blocks);
     return {walk(weights, sums, call.uniform * whole, 0, [](int) { return 0; }), are_powers ? whole : 0};
@@ -105,7 +105,7 @@ double sum_of_powers(const Scanned& row, float largest) {
   const Weights weights(row, largest, plain, -__builtin_inff());
   double sum = 0;
   for (int block = 0; block < weights.blocks(); ++block)
-    if (float powers[kWalkBlock]; weights.of_block(block, powers)) sum += sum_from(powers, 0);
+    if (float powers[kWalkBlock]; weights.of_block(block, powers)) sum += sum_block(powers);
   return sum;
 }
 

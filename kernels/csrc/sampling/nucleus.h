@@ -28,9 +28,7 @@ struct Inside {
   int count;
   double above, whole;  // the sums of those above the bracket, and of all
 
-  double mass() const {
-    return sum_weights(0, count, [this](int i) { return weights[i]; });
-  }
+  double mass() const { return sum_from(weights, count, 0); }
 };
 
 // Copies them, and leaves in `sums` what each block has above the bracket.
@@ -42,12 +40,21 @@ Inside between(const Weights& row, double* sums, const Bracket& bracket, float* 
     starts[block] = found.count;
     sums[block] = 0;
     if (!row.of_block(block, weights)) continue;
-    found.whole += sum_from(weights, 0);
-    found.above += sums[block] = sum_from(weights, as_float(bracket.high));
-    for (int i = 0; i < kWalkBlock; i += kLanes)
-      found.count += keep_between(load(weights + i), low, high, room + found.count);
+    WideSum whole, above;
+    for (int i = 0; i < kWalkBlock; i += 4 * kWidth) {
+      for (int j = 0; j < 4; ++j) {
+        const Doubles values = load_doubles(weights + i + j * kWidth);
+        whole.parts[j] += values;
+        above.parts[j] += only_from(values, as_float(bracket.high));
+      }
+      for (int j = 0; j < 4 * kWidth; j += kLanes)
+        found.count += keep_between(load(weights + i + j), low, high, room + found.count);
+    }
+    found.whole += whole.total();
+    found.above += sums[block] = above.total();
   }
   starts[row.blocks()] = found.count;
+  store(room + found.count, Vec{});
   return found;
 }
 
@@ -72,25 +79,31 @@ Boundary reach(const Candidates& inside, double target) {
   return found;
 }
 
-// Narrows a bracket to the weights inside that share their place among kFine of equal width, copied to
-// `room`.
-Candidates narrow(const Inside& inside, const Bracket& bracket, double target, float* room) {
-  constexpr int kFine = 4096;
-  double masses[kFine] = {};
-  int shift = 0;
-  while ((bracket.high - bracket.low) >> shift >= kFine) ++shift;
-  const auto place = [&](float weight) { return (as_bits(weight) - bracket.low) >> shift; };
-  for (int i = 0; i < inside.count; ++i) masses[place(inside.weights[i])] += inside.weights[i];
+// Halves a bracket, again and again, until few weights are inside or all of them are equal. They are copied to
+// `room`, the largest first.
+Candidates narrow(const Inside& inside, Bracket around, double target, float* room) {
+  constexpr int kFew = 64;
   Candidates found{room, 0, inside.above};
-  int last = -1;
-  for (int at = kFine - 1; at >= 0; --at) {
-    if (masses[at] == 0) continue;
-    if (last >= 0) found.above += masses[last];
-    last = at;
-    if (found.above + masses[at] >= target) break;
-  }
-  for (int i = 0; i < inside.count; ++i)
-    if (static_cast<int>(place(inside.weights[i])) == last) room[found.count++] = inside.weights[i];
+  const float* from = inside.weights;
+  int count = inside.count;
+  do {
+    const uint32_t middle = around.low + (around.high - around.low) / 2;
+    const double mass = sum_from(from, count, as_float(middle));
+    if (found.above + mass >= target) {
+      around.low = middle;
+    } else {
+      around.high = middle;
+      found.above += mass;
+    }
+    const Vec low = Vec{} + as_float(around.low), high = Vec{} + as_float(around.high);
+    found.count = 0;
+    for (int i = 0; i < count; i += kLanes)
+      found.count += keep_between(load(from + i), low, high, room + found.count);
+    store(room + found.count, Vec{});
+    from = room;
+    count = found.count;
+  } while (count > kFew && around.high - around.low > 1);
+  if (around.high - around.low > 1) std::sort(room, room + count, [](float a, float b) { return a > b; });
   return found;
 }
 
@@ -133,9 +146,9 @@ Bracket count_all(const Weights& row, double target) {
 Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   const int size = row.blocks() * kWalkBlock;
   float* const room = static_cast<float*>(
-      thread_scratch(sizeof(float) * (2 * size + kLanes) + sizeof(int) * (row.blocks() + 1)));
+      thread_scratch(sizeof(float) * 2 * (size + kLanes) + sizeof(int) * (row.blocks() + 1)));
   float* const more = room + size + kLanes;
-  int* const starts = reinterpret_cast<int*>(more + size);
+  int* const starts = reinterpret_cast<int*>(more + size + kLanes);
   Bracket around = guess(row, top_p, room);
   Inside inside = between(row, sums, around, room, starts);
   double target = top_p * inside.whole;
@@ -143,15 +156,16 @@ Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
     around = count_all(row, target);
     inside = between(row, sums, around, room, starts);
   }
-  const Candidates few = narrow(inside, around, target, more);
-  std::sort(few.weights, few.weights + few.count, [](float a, float b) { return a > b; });
-  const Nucleus found{reach(few, target), inside};
-  int left = found.end.kept;
-  for (int block = 0; block < row.blocks(); ++block)
-    for (int i = inside.starts[block]; i < inside.starts[block + 1]; ++i) {
-      const float weight = inside.weights[i];
-      if (weight > found.end.weight || (weight == found.end.weight && left-- > 0)) sums[block] += weight;
-    }
+  const Nucleus found{reach(narrow(inside, around, target, more), target), inside};
+  for (int block = 0, left = found.end.kept; block < row.blocks(); ++block) {
+    const float* const own = inside.weights + inside.starts[block];
+    const int count = inside.starts[block + 1] - inside.starts[block];
+    sums[block] += sum_weights(0, count, [&](int i) { return if_true(own[i] > found.end.weight, own[i]); });
+    if (left == 0) continue;
+    const int ties = std::min(left, static_cast<int>(std::count(own, own + count, found.end.weight)));
+    sums[block] += static_cast<double>(found.end.weight) * ties;
+    left -= ties;
+  }
   return found;
 }
 

@@ -10,23 +10,44 @@ namespace {
 
 // As many floats as one register has room for as doubles. (Wider vectors of doubles go through memory.)
 typedef float Half __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));
-typedef int32_t HalfBits __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(4 * kLanes)));
+typedef int64_t DoubleBits __attribute__((vector_size(4 * kLanes)));
+constexpr int kWidth = kLanes / 2;
 
-// The sum of those of a block of values that are at least `smallest`, which must not be negative.
-double sum_from(const float* values, float smallest) {
-  constexpr int kWidth = kLanes / 2, kSideBySide = 4;
-  Doubles sums[kSideBySide] = {};
-  const Half bound = Half{} + smallest;
-  for (int i = 0; i < kWalkBlock; i += kSideBySide * kWidth)
-    for (int j = 0; j < kSideBySide; ++j) {
-      const Half value = *reinterpret_cast<const Half*>(values + i + j * kWidth);
-      sums[j] += __builtin_convertvector((Half)((HalfBits)value & (value >= bound)), Doubles);
-    }
-  const Doubles all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  double sum = 0;
-  for (int lane = 0; lane < kWidth; ++lane) sum += all[lane];
-  return sum;
+inline Doubles load_doubles(const float* from) {
+  return __builtin_convertvector(*reinterpret_cast<const Half*>(from), Doubles);
+}
+inline Doubles only_from(Doubles values, double bound) {
+  return (Doubles)((DoubleBits)values & (values >= Doubles{} + bound));
+}
+
+// Sums side by side, of one vector after the other.
+struct WideSum {
+  Doubles parts[4] = {};
+
+  double total() const {
+    const Doubles all = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    double sum = 0;
+    for (int lane = 0; lane < kWidth; ++lane) sum += all[lane];
+    return sum;
+  }
+};
+
+double sum_block(const float* weights) {
+  WideSum sum;
+  for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
+    for (int j = 0; j < 4; ++j) sum.parts[j] += load_doubles(weights + i + j * kWidth);
+  return sum.total();
+}
+
+// The sum of those of `count` weights that are at least `bound`. What follows up to a whole vector must be 0.
+double sum_from(const float* weights, int count, float bound) {
+  WideSum sum;
+  int i = 0;
+  for (; i + 4 * kWidth <= count; i += 4 * kWidth)
+    for (int j = 0; j < 4; ++j) sum.parts[j] += only_from(load_doubles(weights + i + j * kWidth), bound);
+  for (; i < count; i += kWidth) sum.parts[0] += only_from(load_doubles(weights + i), bound);
+  return sum.total();
 }
 
 constexpr float kLeastWeight = 0x1.8p-126f;  // see above_zero
