@@ -148,6 +148,8 @@ void masks() {
   EXPECT(kept.at[0] == 9 && kept.at[1] == 0 && kept.at[15] == 9);
   const Floats floats = Floats::from(_mm512_mask_mov_ps(_mm512_set1_ps(1), 2, _mm512_set1_ps(-0.0f)));
   EXPECT(floats.at[0] == 1 && bits(floats.at[1]) == 0x80000000);
+  const Floats together = Floats::from(_mm512_maskz_compress_ps(0x8012, Floats::of([](int i) { return i + 1.0f; })));
+  EXPECT(together.at[0] == 2 && together.at[1] == 5 && together.at[2] == 16 && together.at[3] == 0);
   const Ints added = Ints::from(_mm512_mask_add_epi32(_mm512_set1_epi32(7), 2, _mm512_set1_epi32(3), _mm512_set1_epi32(2)));
   EXPECT(added.at[0] == 7 && added.at[1] == 5);
   const Bytes index = Bytes::of([](int i) { return i == 5 ? 0x80 : 15 - i % 16; });
@@ -179,6 +181,8 @@ void conversions() {
   const Floats wide = Floats::from(_mm512_cvtph_ps(half));
   EXPECT(wide.at[0] == 1 && wide.at[1] == -0x1p-24f && wide.at[2] == 1023 * 0x1p-24f && wide.at[3] == 0x1p-14f);
   EXPECT(wide.at[4] == 65504 && wide.at[5] == -kInf && bits(wide.at[6]) == 0x7fe02000 && bits(wide.at[7]) == 0x80000000);
+  const __m512d doubles = _mm512_cvtps_pd(__m256{0.5f, 0, 0, 0, 0, 0, 0, -0x1.8p-126f});
+  EXPECT(doubles[0] == 0.5 && doubles[1] == 0 && doubles[7] == -0x1.8p-126);
   const Floats some = Floats::from(_mm512_maskz_cvtph_ps(0x0001, half));
   EXPECT(some.at[0] == 1 && bits(some.at[1]) == 0 && bits(some.at[6]) == 0);
   const Floats wider = Floats::of([](int i) {

@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/vectors.h"
 #include "runtime/threads.h"
-#include "sampling/compress.h"
 #include "sampling/guess.h"
+#include "sampling/vectors.h"
 #include "sampling/weights.h"
 
 namespace octavo::OCTAVO_ISA {

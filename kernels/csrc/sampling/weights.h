@@ -4,22 +4,10 @@
 
 #include "runtime/exp_float.h"
 #include "sampling/maxima.h"
+#include "sampling/vectors.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-// As many floats as one register has room for as doubles. (Wider vectors of doubles go through memory.)
-typedef float Half __attribute__((vector_size(2 * kLanes), aligned(4), may_alias));
-typedef double Doubles __attribute__((vector_size(4 * kLanes)));
-typedef int64_t DoubleBits __attribute__((vector_size(4 * kLanes)));
-constexpr int kWidth = kLanes / 2;
-
-inline Doubles load_doubles(const float* from) {
-  return __builtin_convertvector(*reinterpret_cast<const Half*>(from), Doubles);
-}
-inline Doubles only_from(Doubles values, double bound) {
-  return (Doubles)((DoubleBits)values & (values >= Doubles{} + bound));
-}
 
 // Sums side by side, of one vector after the other.
 struct WideSum {

@@ -122,6 +122,12 @@ OCTAVO_EMULATED __m512i _mm512_maskz_mov_epi32(__mmask16 mask, __m512i set) {
 OCTAVO_EMULATED __m512 _mm512_mask_mov_ps(__m512 unset, __mmask16 mask, __m512 set) {
   return (__m512)octavo_select<int32_t>(mask, (__m512i)set, (__m512i)unset);
 }
+OCTAVO_EMULATED __m512 _mm512_maskz_compress_ps(__mmask16 mask, __m512 a) {
+  __m512 to = {};
+  for (int i = 0, next = 0; i < 16; ++i)
+    if (mask >> i & 1) to[next++] = a[i];
+  return to;
+}
 
 // ---- float arithmetic ----
 
@@ -277,6 +283,7 @@ OCTAVO_EMULATED __m512 _mm512_maskz_cvtph_ps(__mmask16 mask, __m256i a) {
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
   return to;
 }
+OCTAVO_EMULATED __m512d _mm512_cvtps_pd(__m256 a) { return __builtin_convertvector(a, __m512d); }
 OCTAVO_EMULATED __m256bh _mm512_cvtneps_pbh(__m512 a) {
   __m256bh to;
   for (int i = 0; i < 16; ++i) to[i] = x86_emulator::float_to_bf16(a[i]);

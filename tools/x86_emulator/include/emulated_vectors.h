@@ -11,8 +11,10 @@
 typedef float __m128 __attribute__((vector_size(16), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
+typedef float __m256 __attribute__((vector_size(32), may_alias));
 typedef short __m256bh __attribute__((vector_size(32), may_alias));
 typedef float __m512 __attribute__((vector_size(64), may_alias));
+typedef double __m512d __attribute__((vector_size(64), may_alias));
 typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef short __m512bh __attribute__((vector_size(64), may_alias));
 typedef uint16_t __mmask16;

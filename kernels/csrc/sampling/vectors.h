@@ -1,4 +1,5 @@
-// Values of a vector that lie between two others, moved together. Compiled once per instruction set.
+// What drawing does to vectors of weights that GCC's vectors have no operator for, or slow code. Compiled once per
+// instruction set.
 #pragma once
 
 #include "attention/vectors.h"
@@ -9,6 +10,27 @@
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// As many floats as one register has room for as doubles. (Wider vectors of doubles go through memory.)
+constexpr int kWidth = kLanes / 2;
+typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef double Doubles __attribute__((vector_size(8 * kWidth)));
+typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
+
+inline Doubles load_doubles(const float* from) {
+  const Half floats = *reinterpret_cast<const Half*>(from);
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_cvtps_pd((__m256)floats);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtps_pd((__m128)floats);
+#else
+  return __builtin_convertvector(floats, Doubles);
+#endif
+}
+
+inline Doubles only_from(Doubles values, double bound) {
+  return (Doubles)((DoubleBits)values & (values >= Doubles{} + bound));
+}
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // For each set of lanes, where the values come from: the set's lanes first.
@@ -27,8 +49,8 @@ constexpr Moves kMoves;
 // Writes those in [low, high), in their order, and whatever follows to have kLanes values; how many they are.
 inline int keep_between(Vec value, Vec low, Vec high, float* to) {
 #if defined(__AVX512F__)
-  const __mmask16 kept =
-      _mm512_cmp_ps_mask((__m512)value, (__m512)low, _CMP_GE_OQ) & _mm512_cmp_ps_mask((__m512)value, (__m512)high, _CMP_LT_OQ);
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)value, (__m512)low, _CMP_GE_OQ) &
+                         ~_mm512_cmp_ps_mask((__m512)value, (__m512)high, _CMP_GE_OQ);
   _mm512_storeu_ps(to, _mm512_maskz_compress_ps(kept, (__m512)value));
   return __builtin_popcount(kept);
 #elif defined(__AVX2__)
