@@ -7,11 +7,17 @@
 namespace octavo {
 namespace {
 
+template <class Visit>
+inline void for_each_list(const RowChanges& changes, Visit visit) {
+  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.suppressed}) visit(list);
+}
+
 // visit(id) for every token that is changed, some of them several times.
 template <class Visit>
 inline void for_each_changed(const RowChanges& changes, Visit visit) {
-  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.suppressed})
+  for_each_list(changes, [&](const TokenList& list) {
     for (int i = 0; i < list.count; ++i) visit(list.ids[i]);
+  });
 }
 
 // Makes all changes but `allowed`, to logits of which only those of changed tokens need to be there.

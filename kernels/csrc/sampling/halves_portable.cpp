@@ -125,20 +125,21 @@ int16_t order_below(float bound, Float type) {
   return static_cast<int16_t>(order_of(bits) - (value_of(bits, type) > bound));
 }
 
-// The likeliest tokens. `substituted`: in which blocks patterns do not mean their own values; null: in none.
-void find_top(const uint16_t* logits, const Row& row, const bool* substituted, const Histogram& found,
+// The likeliest tokens. `substituted`: the largest of each block that a pattern stands for which is not its own
+// value; null where every pattern is.
+void find_top(const uint16_t* logits, const Row& row, const float* substituted, const Histogram& found,
               RowScores& scores) {
   Top top(scores);
   if (scores.wanted == 0) return;
   for (int at = 0; at < row.size; at += kTopBlock) {
     const int end = std::min(row.size, at + kTopBlock);
-    const bool own = substituted == nullptr || !substituted[at / kTopBlock];
+    const bool own = substituted == nullptr || !(substituted[at / kTopBlock] > top.bound());
     if (own && largest_order(logits + at, end - at) <= order_below(top.bound(), row.type)) continue;
     for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
   }
 }
 
-int draw_from_histogram(const RowDraw& call, const uint16_t* logits, const bool* substituted,
+int draw_from_histogram(const RowDraw& call, const uint16_t* logits, const float* substituted,
                         Histogram& found, RowScores* scores) {
   if (!is_finite(found)) return kNotFinite;
   if (scores != nullptr) {
@@ -164,7 +165,7 @@ int draw_as_floats(const RowDraw& call, RowScores* scores) {
 int draw_changed(const RowDraw& call, RowScores* scores) {
   const uint16_t* const logits = static_cast<const uint16_t*>(call.logits);
   const uint16_t infinity = infinity_of(call.type);
-  Substitutes changed = room_for_substitutes(call.size);
+  Substitutes changed = room_for_substitutes(call);
   const bool* const allowed = call.changes.allowed;
   if (allowed != nullptr) {
     if (!is_finite(logits, call.size, infinity)) return kNotFinite;
@@ -178,7 +179,7 @@ int draw_changed(const RowDraw& call, RowScores* scores) {
   make_changes(call.changes, changed.logits);
   if (!put_back(call, changed, found)) return kNotFinite;
   if (!order_substitutes(call, changed, found)) return draw_as_floats(call, scores);
-  return draw_from_histogram(call, changed.row, changed.blocks, found, scores);
+  return draw_from_histogram(call, changed.row, changed.largest, found, scores);
 }
 
 }  // namespace

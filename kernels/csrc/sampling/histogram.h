@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/threads.h"
 #include "sampling/changes.h"
@@ -99,20 +100,31 @@ inline void order_patterns(Histogram& found, Float type) {
 struct Substitutes {
   uint16_t* row;    // [size], a copy
   float* logits;    // [size], those of changed tokens
-  int* ids;         // [size], the changed tokens, each once
-  uint64_t* exact;  // [size], logits that 16 bits do not hold
-  bool* blocks;     // [size / kTopBlock, rounded up], whether one of these is among the tokens of a block
-  int num_ids = 0, num_exact = 0;
+  int* ids;         // the changed tokens, each once
+  uint64_t* exact;  // logits that 16 bits do not hold
+  uint64_t* spare;  // as much room
+  float* largest;   // [size / kTopBlock, rounded up], of the exact ones of a block; minus infinity: it has none
+  int num_ids, num_exact;
 };
 
-inline Substitutes room_for_substitutes(int size) {
-  const std::size_t blocks = (size + kTopBlock - 1) / kTopBlock;
-  char* const room =
-      static_cast<char*>(thread_scratch(static_cast<std::size_t>(size) * (8 + 4 + 4 + 2) + blocks, 1));
-  const auto at = [&](int bytes) { return room + static_cast<std::size_t>(bytes) * size; };
-  std::memset(at(18), 0, blocks);
-  return {reinterpret_cast<uint16_t*>(at(16)), reinterpret_cast<float*>(at(8)),
-          reinterpret_cast<int*>(at(12)), reinterpret_cast<uint64_t*>(room), reinterpret_cast<bool*>(at(18))};
+inline Substitutes room_for_substitutes(const RowDraw& call) {
+  const auto size = static_cast<std::size_t>(call.size), blocks = (size + kTopBlock - 1) / kTopBlock;
+  std::size_t most = 0;  // changed tokens
+  for_each_list(call.changes, [&](const TokenList& list) { most += static_cast<std::size_t>(list.count); });
+  char* at = static_cast<char*>(thread_scratch(most * (8 + 8 + 4) + blocks * 4 + size * (4 + 2), 1));
+  Substitutes room{};
+  const auto take = [&]<class T>(T*& array, std::size_t count) {
+    array = reinterpret_cast<T*>(at);
+    at += count * sizeof(T);
+  };
+  take(room.exact, most);
+  take(room.spare, most);
+  take(room.ids, most);
+  take(room.largest, blocks);
+  take(room.logits, size);
+  take(room.row, size);
+  std::fill_n(room.largest, blocks, -__builtin_inff());
+  return room;
 }
 
 // Takes the logits of changed tokens out of the row and its counts. The row must hold no NaN: one marks them.
@@ -126,6 +138,22 @@ inline void take_out(const RowDraw& call, Substitutes& changed, Histogram& found
     --found.counts[bits];
     bits = kTaken;
   });
+}
+
+// Sorts by the upper 32 bits, the lowest first: byte after byte, where there are too many for comparisons.
+inline void sort_by_key(uint64_t* items, uint64_t* spare, int count) {
+  constexpr int kDigits = 4, kValues = 256, kFew = 100;
+  if (count < kFew) return std::sort(items, items + count);
+  uint32_t starts[kDigits][kValues] = {};
+  const auto digit_of = [](uint64_t item, int digit) { return item >> (32 + 8 * digit) & (kValues - 1); };
+  for (int i = 0; i < count; ++i)
+    for (int digit = 0; digit < kDigits; ++digit) ++starts[digit][digit_of(items[i], digit)];
+  for (int digit = 0; digit < kDigits; ++digit) {
+    uint32_t next = 0;
+    for (uint32_t& start : starts[digit]) next += std::exchange(start, next);
+    for (int i = 0; i < count; ++i) spare[starts[digit][digit_of(items[i], digit)]++] = items[i];
+    std::swap(items, spare);  // an even number of times
+  }
 }
 
 // Puts them back where 16 bits hold what they have become; the others are left as `exact`, the largest first:
@@ -145,7 +173,7 @@ inline bool put_back(const RowDraw& call, Substitutes& changed, Histogram& found
           static_cast<uint64_t>(descending) << 32 | static_cast<uint32_t>(id);
     }
   }
-  std::sort(changed.exact, changed.exact + changed.num_exact);
+  sort_by_key(changed.exact, changed.spare, changed.num_exact);
   return true;
 }
 
@@ -153,20 +181,24 @@ inline bool put_back(const RowDraw& call, Substitutes& changed, Histogram& found
 inline bool order_substitutes(const RowDraw& call, Substitutes& changed, Histogram& found) {
   uint16_t* const free = found.spare;
   int num_free = 0;  // what is free is known before order_patterns: it lists what occurs
-  for (int bits = 0; bits < kPatterns && num_free < changed.num_exact; ++bits)
-    if (found.counts[bits] == 0) free[num_free++] = static_cast<uint16_t>(bits);
+  for (int i = 1; i <= kPatterns && num_free < changed.num_exact; ++i) {
+    // The most negative values first: find_top need not look closer at a block because of such a pattern.
+    const auto bits = static_cast<uint16_t>((0x8000 | infinity_of(call.type)) - i);
+    if (found.counts[bits] == 0) free[num_free++] = bits;
+  }
   order_patterns(found, call.type);
   int used = 0;
   for (int i = 0; i < changed.num_exact; ++i) {
     const int id = static_cast<int>(changed.exact[i] & 0xffffffff);
-    const float logit = changed.logits[id];
+    const float logit = float_of_key(static_cast<int32_t>(changed.exact[i] >> 32 ^ 0x7fffffff));
     if (used == 0 || found.values[free[used - 1]] != logit) {
       if (used == num_free) return false;
       found.values[free[used]] = logit;
       found.counts[free[used++]] = 0;
     }
     changed.row[id] = free[used - 1];
-    changed.blocks[id / kTopBlock] = true;
+    float& largest = changed.largest[id / kTopBlock];
+    largest = logit > largest ? logit : largest;
     ++found.counts[free[used - 1]];
   }
   // Both lists are in order: merge from the end, where there is room.
