@@ -79,21 +79,30 @@ inline Histogram count_patterns(const uint16_t* logits, int size, uint16_t* copy
 }
 
 // Fills `pattern` and `values` from `counts`. Positive values come from the largest pattern down to 0,
-// negative ones then from 0x8000 upwards.
+// negative ones then from 0x8000 upwards. Which patterns of a group occur is not asked by branches: nothing
+// foretells them.
 inline void order_patterns(Histogram& found, Float type) {
-  constexpr int kGroup = 16;
+  constexpr int kGroup = 64;
+  int size = 0;
   for (int group = 0; group < kPatterns; group += kGroup) {
     const bool positive = group < kPatterns / 2;
     const int low = positive ? kPatterns / 2 - kGroup - group : group;
-    uint32_t any = 0;
-    for (int i = 0; i < kGroup; ++i) any |= found.counts[low + i];
-    for (int i = 0; any != 0 && i < kGroup; ++i) {
-      const int bits = positive ? low + kGroup - 1 - i : low + i;
-      if (found.counts[bits] == 0) continue;
-      found.values[bits] = value_of(static_cast<uint16_t>(bits), type);
-      found.pattern[found.size++] = static_cast<uint16_t>(bits);
+    const uint32_t* const counts = found.counts + low;
+    uint32_t any[16] = {};
+    for (int i = 0; i < kGroup; i += 16)
+      for (int j = 0; j < 16; ++j) any[j] |= counts[i + j];
+    uint32_t all = 0;
+    for (int j = 0; j < 16; ++j) all |= any[j];
+    if (all == 0) continue;
+    for (int i = 0; i < kGroup; ++i) found.values[low + i] = value_of(static_cast<uint16_t>(low + i), type);
+    uint16_t* const pattern = found.pattern;
+    for (int i = 0; i < kGroup; ++i) {
+      const int at = positive ? kGroup - 1 - i : i;
+      pattern[size] = static_cast<uint16_t>(low + at);
+      size += counts[at] != 0;
     }
   }
+  found.size = size;
 }
 
 // Where the logits of changed tokens are kept between being counted as they were and as they are.
