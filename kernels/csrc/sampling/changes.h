@@ -25,7 +25,8 @@ inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.biased.count; ++i) logits[changes.biased.ids[i]] += changes.bias[i];
   for (int i = 0; i < changes.seen.count; ++i) {
     float& logit = logits[changes.seen.ids[i]];
-    logit = logit > 0 ? logit / changes.repetition_penalty : logit * changes.repetition_penalty;
+    const float less = logit / changes.repetition_penalty, more = logit * changes.repetition_penalty;
+    logit = logit > 0 ? less : more;  // without a branch: nothing foretells the sign
   }
   for (int i = 0; i < changes.output.count; ++i) {
     float& logit = logits[changes.output.ids[i]];

@@ -52,11 +52,21 @@ int find_largest(const uint16_t* logits, int size) {
   return at;
 }
 
-int first_largest(const uint16_t* logits, const Histogram& found) {
-  const float largest = found.value(0);
-  int i = 0;
-  while (found.values[logits[i]] != largest) ++i;
-  return i;
+// Whether one of the values is `one` or `other`.
+bool holds(const uint16_t* values, int count, uint16_t one, uint16_t other) {
+  uint16_t any = 0;
+  for (int i = 0; i < count; ++i) any |= (values[i] == one) | (values[i] == other);
+  return any != 0;
+}
+
+int first_largest(const uint16_t* logits, int size, const Histogram& found) {
+  const uint16_t one = found.pattern[0];
+  const bool zeros = found.size > 1 && found.value(1) == found.value(0);
+  const uint16_t other = zeros ? found.pattern[1] : one;
+  int at = 0;
+  while (!holds(logits + at, std::min(kTopBlock, size - at), one, other)) at += kTopBlock;
+  while (logits[at] != one && logits[at] != other) ++at;
+  return at;
 }
 
 // One past the id of the last tie that is kept.
@@ -82,13 +92,12 @@ int end_of_ties(const uint16_t* logits, int size, Histogram& found, const Ties& 
 }
 
 int draw_from_finite(const RowDraw& call, const uint16_t* logits, Histogram& found) {
-  if (call.temperature == 0) return first_largest(logits, found);
+  if (call.temperature == 0) return first_largest(logits, call.size, found);
   if (call.top_k > 0 && call.top_k < call.size) keep_top_k(call, found);
   double whole = weigh(call, found);
   Ties ties;
   if (call.top_p < 1) {
-    ties = keep_nucleus(call.top_p * whole, found);
-    whole = mass(found);
+    ties = keep_nucleus(call.top_p * whole, found, whole);
   }
   const auto weight = [&](int i) { return found.weights[logits[i]]; };
   int limit = call.size;
@@ -131,11 +140,19 @@ void find_top(const uint16_t* logits, const Row& row, const float* substituted, 
               RowScores& scores) {
   Top top(scores);
   if (scores.wanted == 0) return;
-  for (int at = 0; at < row.size; at += kTopBlock) {
-    const int end = std::min(row.size, at + kTopBlock);
-    const bool own = substituted == nullptr || !(substituted[at / kTopBlock] > top.bound());
-    if (own && largest_order(logits + at, end - at) <= order_below(top.bound(), row.type)) continue;
-    for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
+  const auto is_likely = [&](int begin, int end) {
+    for (int at = begin; substituted != nullptr && at < end; at += kTopBlock)
+      if (substituted[at / kTopBlock] > top.bound()) return true;
+    return largest_order(logits + begin, end - begin) > order_below(top.bound(), row.type);
+  };
+  for (int walk = 0; walk < row.size; walk += kWalkBlock) {
+    const int last = std::min(row.size, walk + kWalkBlock);
+    if (!is_likely(walk, last)) continue;
+    for (int at = walk; at < last; at += kTopBlock) {
+      const int end = std::min(last, at + kTopBlock);
+      if (!is_likely(at, end)) continue;
+      for (int i = at; i < end; ++i) top.offer(i, found.values[logits[i]]);
+    }
   }
 }
 

@@ -46,18 +46,18 @@ double weigh(const RowDraw& call, Histogram& found) {
   return sum;
 }
 
-double mass(Histogram& found) {
-  double sum = 0;
-  for (int i = 0; i < found.size; ++i) sum += static_cast<double>(found.weight(i)) * found.count(i);
-  return sum;
-}
-
-Ties keep_nucleus(double target, Histogram& found) {
+// `whole`: becomes the sum of the weights that are kept, of ties all.
+Ties keep_nucleus(double target, Histogram& found, double& whole) {
   double above = 0;
+  whole = 0;
   for (int i = 0; i < found.size;) {
-    const int next = found.next_weight(i);
     const float weight = found.weight(i);
-    const uint32_t count = found.count_between(i, next);
+    uint32_t count = 0;
+    int next = i;
+    do {
+      whole += static_cast<double>(weight) * found.count(next);
+      count += found.count(next++);
+    } while (next < found.size && found.weight(next) == weight);
     if (above + static_cast<double>(weight) * count >= target || next == found.size) {
       const int kept = needed_ties(above, target, weight, static_cast<int>(count));
       found.drop_from(next);
