@@ -140,10 +140,12 @@ void find_top(const uint16_t* logits, const Row& row, const float* substituted, 
               RowScores& scores) {
   Top top(scores);
   if (scores.wanted == 0) return;
+  const float below = found.value_below(scores.wanted);
   const auto is_likely = [&](int begin, int end) {
+    const float bound = std::max(below, top.bound());
     for (int at = begin; substituted != nullptr && at < end; at += kTopBlock)
-      if (substituted[at / kTopBlock] > top.bound()) return true;
-    return largest_order(logits + begin, end - begin) > order_below(top.bound(), row.type);
+      if (substituted[at / kTopBlock] > bound) return true;
+    return largest_order(logits + begin, end - begin) > order_below(bound, row.type);
   };
   for (int walk = 0; walk < row.size; walk += kWalkBlock) {
     const int last = std::min(row.size, walk + kWalkBlock);

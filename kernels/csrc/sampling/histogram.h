@@ -33,11 +33,12 @@ struct Histogram {
   float value(int i) const { return values[pattern[i]]; }
   float& weight(int i) { return weights[pattern[i]]; }
 
-  // The first pattern after i whose weight is another, or `size`.
-  int next_weight(int i) {
-    int next = i + 1;
-    while (next < size && weight(next) == weight(i)) ++next;
-    return next;
+  // What the `wanted` largest logits, and those that equal the last of them, are above.
+  float value_below(int wanted) const {
+    int i = 0;
+    for (int64_t sum = 0; i < size && sum < wanted; ++i) sum += count(i);
+    while (i > 0 && i < size && value(i) == value(i - 1)) ++i;  // both zeros
+    return i < size ? value(i) : -__builtin_inff();
   }
   uint32_t count_between(int first, int end) const {
     uint32_t sum = 0;
