@@ -9,7 +9,8 @@ namespace {
 
 template <class Visit>
 inline void for_each_list(const RowChanges& changes, Visit visit) {
-  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.suppressed}) visit(list);
+  for (const TokenList& list : {changes.biased, changes.seen, changes.output, changes.suppressed})
+    visit(list);
 }
 
 // visit(id) for every token that is changed, some of them several times.

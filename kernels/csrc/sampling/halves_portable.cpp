@@ -134,8 +134,8 @@ int16_t order_below(float bound, Float type) {
   return static_cast<int16_t>(order_of(bits) - (value_of(bits, type) > bound));
 }
 
-// The likeliest tokens. `substituted`: the largest of each block that a pattern stands for which is not its own
-// value; null where every pattern is.
+// The likeliest tokens. `substituted`: the largest of each block that a pattern stands for which is not its
+// own value; null where every pattern is.
 void find_top(const uint16_t* logits, const Row& row, const float* substituted, const Histogram& found,
               RowScores& scores) {
   Top top(scores);

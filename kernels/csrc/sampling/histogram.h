@@ -113,7 +113,8 @@ struct Substitutes {
   int* ids;         // the changed tokens, each once
   uint64_t* exact;  // logits that 16 bits do not hold
   uint64_t* spare;  // as much room
-  float* largest;   // [size / kTopBlock, rounded up], of the exact ones of a block; minus infinity: it has none
+  float*
+      largest;  // [size / kTopBlock, rounded up], of the exact ones of a block; minus infinity: it has none
   int num_ids, num_exact;
 };
 

@@ -1,12 +1,14 @@
-// The fewest largest of a row of weights that reach a share of their sum. Counts of the weights by their
-// leading bits say between which two the smallest of them lies; only those few are looked at more closely.
-// Compiled once per instruction set.
+// The fewest largest of a row of weights that reach a share of their sum. A guess says between which two the
+// smallest of them lies, or if it is wrong the counts of all; only those few are looked at more closely.
+// Which of the two it was changes the order in which some weights are summed up, and nothing else. Compiled
+// once per instruction set.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
 #include "runtime/threads.h"
+#include "sampling/bracket.h"
 #include "sampling/guess.h"
 #include "sampling/vectors.h"
 #include "sampling/weights.h"
@@ -64,8 +66,9 @@ struct Candidates {
   double above;
 };
 
-// The largest weights first, until they reach the target.
+// The largest weights first, until they reach the target. No smallest one if rounding puts it beyond all.
 Boundary reach(const Candidates& inside, double target) {
+  if (inside.count == 0) return {0, 0, 0};
   double above = inside.above;
   Boundary found{0, 0, 0};
   for (int i = 0; i < inside.count;) {
@@ -78,8 +81,8 @@ Boundary reach(const Candidates& inside, double target) {
   return found;
 }
 
-// Halves a bracket, again and again, until few weights are inside or all of them are equal. They are copied to
-// `room`, the largest first.
+// Halves a bracket, again and again, until few weights are inside or all of them are equal. They are copied
+// to `room`, the largest first.
 Candidates narrow(const Inside& inside, Bracket around, double target, float* room) {
   constexpr int kFew = 64;
   Candidates found{room, 0, inside.above};
@@ -128,17 +131,9 @@ Bracket count_all(const Weights& row, double target) {
     count(weights, kWalkBlock / 2, counts.first);  // two counts: equal neighbours do not wait for each other
     count(weights + kWalkBlock / 2, kWalkBlock / 2, counts.second);
   }
-  double least = 0, most = 0;  // what the mass of all weights from here up is between
-  int end = 0, at = kNumCoarse;
-  while (at > 0 && least < target) {
-    --at;
-    const double mass = counts.first[at] + counts.second[at];
-    most += mass * edge(at + 1);
-    if (end == 0 && most >= target) end = at + 1;
-    least += mass * edge(at);
-  }
-  const uint32_t low = static_cast<uint32_t>(at) << kCoarse;
-  return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse};
+  return bracket_of(
+      target, [&](int at) { return static_cast<double>(counts.first[at] + counts.second[at]); },
+      [](int) { return 0.0; });
 }
 
 // Of weights some of which are above 0. Leaves in `sums` what each block has of the nucleus.
@@ -150,7 +145,7 @@ Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   int* const starts = reinterpret_cast<int*>(more + size + kLanes);
   Bracket around = guess(row, top_p, room);
   Inside inside = between(row, sums, around, room, starts);
-  double target = top_p * inside.whole;
+  const double target = top_p * inside.whole;
   if (inside.above >= target || inside.above + inside.mass() < target) {
     around = count_all(row, target);
     inside = between(row, sums, around, room, starts);

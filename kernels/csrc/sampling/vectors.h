@@ -1,5 +1,5 @@
-// What drawing does to vectors of weights that GCC's vectors have no operator for, or slow code. Compiled once per
-// instruction set.
+// What drawing does to vectors of weights that GCC's vectors have no operator for, or slow code. Compiled
+// once per instruction set.
 #pragma once
 
 #include "attention/vectors.h"
@@ -55,7 +55,8 @@ inline int keep_between(Vec value, Vec low, Vec high, float* to) {
   return __builtin_popcount(kept);
 #elif defined(__AVX2__)
   const int kept = _mm256_movemask_ps((__m256)((value >= low) & (value < high)));
-  const __m256i from = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kMoves.from[kept])));
+  const __m256i from =
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kMoves.from[kept])));
   _mm256_storeu_ps(to, _mm256_permutevar8x32_ps((__m256)value, from));
   return __builtin_popcount(kept);
 #else
