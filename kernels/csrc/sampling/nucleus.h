@@ -44,9 +44,9 @@ Inside between(const Weights& row, double* sums, const Bracket& bracket, float* 
     WideSum whole, above;
     for (int i = 0; i < kWalkBlock; i += 4 * kWidth) {
       for (int j = 0; j < 4; ++j) {
-        const Doubles values = load_doubles(weights + i + j * kWidth);
-        whole.parts[j] += values;
-        above.parts[j] += only_from(values, as_float(bracket.high));
+        const Half values = load_half(weights + i + j * kWidth);
+        whole.parts[j] += widen(values);
+        above.parts[j] += widen(only_from(values, as_float(bracket.high)));
       }
       for (int j = 0; j < 4 * kWidth; j += kLanes)
         found.count += keep_between(load(weights + i + j), low, high, room + found.count);

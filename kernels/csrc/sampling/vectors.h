@@ -14,22 +14,22 @@ namespace {
 // As many floats as one register has room for as doubles. (Wider vectors of doubles go through memory.)
 constexpr int kWidth = kLanes / 2;
 typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(8 * kWidth)));
-typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
 
-inline Doubles load_doubles(const float* from) {
-  const Half floats = *reinterpret_cast<const Half*>(from);
-#if defined(__AVX512F__)
-  return (Doubles)_mm512_cvtps_pd((__m256)floats);
-#elif defined(__AVX2__)
-  return (Doubles)_mm256_cvtps_pd((__m128)floats);
-#else
-  return __builtin_convertvector(floats, Doubles);
-#endif
+inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
+inline Half only_from(Half values, float bound) {
+  return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
 
-inline Doubles only_from(Doubles values, double bound) {
-  return (Doubles)((DoubleBits)values & (values >= Doubles{} + bound));
+inline Doubles widen(Half values) {
+#if defined(__AVX512F__)
+  return (Doubles)_mm512_cvtps_pd((__m256)values);
+#elif defined(__AVX2__)
+  return (Doubles)_mm256_cvtps_pd((__m128)values);
+#else
+  return __builtin_convertvector(values, Doubles);
+#endif
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -24,7 +24,7 @@ struct WideSum {
 double sum_block(const float* weights) {
   WideSum sum;
   for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
-    for (int j = 0; j < 4; ++j) sum.parts[j] += load_doubles(weights + i + j * kWidth);
+    for (int j = 0; j < 4; ++j) sum.parts[j] += widen(load_half(weights + i + j * kWidth));
   return sum.total();
 }
 
@@ -33,8 +33,8 @@ double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
   int i = 0;
   for (; i + 4 * kWidth <= count; i += 4 * kWidth)
-    for (int j = 0; j < 4; ++j) sum.parts[j] += only_from(load_doubles(weights + i + j * kWidth), bound);
-  for (; i < count; i += kWidth) sum.parts[0] += only_from(load_doubles(weights + i), bound);
+    for (int j = 0; j < 4; ++j) sum.parts[j] += widen(only_from(load_half(weights + i + j * kWidth), bound));
+  for (; i < count; i += kWidth) sum.parts[0] += widen(only_from(load_half(weights + i), bound));
   return sum.total();
 }
 

@@ -89,11 +89,104 @@ def check_tokens(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
 
 
 @at_every_level
+def test_every_level_draws_from_large_rows_as_defined(level: str) -> None:
+    checks = "".join(f"check_large({kind!r}, (40_001,))\n" for kind in LARGE)
+    folder = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r})\nfrom test_native_sampling import check_large\n"
+    run_at_level(level, code + checks)
+
+
+@at_every_level
 def test_every_level_draws_the_same(level: str) -> None:
     folder = str(Path(__file__).parent)
     code = "from test_native_sampling import check_tokens; check_tokens({dtype!r}, 'plain', (7, 5000))\n"
     checks = "".join(code.format(dtype=dtype) for dtype in DTYPES)
     run_at_level(level, f"import sys; sys.path.insert(0, {folder!r})\n{checks}")
+
+
+def looked_at(size: int) -> NDArray[np.bool_]:
+    """The tokens by which ``kernels/csrc/sampling/guess.h`` guesses where a nucleus ends, but for the largest."""
+    block, line = np.arange(size) // 64, np.arange(size) // 16 % 4
+    chosen: NDArray[np.bool_] = (block % 4 == block // 4 % 4) & (block // 16 % 4 == line)
+    return chosen
+
+
+def large_row(kind: str, size: int) -> NDArray[np.float32]:
+    """One that misleads a guess by some of its tokens, or leaves it little to go by."""
+    rng = np.random.default_rng(size)
+    row = rng.standard_normal(size).astype(np.float32)
+    match kind:
+        case "likely ones are looked at":
+            row[looked_at(size)] += 6
+        case "likely ones are not looked at":
+            row[looked_at(size)] -= 6
+        case "runs":
+            row[np.arange(size) // 512 % 7 == 3] += 6
+        case "falling":
+            row -= np.linspace(0, 12, size, dtype=np.float32)
+        case "one":
+            row[size - 3] = 30
+        case "few":
+            row[rng.permutation(size)[40:]] = -np.inf
+        case "ties":
+            return np.round(row)
+        case "two values":
+            return np.where(np.arange(size) % 3 == 0, row.dtype.type(1), row.dtype.type(0))
+        case "equal":
+            return np.full(size, 0.25, np.float32)
+        case "wide":
+            return row * np.float32(3)
+    return row
+
+
+LARGE = (
+    "plain",
+    "likely ones are looked at",
+    "likely ones are not looked at",
+    "runs",
+    "falling",
+    "one",
+    "few",
+    "ties",
+    "two values",
+    "equal",
+    "wide",
+)
+
+
+def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
+    """The weights of the fewest likeliest that reach top_p, the lower id first among equals; 0 for others."""
+    order = np.argsort(-weights, kind="stable")
+    reached = np.cumsum(weights[order])
+    end = min(int(np.searchsorted(reached, top_p * reached[-1] * (1 - 1e-12))), len(weights) - 1)
+    kept = np.zeros_like(weights)
+    kept[order[: end + 1]] = weights[order[: end + 1]]
+    return kept
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_rows_are_drawn_from_as_defined(kind: str) -> None:
+    check_large(kind, (16_384, 16_385, 40_001, 151_936))
+
+
+def check_large(kind: str, sizes: tuple[int, ...]) -> None:
+    """A token's share of the nucleus holds the uniform number: to what float32 weights differ by."""
+    for size, top_p, temperature in itertools.product(sizes, (0.3, 0.9, 0.95, 0.9999, 1 - 2**-53), (1.0, 0.7)):
+        row = large_row(kind, size)
+        weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
+        shares = kept_by(weights, top_p)
+        ends = np.cumsum(shares / shares.sum())
+        how = {"temperature": temperature, "top_k": 0, "top_p": top_p, "min_p": 0.0, "seed": size}
+        draws = [_ext.Draw(0, **how, counter=counter) for counter in range(20)]
+        for counter, token in enumerate(tokens_of(mx.array(row[None]), draws)):
+            uniform = (int(np.random.Philox(key=size, counter=counter).random_raw()) >> 11) * 2.0**-53
+            assert token is not None
+            assert ends[token] - shares[token] / shares.sum() - 2e-6 <= uniform <= ends[token] + 2e-6, (
+                size,
+                top_p,
+                temperature,
+                token,
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,6 +196,11 @@ def test_both_zeros_are_one_value(dtype: str) -> None:
     assert greedy.token == 1, "the lowest id among equals, whatever their signs"
     drawing = states(5, 200, temperature=50.0, top_k=1)
     assert {drawn.token for drawn in sample_natively(logits, [0] * 200, drawing)} == {1, 2, 3}
+    for num_top, largest in ((1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 3, 0])):
+        [scored] = sample_natively(logits, [0], states(5, 1, temperature=0.0, logprobs=num_top))
+        assert scored.logprob is not None
+        assert scored.token == 1
+        assert [token for token, _ in scored.logprob.top] == largest
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
