@@ -54,6 +54,15 @@ ROWS = (
     "tests/engine/executor/native/test_ops.py::test_bf16_rows_are_what_float32_ones_round_to",
     "tests/engine/executor/native/test_compute_rows.py",
 )
+SAMPLING = tuple(
+    f"tests/kernels/cpu/test_native_sampling.py::{name}"
+    for name in (
+        "test_large_rows_are_drawn_from_as_defined",
+        "test_tokens_are_those_of_the_sampler_in_numpy",
+        "test_log_probabilities_are_those_of_float64",
+        "test_changed_tokens_are_drawn_as_if_the_row_had_them",
+    )
+)
 SUITES = (
     (in_native.STEPS, PROGRAM),
     (in_native.INDICES, INDICES),
@@ -64,6 +73,7 @@ SUITES = (
     (in_native.CHANNELS, CHANNELS),
     (in_native.POOLS, POOLS),
     (in_native.ROWS, ROWS),
+    (in_native.SAMPLING, SAMPLING),
 )
 TESTS = {mutant.name: tests for mutants, tests in SUITES for mutant in mutants}
 

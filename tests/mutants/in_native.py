@@ -354,4 +354,38 @@ ROWS = (
     ),
 )
 
-MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS, *POOLS, *ROWS)
+SAMPLING = (
+    # tokens drawn from logits
+    bug(
+        "where a nucleus ends is what the guess says",
+        "if (inside.above >= target || inside.above + inside.mass() < target) {",
+        "if (inside.count < 0) {",
+    ),
+    bug(
+        "all ties at the end of a nucleus belong to it",
+        "found.kept = needed_ties(above, target, found.weight, found.ties);",
+        "found.kept = found.ties;",
+    ),
+    bug(
+        "log probabilities are those at the temperature",
+        "const bool are_powers = call.temperature == 1 &&",
+        "const bool are_powers = call.temperature > 0 &&",
+    ),
+    bug(
+        "a block's largest logit does not change",
+        "else for_each_changed(call.changes, [&](int64_t id) { row.scan(",
+        "else for_each_changed(call.changes, [&](int64_t id) { if (id < 0) row.scan(",
+    ),
+    bug(
+        "exact logits are in the order of their last bytes",
+        "constexpr int kDigits = 4, kValues = 256, kFew = 100;",
+        "constexpr int kDigits = 2, kValues = 256, kFew = 100;",
+    ),
+    bug(
+        "what 16 bits do not hold is not among the likeliest",
+        "if (substituted[at / kTopBlock] > bound) return true;",
+        "if (substituted[at / kTopBlock] > bound + 1000) return true;",
+    ),
+)
+
+MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS, *POOLS, *ROWS, *SAMPLING)

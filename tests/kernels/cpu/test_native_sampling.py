@@ -275,8 +275,13 @@ def check_scores(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
         for token, score in zip(tokens, scores, strict=True):
             assert score is not None
             assert_same_score(score, score_in_float64(row, token, num_top))
-        for temperature in (0.0, 1.0):
-            drawing = states(size, 2, logprobs=num_top, temperature=temperature, top_k=3)
+        for params in (
+            {"temperature": 0.0},
+            {"temperature": 1.0, "top_k": 3},
+            {"temperature": 1.0, "top_p": 0.9},
+            {"temperature": 0.7},
+        ):
+            drawing = states(size, 2, logprobs=num_top, **params)
             for drawn in sample_natively(logits, [0, 0], drawing):
                 assert drawn.token is not None
                 assert drawn.logprob is not None
