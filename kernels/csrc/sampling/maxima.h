@@ -11,13 +11,27 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-inline Vec larger_of(Vec a, Vec b) { return a > b ? a : b; }
+template <class Lanes>
+inline Lanes larger_of(Lanes a, Lanes b) {
+  return a > b ? a : b;
+}
 
+// Vectors of 16, 8 or 4, halved (clang knows no shuffle whose lanes are computed).
 inline float largest_lane(Vec x) {
-  IntVec lanes;
-  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
-  for (int step = kLanes / 2; step > 0; step /= 2) x = larger_of(x, __builtin_shuffle(x, lanes ^ step));
-  return x[0];
+#if defined(__AVX512F__)
+  const auto eight = larger_of(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                               __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
+#elif defined(__AVX__)
+  const auto eight = x;
+#endif
+#if defined(__AVX__)
+  const auto four = larger_of(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                              __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  const auto four = x;
+#endif
+  const auto two = larger_of(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return two[0] > two[1] ? two[0] : two[1];
 }
 
 inline bool any(IntVec flags) {

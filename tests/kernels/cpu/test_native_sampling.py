@@ -105,7 +105,7 @@ def test_every_level_draws_the_same(level: str) -> None:
 
 
 def looked_at(size: int) -> NDArray[np.bool_]:
-    """The tokens by which ``kernels/csrc/sampling/guess.h`` guesses where a nucleus ends, but for the largest."""
+    """The tokens by which ``sampling/guess.h`` guesses where a nucleus ends, but for the largest."""
     block, line = np.arange(size) // 64, np.arange(size) // 16 % 4
     chosen: NDArray[np.bool_] = (block % 4 == block // 4 % 4) & (block // 16 % 4 == line)
     return chosen
@@ -171,12 +171,14 @@ def test_large_rows_are_drawn_from_as_defined(kind: str) -> None:
 
 def check_large(kind: str, sizes: tuple[int, ...]) -> None:
     """A token's share of the nucleus holds the uniform number: to what float32 weights differ by."""
-    for size, top_p, temperature in itertools.product(sizes, (0.3, 0.9, 0.95, 0.9999, 1 - 2**-53), (1.0, 0.7)):
+    for size, top_p, temperature in itertools.product(
+        sizes, (0.3, 0.9, 0.95, 0.9999, 1 - 2**-53), (1.0, 0.7)
+    ):
         row = large_row(kind, size)
         weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
         shares = kept_by(weights, top_p)
         ends = np.cumsum(shares / shares.sum())
-        how = {"temperature": temperature, "top_k": 0, "top_p": top_p, "min_p": 0.0, "seed": size}
+        how = PLAIN | {"temperature": temperature, "top_p": top_p, "seed": size}
         draws = [_ext.Draw(0, **how, counter=counter) for counter in range(20)]
         for counter, token in enumerate(tokens_of(mx.array(row[None]), draws)):
             uniform = (int(np.random.Philox(key=size, counter=counter).random_raw()) >> 11) * 2.0**-53
