@@ -52,7 +52,8 @@ class Parts:
                 (first row, rows, row of the table, first part), a part for each row
     plan        [M, 4]   the same on the host
     tiled       how many parts tiles of rows have together; None: a part for each of ``items``
-    positions   [T]      position of each row
+    positions   [T]      position of each row, the last that it sees
+    seen_since  [T]      the first that it sees, beside the first ``keep``; None: all of them
     page_table  [T, P]   its pages
     """
 
@@ -60,6 +61,8 @@ class Parts:
     plan: Ints
     tiled: int | None
     positions: mx.array
+    seen_since: mx.array | None
+    keep: int
     page_table: mx.array
     scale: float
     softcap: float | None
@@ -67,6 +70,11 @@ class Parts:
     @property
     def count(self) -> int:
         return len(self.plan)
+
+    def inputs(self) -> dict[str, mx.array]:
+        """What a kernel reads of each row's sequence; ``items`` are cut as it has them."""
+        of_rows = {"positions": self.positions, "page_table": self.page_table}
+        return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,7 @@ class PagedAttention:
         self._dense_prompts = dense_prompts
         self._library = library
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether windows count
+        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether parts are made
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -223,18 +231,15 @@ class PagedAttention:
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Attention of each of ``parts`` to the keys of its tiles, not normalized, V still rotated. Every
-        row stands for a sequence of its own, whose positions and table are those of ``parts``; it sees
-        all up to its position, whatever the layer's window."""
+        row stands for a sequence of its own, whose positions and table are those of ``parts``, and so is
+        what it sees of it, whatever the layer's window."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
-        of_layer = self._layer(
-            layer, queries.shape[1], options, ordered=pages.after is not None, windowed=False
-        )
+        of_layer = self._layer(layer, queries.shape[1], options, ordered=pages.after is not None, parts=parts)
         inputs = {
             **of_layer.fixed,
             **pages.inputs(),
+            **parts.inputs(),
             "queries": queries,
-            "positions": parts.positions,
-            "page_table": parts.page_table,
         }
         if parts.tiled is None:
             values, stats, *read = _split(of_layer, inputs | {"items": parts.items}, parts.count)
@@ -266,28 +271,36 @@ class PagedAttention:
         return Attended(out, _made(read))
 
     def _layer(
-        self, layer: int, num_heads: int, options: AttendOptions, *, ordered: bool, windowed: bool = True
+        self,
+        layer: int,
+        num_heads: int,
+        options: AttendOptions,
+        *,
+        ordered: bool,
+        parts: Parts | None = None,
     ) -> _Layer:
-        """Put together for the layer and what it is called with, once while that stays the same."""
-        found = self._layers.get((layer, windowed))
+        """Put together for the layer and what it is called with, once while that stays the same. ``parts``
+        of a layer have a ``seen_since`` in every step, or in none."""
+        found = self._layers.get((layer, parts is not None))
         if found is not None and found.serves(num_heads, options, ordered=ordered):
             return found
         spec = self._spec.layers[layer]
         config = AttentionConfig(
-            layer=spec if windowed else replace(spec, window=None, keep=0),
+            layer=spec if parts is None else replace(spec, window=None, keep=parts.keep),
             group=num_heads // spec.num_kv_heads,
             page_size=self._spec.page_size,
             k_format=self._spec.k_format,
             v_format=self._spec.v_format,
             sinks=options.sinks is not None,
             softcap=options.softcap is not None,
+            bounded=parts is not None and parts.seen_since is not None,
             ordered=ordered,
         )
         fixed = {"params": device_params(options.scale, options.softcap)}
         if options.sinks is not None:
             fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
         mx.eval(*fixed.values())  # nothing of it is left to a step
-        made = self._layers[layer, windowed] = _Layer(config, options, fixed, self._kernel)
+        made = self._layers[layer, parts is not None] = _Layer(config, options, fixed, self._kernel)
         return made
 
     def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:

@@ -147,6 +147,7 @@ class AttentionConfig(PageReaderConfig):
             ("k_scales", self.key_scales),
             ("v_scales", self.value_scales),
             ("sinks", self.sinks),
+            ("seen_since", self.bounded),
             ("after", self.ordered),
         )
         fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
@@ -221,7 +222,7 @@ class AttentionConfig(PageReaderConfig):
             "SOFTCAP": 0,
             "SINKS": 0,
         }
-        for name in ("GROUP", "NUM_HEADS", "KEEP", "SINK(head)"):
+        for name in ("GROUP", "NUM_HEADS", "KEEP", "SINK(head)", "SINCE(row, position)"):
             del macros[name]
         return make_unit(
             "dense",

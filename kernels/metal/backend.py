@@ -74,16 +74,11 @@ class MetalBackend:
         )
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        if (refusal := self.residual_refusal(spec.layers)) is not None:
-            raise ValueError(
-                f"{refusal}; leave sink_pages, residual_pages and quantize_after out, or use the "
-                "reference backend"
-            )
-        for layer in residual.layers:
-            if layer.keep % residual.page_size:
+        for layer, own in zip(spec.layers, residual.layers, strict=True):
+            if layer.window is None and own.keep % residual.page_size:
                 raise ValueError(
                     f"the metal backend reads whole pages in 16 bits: keep must be a multiple of the "
-                    f"{residual.page_size} positions of a page, got {layer.keep}"
+                    f"{residual.page_size} positions of a page, got {own.keep}"
                 )
         from .residual import MetalResidualCache
 

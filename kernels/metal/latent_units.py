@@ -97,6 +97,7 @@ class LatentConfig(PageReaderConfig):
             ("k_scales", scales[0]),
             ("v_scales", scales[1]),
             ("sinks", self.sinks and not split),  # of splits, sinks join at the end, once
+            ("seen_since", self.bounded),
             ("after", self.ordered),
         )
         inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")

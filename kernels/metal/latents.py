@@ -189,15 +189,14 @@ class LatentAttention:
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
         """As ``PagedAttention.partials``, of latents: values [M, Hq, R], still rotated as these are."""
-        spec = replace(self._spec.layers[layer], window=None, keep=0)
-        config = self._configured(spec, queries.shape[1], pages, sinks=False)
+        spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
+        config = self._configured(
+            spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
+        )
         cut = head_tiles if parts.tiled is None else row_tiles
         items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
-        inputs = self._inputs(queries, rotary, pages, parts.scale) | {
-            "positions": parts.positions,
-            "page_table": parts.page_table,
-            "items": padded(items.ravel()),
-        }
+        inputs = self._inputs(queries, rotary, pages, parts.scale) | parts.inputs()
+        inputs["items"] = padded(items.ravel())
         count = parts.count if parts.tiled is None else parts.tiled
         values, stats, *read = self._split(config, inputs, len(items), count)
         return Partials(values, stats, read[0] if read else None)
@@ -224,7 +223,13 @@ class LatentAttention:
         return self._configured(spec, queries.shape[1], pages, sinks=options.sinks is not None)
 
     def _configured(
-        self, layer: LayerSpec, num_heads: int, pages: StoredPages, *, sinks: bool
+        self,
+        layer: LayerSpec,
+        num_heads: int,
+        pages: StoredPages,
+        *,
+        sinks: bool,
+        bounded: bool = False,
     ) -> LatentConfig:
         return LatentConfig(
             layer=layer,
@@ -233,6 +238,7 @@ class LatentAttention:
             k_format=self._spec.k_format,
             v_format=self._spec.v_format,
             sinks=sinks,
+            bounded=bounded,
             ordered=pages.after is not None,
         )
 

@@ -12,6 +12,7 @@ from .units import format_source
 class PageReaderConfig:
     """The part of a configuration that attention over K and V shares with attention over latents.
 
+    bounded    input `seen_since` says of each row where what it sees begins, in place of the layer's window
     ordered    input `after` orders the kernel after writes that MLX does not see, and output `read` what
                follows
     """
@@ -22,6 +23,7 @@ class PageReaderConfig:
     v_format: str
     sinks: bool
     softcap: bool = False
+    bounded: bool = False
     ordered: bool = False
 
     def tile_bytes(self, keys: int) -> tuple[int, int]:
@@ -35,7 +37,7 @@ class PageReaderConfig:
     def name_with(self, heads: str) -> str:
         """The part of a unit's name that tells configurations apart; ``heads`` names its heads."""
         layer = self.layer
-        options = {"s": self.sinks, "c": self.softcap, "o": self.ordered}
+        options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
         return (
             f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_{heads}_p{self.page_size}"
             f"_w{layer.window or 0}_k{layer.keep}_" + "".join(letter for letter, on in options.items() if on)
@@ -45,7 +47,8 @@ class PageReaderConfig:
         """Macros of pages and of what a query sees and adds, as sources/attention.metal has them."""
         return {
             "PAGE_SIZE": self.page_size,
-            "WINDOW": self.layer.window or 0,
+            "WINDOW": self.layer.window or int(self.bounded),
+            "SINCE(row, position)": "seen_since[row]" if self.bounded else "((position) - WINDOW + 1)",
             "KEEP": self.layer.keep,
             "SOFTCAP": int(self.softcap),
             "SINKS": int(self.sinks),

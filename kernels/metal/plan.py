@@ -44,10 +44,14 @@ class DecodePlan:
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
     """Tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
-    end = positions // DECODE_TILE + 1
     if window is None:
-        return end
-    low = window_start(positions, window)
+        return np.asarray(positions // DECODE_TILE + 1, np.int32)
+    return bounded_tiles(positions, window_start(positions, window), keep)
+
+
+def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
+    """Of queries that see positions from ``low`` on, and the first ``keep``."""
+    end = positions // DECODE_TILE + 1
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 

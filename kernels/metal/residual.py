@@ -4,26 +4,29 @@ What a row reads of either kind is a run of whole pages, or two. Put one after t
 sequence of their own, seen up to its end: a row's table is rewritten so on the host, once per step, and the
 split kernel runs over it as it is, or for rows of prompts that read the same pages the chunk kernel. The
 partial results of both kinds are joined by MLX's own operations.
-Positions are then not those of the sequence, so there are no windows here.
+Positions are then not those of the sequence: in layers with a window the kernels get for each row where what
+it sees of them begins, and pass over the tiles before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
-from ..interface import AttendOptions, PoolSpec, refuse_option
+from ..interface import AttendOptions, LayerSpec, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
 from ..residual import residual_starts
 from ..residual_cache import ResidualCache
+from ..visibility import window_start
 from .attention import Parts
 from .attention_units import DECODE_TILE, chunk_tokens
 from .latents import LATENT_TOKENS
 from .launch import padded
-from .plan import chunk_rows, cut, divide, num_splits, restore_order
+from .plan import bounded_tiles, chunk_rows, cut, divide, num_splits, restore_order
 from .pool import MetalPool
 
 _LOG2_E = 1.4426950408889634
@@ -63,27 +66,84 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Every row's pages of one kind, in front of each other: tables [T, P] and the last position in them,
-    [T], -1 where there are none."""
+    """Every row's pages of one kind, in front of each other.
+
+    page_table  [T, P]
+    positions   [T]     the last position in them, -1 where there are none
+    seen_since  [T]     the first that a row sees, beside the first ``keep``: past the last if it sees none.
+                        None: all of them are seen
+    """
 
     page_table: Ints
     positions: Ints
+    seen_since: Ints | None
+    keep: int
+
+    @property
+    def live(self) -> NDArray[np.bool_]:
+        """Which rows see any of them. All residual pages end with the row's own position."""
+        return self.positions >= (0 if self.seen_since is None else self.seen_since)
+
+    @property
+    def tiles(self) -> Ints:
+        """How many tiles of 32 keys each row reads."""
+        if self.seen_since is None:
+            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for -1
+        return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What queries of a layer see, as in LayerSpec, and the window of what they read of the residual pages.
+    ``keep``: first positions that they read of these."""
+
+    window: int | None
+    residual: int
+    keep: int
+
+    @classmethod
+    def of(cls, layer: LayerSpec, residual: LayerSpec) -> _Reach:
+        assert residual.window is not None
+        return cls(layer.window, residual.window, residual.keep)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step's rows under one reach: ``tables`` are ``kinds`` on the device, ``routes`` by the tokens of a
+    tile."""
+
+    kinds: tuple[_Kind, _Kind]
+    tables: tuple[_Table, _Table]
+    routes: dict[int, list[_Route]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    positions: mx.array
+    page_table: mx.array
+    seen_since: mx.array | None
+    keep: int
+
+    @classmethod
+    def of(cls, kind: _Kind) -> _Table:
+        since = None if kind.seen_since is None else padded(kind.seen_since)
+        return cls(padded(kind.positions), padded(kind.page_table), since, kind.keep)
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
     """Rows of prompts go through the chunk kernel in tiles that end where what they read changes."""
 
-    _kinds: tuple[_Kind, _Kind]
-    _tables: tuple[tuple[mx.array, mx.array], tuple[mx.array, mx.array]]  # positions, page_table
-    _routes: dict[int, list[_Route]]  # by the tokens of a tile
+    _steps: dict[_Reach, _Step]
     _order: mx.array | None
+
+    def __init__(self, quantized: MetalPool, residual: MetalPool) -> None:
+        super().__init__(quantized, residual)
+        layers = zip(quantized.spec.layers, residual.spec.layers, strict=True)
+        self._reaches = [_Reach.of(*both) for both in layers]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
-        self._kinds = _kinds(metadata, self.residual.spec)
-        first, second = ((padded(kind.positions), padded(kind.page_table)) for kind in self._kinds)
-        self._tables = first, second
-        self._routes = {}
+        self._steps = {}
         order = restore_order(*self._rows(metadata))
         self._order = None if order is None else mx.array(order)
 
@@ -92,23 +152,34 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         chunks = chunk_rows(metadata)
         return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
-    def _routes_of(self, tokens: int) -> list[_Route]:
+    def _step(self, layer: int) -> _Step:
+        """What rows read in this layer, worked out once for all that are alike."""
+        reach = self._reaches[layer]
+        if reach not in self._steps:
+            if self._metadata is None:
+                raise ValueError("no step has begun; call begin_step first")
+            kinds = _kinds(self._metadata, reach)
+            self._steps[reach] = _Step(kinds, (_Table.of(kinds[0]), _Table.of(kinds[1])))
+        return self._steps[reach]
+
+    def _routes(self, step: _Step, tokens: int) -> list[_Route]:
         """How rows are divided where a tile has so many tokens."""
-        if tokens not in self._routes:
+        if tokens not in step.routes:
             assert self._metadata is not None
             alone, chunks = self._rows(self._metadata)
-            # Rows of a sequence that read the same quantized pages read the same residual ones.
-            sequences, last = self._metadata.row_sequences.astype(np.int64), self._kinds[0].positions
+            quantized, residual = step.kinds
+            # Rows of a sequence whose quantized pages end alike have the same tables of both kinds, of which
+            # later ones see what the first does from some position on.
+            sequences, last = self._metadata.row_sequences.astype(np.int64), quantized.positions
             first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
-            quantized, residual = self._kinds
             routes = (
                 _Route(alone, (_run(alone, quantized), _run(alone, residual))),
                 _Route(
                     chunks, (_tiled(chunks, quantized, first, count), _tiled(chunks, residual, first, count))
                 ),
             )
-            self._routes[tokens] = [route for route in routes if len(route.rows)]
-        return self._routes[tokens]
+            step.routes[tokens] = [route for route in routes if len(route.rows)]
+        return step.routes[tokens]
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", mask=options.mask)
@@ -118,12 +189,20 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         spec = self.quantized.spec.layers[layer]
         group = queries.shape[1] // spec.num_kv_heads
         tokens = chunk_tokens(spec, group) if options.rotary is None else LATENT_TOKENS
-        routes = self._routes_of(tokens)
-        outs = [self._attend(layer, queries, route, options) for route in routes]
+        step = self._step(layer)
+        routes = self._routes(step, tokens)
+        outs = [self._attend(layer, queries, step.tables, route, options) for route in routes]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
-    def _attend(self, layer: int, queries: mx.array, route: _Route, options: AttendOptions) -> mx.array:
+    def _attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        tables: tuple[_Table, _Table],
+        route: _Route,
+        options: AttendOptions,
+    ) -> mx.array:
         """Of the rows of one route, float32 [R, Hq, Dv]."""
         spec, rotary = self.quantized.spec.layers[layer], options.rotary
         heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
@@ -132,17 +211,18 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             sinks = sinks.astype(mx.float32) * _LOG2_E
             top = mx.maximum(top, sinks)
         parts = []
-        for pool, run, (positions, table) in zip(
-            (self.quantized, self.residual), route.runs, self._tables, strict=True
-        ):
+        pools = self.quantized, self.residual
+        for pool, run, table in zip(pools, route.runs, tables, strict=True):
             if not run.count:
                 continue
             wanted = Parts(
                 items=run.items,
                 plan=run.plan,
                 tiled=run.tiled,
-                positions=positions,
-                page_table=table,
+                positions=table.positions,
+                seen_since=table.seen_since,
+                keep=table.keep,
+                page_table=table.page_table,
                 scale=options.scale,
                 softcap=options.softcap,
             )
@@ -166,33 +246,46 @@ def _exp2(x: mx.array) -> mx.array:
     return mx.exp(x * _LN_2)
 
 
-def _kinds(metadata: AttentionMetadata, residual: PoolSpec) -> tuple[_Kind, _Kind]:
-    """What each row reads: quantized pages [kept, start), residual pages [0, kept) and [start, its own]."""
-    size, layer = metadata.page_size, residual.layers[0]
-    assert layer.window is not None
-    counts, sequence = np.diff(metadata.q_start), metadata.row_sequences
-    after = np.zeros(len(counts), np.int32) if metadata.quantize_after is None else metadata.quantize_after
-    positions = metadata.positions
-    start = residual_starts(positions, after[sequence], window=layer.window, page_size=size) // size
-    kept = np.minimum(start, layer.keep // size)
+def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
+    """What each row reads: quantized pages up to where its residual pages begin, these, and before them the
+    kept pages. A page of which some positions are kept is read of both kinds. In layers with a window, pages
+    before it are in the tables, too; none of them is read."""
+    size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
+    after = metadata.quantize_after
+    after = np.zeros(metadata.num_sequences, np.int32) if after is None else after
+    start = residual_starts(positions, after[sequence], window=reach.residual, page_size=size) // size
+    skipped, kept = np.minimum(start, reach.keep // size), np.minimum(start, -(-reach.keep // size))
     pages, shown = metadata.groups
     column = np.arange(pages.page_table.shape[1])
-    tables = pages.page_table[sequence]
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])
     own = np.minimum(own, positions[:, None] // size)
-    earlier = np.minimum(column + kept[:, None], np.maximum(start - 1, 0)[:, None])
+    earlier = np.minimum(column + skipped[:, None], np.maximum(start - 1, 0)[:, None])
+    seen_since: tuple[Ints | None, Ints | None] = None, None
+    if reach.window is not None:
+        low = window_start(positions, reach.window)
+        seen_since = (
+            (np.maximum(low, reach.keep) - skipped * size).astype(np.int32),
+            (np.maximum(low, start * size) - (start - kept) * size).astype(np.int32),
+        )
     return (
-        _Kind(np.take_along_axis(tables, earlier, axis=1), ((start - kept) * size - 1).astype(np.int32)),
+        _Kind(
+            np.take_along_axis(pages.page_table[sequence], earlier, axis=1),
+            ((start - skipped) * size - 1).astype(np.int32),
+            seen_since[0],
+            keep=0,
+        ),
         _Kind(
             np.take_along_axis(shown.page_table[sequence], own, axis=1),
             (positions - (start - kept) * size).astype(np.int32),
+            seen_since[1],
+            keep=0 if reach.window is None else reach.keep,
         ),
     )
 
 
 def _run(rows: Ints, kind: _Kind) -> _Run:
     """Divide what each row reads of a kind of pages, as rows that are decoded are."""
-    tiles = (kind.positions[rows] + DECODE_TILE) // DECODE_TILE  # 0 for -1
+    tiles = kind.tiles[rows]
     splits = num_splits(tiles)
     items, first = divide(rows, rows, tiles, splits)
     each = np.arange(max(int(splits.max(initial=1)), 1))
@@ -203,13 +296,15 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
     """A part for each row, in tiles that begin ``first`` and have ``count`` rows: what its rows read of a
-    kind of pages is in its last row's table, the longest."""
-    live = kind.positions[rows] >= 0
+    kind of pages is in its last row's table, the longest. Where the first row sees none of these pages, no
+    other does, and there is no tile."""
+    live = kind.live[rows]
     used = live[first]
+    parted = np.repeat(used, count)
     first, count = first[used], count[used]
     out = (np.cumsum(count) - count).astype(np.int32)
     tiles = np.stack([rows[first], count, rows[first + count - 1], out], axis=1).astype(np.int32)
-    index = np.where(live, np.cumsum(live) - 1, 0).astype(np.int32)
+    index = np.where(parted, np.cumsum(parted) - 1, 0).astype(np.int32)
     return _Run(
         padded(tiles.ravel()), tiles, int(count.sum()), mx.array(index[:, None]), mx.array(live[:, None])
     )

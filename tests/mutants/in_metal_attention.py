@@ -71,7 +71,7 @@ DECODE = (
     Mutant(
         "what is read instead lies before the window",
         "decode",
-        "tile.first_seen = position - WINDOW + 1 - start;",
+        "tile.first_seen = since - start;",
         "tile.first_seen = 0;",
     ),
     Mutant("a product of the other key", "decode", "(is_second ? second[g] : first[g])", "first[g]"),
@@ -190,7 +190,7 @@ REDUCE = (
 
 ATTENTION = (
     Mutant("a key too many", "attention", "return key <= position && (", "return key <= position + 1 && ("),
-    Mutant("window off by one", "attention", "key > position - WINDOW", "key >= position - WINDOW"),
+    Mutant("window off by one", "attention", "key >= since", "key >= since - 1"),
     Mutant("kept positions are forgotten", "attention", " || key < KEEP)", ")"),
     Mutant(
         "the window starts a tile late", "attention", "span.window = low / N;", "span.window = low / N + 1;"
@@ -261,8 +261,8 @@ CHUNK = (
     Mutant(
         "causal by the tile's last token",
         "chunk",
-        "if (is_visible(key, my_position))",
-        "if (is_visible(key, last_position))",
+        "if (is_visible(key, my_position, my_since))",
+        "if (is_visible(key, last_position, my_since))",
     ),
     Mutant("rows outside are read", "tile", "if (row != UNUSED)", "if (true)"),
     Mutant("keys not transposed", "chunk", "ulong2(0, 0), true)", "ulong2(0, 0), false)"),

@@ -1,4 +1,5 @@
 // What decode, chunk and reduce share: which positions a query sees, and softmax in log2 space.
+// Where there are windows (WINDOW) a query sees the first KEEP positions, and those from SINCE(row, position) on.
 
 // Below every logit; finite, so that no difference of two is NaN and fast math changes nothing.
 #define LOWEST (-1e30f)
@@ -19,16 +20,16 @@ METAL_FUNC typename Format::Raw load_octet(
       scales + (ulong(row) * scale_row + octet * (scale_row / (D / 8))), octet);
 }
 
-METAL_FUNC bool is_visible(int key, int position) {
+METAL_FUNC bool is_visible(int key, int position, int since) {
 #if WINDOW
-  return key <= position && (key > position - WINDOW || key < KEEP);
+  return key <= position && (key >= since || key < KEEP);
 #else
   return key <= position;
 #endif
 }
 
-// The tiles of keys that queries at first..last can see: some at the front (kept positions),
-// then all from the window's first. Tiles between are skipped, not masked.
+// The tiles of keys that queries can see: some at the front (kept positions), then all from the window's
+// first, `since`. Tiles between are skipped, not masked.
 struct Span {
   int kept;
   int window;
@@ -37,12 +38,12 @@ struct Span {
 };
 
 template <int N>
-METAL_FUNC Span span_from(int first) {
+METAL_FUNC Span span_from(int since) {
   Span span;
   span.kept = 0;
   span.window = 0;
 #if WINDOW
-  const int low = max(0, first - WINDOW + 1);
+  const int low = max(0, since);
   span.window = low / N;
   span.kept = min((min(KEEP, low) + N - 1) / N, span.window);
 #endif

@@ -47,18 +47,18 @@ const uint out_row = tiles[4 * threadgroup_position_in_grid.x + 3];
 #else
 const uint out_row = first_row;
 #endif
-const int first_position = positions[first_row], last_position = positions[first_row + tokens - 1];
+const int last_position = positions[first_row + tokens - 1], since = SINCE(first_row, positions[first_row]);
 const device int* const table = page_table + sequence * uint(page_table_shape[1]);
 const device Keys::Scale* const key_scale_rows = KEY_SCALES;
 const device Values::Scale* const value_scale_rows = VALUE_SCALES;
 threadgroup float* const staged = (threadgroup float*)shared_quads;
 threadgroup Keys::Tile* const key_tile = (threadgroup Keys::Tile*)shared_quads;
 threadgroup Values::Tile* const value_tile = (threadgroup Values::Tile*)(shared_quads + KEY_QUADS);
-const Span span = span_from<KEYS>(first_position);
+const Span span = span_from<KEYS>(since);
 const int num_tiles = last_position / KEYS + 1 - span.window + span.kept;
 
 find_rows<HEAD_DIM, VALUE_DIM>(
-    table, key_scale_rows, value_scale_rows, kv_head, span.tile(0) * KEYS, first_position, last_position, thread_index,
+    table, key_scale_rows, value_scale_rows, kv_head, span.tile(0) * KEYS, since, last_position, thread_index,
     key_rows);
 
 simdgroup_float8x8 query[MY_KEY_MATRICES];
@@ -107,6 +107,7 @@ for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
 
 const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP;
 const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
+const int my_since = SINCE(first_row + min(my_token, tokens - 1), my_position);
 const bool has_rows = row_group * 8 < tokens * GROUP;  // the whole simdgroup; loads are everyone's
 float top = LOWEST, sum = 0.0f;
 {
@@ -126,7 +127,7 @@ for (int index = 0; index < num_tiles; ++index) {
     ValueFilling::start(v_codes, value_scale_rows, key_rows + now, thread_index, raws);
     if (!is_last) {
       find_rows<HEAD_DIM, VALUE_DIM>(
-          table, key_scale_rows, value_scale_rows, kv_head, span.tile(index + 1) * KEYS, first_position, last_position,
+          table, key_scale_rows, value_scale_rows, kv_head, span.tile(index + 1) * KEYS, since, last_position,
           thread_index, key_rows + next);
     }
 #if VALUES_FIRST
@@ -182,7 +183,7 @@ for (int index = 0; index < num_tiles; ++index) {
         const uint column = c * 8 + column_of(lane) + i;
         const int key = start + int(column);
         float x = LOWEST;
-        if (is_visible(key, my_position)) {
+        if (is_visible(key, my_position, my_since)) {
           const float product = products[c].thread_elements()[i] + others[i];
           x = logit(product * key_rows[now + column].key_scale, params);
         }
@@ -205,7 +206,7 @@ for (int index = 0; index < num_tiles; ++index) {
       UNROLL
       for (uint i = 0; i < 2; ++i) {
         const uint column = c * 8 + column_of(lane) + i;
-        const bool visible = is_visible(start + int(column), my_position);
+        const bool visible = is_visible(start + int(column), my_position, my_since);
         const float weight = visible ? fast::exp2(products[c].thread_elements()[i] - new_top) : 0.0f;
         sum += weight;  // of this lane's columns
         products[c].thread_elements()[i] = weight * key_rows[now + column].value_scale;

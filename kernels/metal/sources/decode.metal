@@ -29,6 +29,7 @@ struct Tile {
   uint first_row;  // of its first key, where one page has all
   int start;
   int position;
+  int since;  // the first position seen, beside the kept ones
   int first_seen;  // key
 
   METAL_FUNC uint row(uint key) const thread {
@@ -39,7 +40,7 @@ struct Tile {
 #endif
   }
 
-  METAL_FUNC bool sees(uint key) const thread { return is_visible(start + int(key), position); }
+  METAL_FUNC bool sees(uint key) const thread { return is_visible(start + int(key), position, since); }
 
   // The key, or one that is seen.
   METAL_FUNC uint seen(uint key) const thread {
@@ -61,14 +62,15 @@ METAL_FUNC uint page_at(const device int* table, int start, int position, uint l
 #endif
 }
 
-METAL_FUNC Tile tile_of(uint page, uint kv_head, int start, int position, uint lane) {
+METAL_FUNC Tile tile_of(uint page, uint kv_head, int start, int position, int since, uint lane) {
   Tile tile;
   tile.start = start;
   tile.position = position;
+  tile.since = since;
   tile.first_seen = 0;
 #if WINDOW
-  if (start >= KEEP && start <= position - WINDOW) {
-    tile.first_seen = position - WINDOW + 1 - start;
+  if (start >= KEEP && start < since) {
+    tile.first_seen = since - start;
   }
 #endif
 #if PAGES_PER_TILE == 1
@@ -222,12 +224,12 @@ const uint slice = simd_index / RANGES, range = simd_index % RANGES;
 const uint item = threadgroup_position_in_grid.x, kv_head = threadgroup_position_in_grid.y;
 const uint row = items[4 * item], sequence = items[4 * item + 1];
 const int end_tile = items[4 * item + 3];
-const int position = positions[row];
+const int position = positions[row], since = SINCE(row, position);
 const uint first_head = kv_head * GROUP;
 const device Keys::Scale* const key_scale_rows = KEY_SCALES;
 const device Values::Scale* const value_scale_rows = VALUE_SCALES;
 const device int* const table = page_table + sequence * uint(page_table_shape[1]);
-const Span span = span_from<32>(position);
+const Span span = span_from<32>(since);
 
 threadgroup float* const query_rows = (threadgroup float*)shared_rows;
 for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
@@ -266,7 +268,7 @@ const uint key_in_tile = KeyLanes::key_of(lane);
 int index = items[4 * item + 2] + int(range);
 uint page = index < end_tile ? page_at(table, span.tile(index) * 32, position, lane) : 0u;
 for (; index < end_tile; index += RANGES) {
-  const Tile tile = tile_of(page, kv_head, span.tile(index) * 32, position, lane);
+  const Tile tile = tile_of(page, kv_head, span.tile(index) * 32, position, since, lane);
   if (index + RANGES < end_tile) {  // the whole simdgroup: the next tile's page, ahead of its rows
     page = page_at(table, span.tile(index + RANGES) * 32, position, lane);
   }

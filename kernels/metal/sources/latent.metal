@@ -30,7 +30,7 @@ const uint row_group = simd_index / PARTS, part = simd_index % PARTS;
 const device int* const item = items + 8 * threadgroup_position_in_grid.x;
 const uint first_row = uint(item[0]), skipped = uint(item[1]), count = uint(item[2]), sequence = uint(item[3]);
 const uint out_row = uint(item[4]);
-const int first_position = positions[first_row];
+const int since = SINCE(first_row, positions[first_row]);
 const int last_position = positions[first_row + (skipped + count - 1) / NUM_HEADS];
 const device int* const table = page_table + sequence * uint(page_table_shape[1]);
 const device Keys::Scale* const key_scale_rows = KEY_SCALES;
@@ -38,12 +38,12 @@ const device Values::Scale* const value_scale_rows = VALUE_SCALES;
 threadgroup float* const staged = (threadgroup float*)shared_quads;
 threadgroup Keys::Tile* const latent_tile = (threadgroup Keys::Tile*)shared_quads;
 threadgroup Values::Tile* const rotary_tile = (threadgroup Values::Tile*)(shared_quads + LATENT_QUADS);
-const Span span = span_from<32>(first_position);
+const Span span = span_from<32>(since);
 const int end = min(item[6], last_position / 32 + 1 - span.window + span.kept) * STEPS;
 int index = item[5] * STEPS, start = span.tile(item[5]) * 32;
 
 find_rows<HEAD_DIM, ROTARY_DIM>(
-    table, key_scale_rows, value_scale_rows, 0, start, first_position, last_position, thread_index, key_rows);
+    table, key_scale_rows, value_scale_rows, 0, start, since, last_position, thread_index, key_rows);
 
 simdgroup_float8x8 query[MY_MATRICES], rotary_query[MY_ROTARY_MATRICES];
 for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
@@ -110,6 +110,7 @@ for (uint n = 0; n < MY_MATRICES; ++n) {
 
 const uint my_row = row_group * 8 + row_of(lane);
 const int my_position = my_row < count ? positions[first_row + (skipped + my_row) / NUM_HEADS] : -1;
+const int my_since = SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my_position);
 const bool has_rows = row_group * 8 < count;  // the whole simdgroup; loads are everyone's
 threadgroup const float2* const group_products = part_products + row_group * (PARTS * KEYS / 8 * 32) + lane;
 float top = LOWEST, sum = 0.0f;
@@ -172,8 +173,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
   }
   if (!is_last) {
     find_rows<HEAD_DIM, ROTARY_DIM>(
-        table, key_scale_rows, value_scale_rows, 0, next_start, first_position, last_position, thread_index,
-        key_rows + next);
+        table, key_scale_rows, value_scale_rows, 0, next_start, since, last_position, thread_index, key_rows + next);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // products of all parts and the next rows are there
 
@@ -197,7 +197,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
       for (uint i = 0; i < 2; ++i) {
         const int key = start + int(c * 8 + column_of(lane) + i);
         float x = LOWEST;
-        if (is_visible(key, my_position)) {
+        if (is_visible(key, my_position, my_since)) {
           x = logit(product[i], params);
         }
         products[c].thread_elements()[i] = x;
@@ -220,7 +220,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
       UNROLL
       for (uint i = 0; i < 2; ++i) {
         const uint column = c * 8 + column_of(lane) + i;
-        const bool visible = is_visible(start + int(column), my_position);
+        const bool visible = is_visible(start + int(column), my_position, my_since);
         const float weight = visible ? fast::exp2(products[c].thread_elements()[i] - new_top) : 0.0f;
         sum += weight;  // of this lane's columns
         products[c].thread_elements()[i] = weight * key_rows[now + column].key_scale;

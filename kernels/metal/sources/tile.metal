@@ -112,12 +112,12 @@ struct Filling {
 template <int DK, int DV>
 METAL_FUNC void find_rows(
     const device int* table, const device Keys::Scale* k_scales, const device Values::Scale* v_scales, uint kv_head,
-    int start, int first_position, int last_position, uint thread_index, threadgroup KeyRow* rows) {
+    int start, int since, int last_position, uint thread_index, threadgroup KeyRow* rows) {
   if (thread_index < KEYS) {
     const int key = start + int(thread_index);
     bool used = key <= last_position;
 #if WINDOW
-    used = used && (key > first_position - WINDOW || key < KEEP);
+    used = used && (key >= since || key < KEEP);
 #endif
     uint row = UNUSED;
     float key_scale = 0.0f, value_scale = 0.0f;
