@@ -144,13 +144,8 @@ class MetalResidualCache(ResidualCache[MetalPool]):
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
         self._steps = {}
-        order = restore_order(*self._rows(metadata))
+        order = restore_order(*_alone_and_chunks(metadata))
         self._order = None if order is None else mx.array(order)
-
-    def _rows(self, metadata: AttentionMetadata) -> tuple[Ints, Ints]:
-        """The step's rows that are their sequences' only ones, and those of prompts."""
-        chunks = chunk_rows(metadata)
-        return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
     def _step(self, layer: int) -> _Step:
         """What rows read in this layer, worked out once for all that are alike."""
@@ -162,25 +157,6 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             self._steps[reach] = _Step(kinds, (_Table.of(kinds[0]), _Table.of(kinds[1])))
         return self._steps[reach]
 
-    def _routes(self, step: _Step, tokens: int) -> list[_Route]:
-        """How rows are divided where a tile has so many tokens."""
-        if tokens not in step.routes:
-            assert self._metadata is not None
-            alone, chunks = self._rows(self._metadata)
-            quantized, residual = step.kinds
-            # Rows of a sequence whose quantized pages end alike have the same tables of both kinds, of which
-            # later ones see what the first does from some position on.
-            sequences, last = self._metadata.row_sequences.astype(np.int64), quantized.positions
-            first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
-            routes = (
-                _Route(alone, (_run(alone, quantized), _run(alone, residual))),
-                _Route(
-                    chunks, (_tiled(chunks, quantized, first, count), _tiled(chunks, residual, first, count))
-                ),
-            )
-            step.routes[tokens] = [route for route in routes if len(route.rows)]
-        return step.routes[tokens]
-
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", mask=options.mask)
         if options.rotary is not None:
@@ -190,8 +166,10 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         group = queries.shape[1] // spec.num_kv_heads
         tokens = chunk_tokens(spec, group) if options.rotary is None else LATENT_TOKENS
         step = self._step(layer)
-        routes = self._routes(step, tokens)
-        outs = [self._attend(layer, queries, step.tables, route, options) for route in routes]
+        if tokens not in step.routes:
+            assert self._metadata is not None
+            step.routes[tokens] = _routes(self._metadata, step.kinds, tokens)
+        outs = [self._attend(layer, queries, step.tables, route, options) for route in step.routes[tokens]]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
@@ -281,6 +259,27 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
             keep=0 if reach.window is None else reach.keep,
         ),
     )
+
+
+def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
+    """The step's rows that are their sequences' only ones, and those of prompts."""
+    chunks = chunk_rows(metadata)
+    return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
+
+
+def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
+    """How rows are divided where a tile has so many tokens."""
+    alone, chunks = _alone_and_chunks(metadata)
+    quantized, residual = kinds
+    # Rows of a sequence whose quantized pages end alike have the same tables of both kinds, of which later
+    # ones see what the first does from some position on.
+    sequences, last = metadata.row_sequences.astype(np.int64), quantized.positions
+    first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
+    routes = (
+        _Route(alone, (_run(alone, quantized), _run(alone, residual))),
+        _Route(chunks, (_tiled(chunks, quantized, first, count), _tiled(chunks, residual, first, count))),
+    )
+    return [route for route in routes if len(route.rows)]
 
 
 def _run(rows: Ints, kind: _Kind) -> _Run:
