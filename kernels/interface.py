@@ -215,10 +215,6 @@ class AttentionBackend(Protocol):
         """Allocate a pool; ValueError names what the backend cannot hold."""
         ...
 
-    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:
-        """Why these layers cannot be attended over in two kinds of pages, for people; None: they can."""
-        ...
-
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         """Allocate a pool of quantized pages and the 16-bit pages of its residual window
         (residual.py); ValueError likewise."""

@@ -80,7 +80,7 @@ class EngineConfig:
         None, "and the last ones; 1: the page being written",
         shown="2 where K or V has 5 bits or less; else 0, and 1 beside one of the others",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
-        more="The two of coarse formats are left out where the model or the backend cannot have them.",
+        more="The two of coarse formats are left out where the model has no pages.",
     )  # fmt: skip
     quantize_after: int = setting(
         0, "read sequences up to this long in 16 bits alone; requests may have their own number",
@@ -375,7 +375,7 @@ class EngineConfig:
 
     @property
     def residual_is_optional(self) -> bool:
-        """Whether no setting asks for 16-bit pages: where they cannot be had, there are none."""
+        """Whether no setting asks for 16-bit pages: where a model has no pages, nobody misses them."""
         asked = self.sink_pages, self.quantize_after, self.num_residual_pages
         return self.residual_pages is None and not any(asked)
 

@@ -289,8 +289,5 @@ class CpuBackend:
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)
 
-    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:  # noqa: ARG002
-        return None
-
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         return CpuResidualCache(CpuPool(spec, exact=self._exact), CpuPool(residual, exact=self._exact))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from ..interface import LayerSpec, PagedKVCache, PoolSpec
+from ..interface import PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
 from .dense_check import LIMIT, dense_error
@@ -65,13 +64,6 @@ class MetalBackend:
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool
         return kind(spec, self._library, self._dense_prompts)
-
-    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:
-        if all(layer.window is None for layer in layers):
-            return None
-        return (
-            "the metal backend has no attention over quantized pages and 16-bit ones in layers with a window"
-        )
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         for layer, own in zip(spec.layers, residual.layers, strict=True):

@@ -316,8 +316,5 @@ class ReferenceBackend:
     def create_pool(self, spec: PoolSpec) -> ReferencePool:
         return ReferencePool(spec)
 
-    def residual_refusal(self, layers: Sequence[LayerSpec]) -> str | None:  # noqa: ARG002
-        return None
-
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         return ReferenceResidualCache(ReferencePool(spec), ReferencePool(residual))

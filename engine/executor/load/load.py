@@ -59,9 +59,6 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         if not config.residual_is_optional:
             log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
         config = replace(config, sink_pages=0, residual_pages=0, quantize_after=0, num_residual_pages=None)
-    elif config.residual is not None and config.residual_is_optional:
-        refusal = choice.backend.residual_refusal(layout.layers)
-        config = config if refusal is None else _without_residual(config, refusal)
     if config.metal_dense_prompts:
         log.info("%s: %s", config.model, describe_dense_prompts(config, layout))
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
@@ -139,12 +136,6 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens, dense_prompts=config.metal_dense_prompts)
     return runner
-
-
-def _without_residual(config: EngineConfig, reason: str) -> EngineConfig:
-    """The settings without the 16-bit pages that nobody asked for, which one line says."""
-    log.warning("%s: residual_pages is 0 with %s pages: %s", config.model, config.page_formats, reason)
-    return replace(config, residual_pages=0)
 
 
 def _rooms(

@@ -26,8 +26,6 @@ from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
-from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.reference.backend import ReferenceBackend
 from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 pytestmark = pytest.mark.parity
@@ -133,22 +131,6 @@ def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(
     path = tiny_models.make_model(tmp_path, "llama")
     load(path, "reference", state_memory=2**20).close()
     assert "no layer is recurrent, so state_memory is not used" in caplog.text
-
-
-def test_a_backend_without_residual_windows_serves_without_unless_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What the Metal backend says of layers with a window, said by one that runs everywhere."""
-    path = tiny_models.make_model(tmp_path, "gemma3_text")
-    metal = MetalBackend()
-    monkeypatch.setattr(ReferenceBackend, "residual_refusal", metal.residual_refusal)
-    monkeypatch.setattr(ReferenceBackend, "create_residual_pool", metal.create_residual_pool)
-    runner = load(path, "reference", kv_format="fp4", residual_pages=None)
-    assert (runner.info.residual_pages, len(runner.info.groups)) == (0, 2)
-    assert "residual_pages is 0 with fp4 pages: the metal backend has no attention" in caplog.text
-    runner.close()
-    with pytest.raises(InvalidConfig, match="in layers with a window; leave sink_pages, residual_pages"):
-        load(path, "reference", kv_format="fp4", residual_pages=2)
 
 
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:

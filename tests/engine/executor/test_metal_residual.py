@@ -1,0 +1,49 @@
+"""An engine on an emulated Metal device: layers with windows, of quantized pages and residual ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import tiny_models
+from metal_backend import needs_compiler
+from metal_engine import metal_engine
+from metal_in_place import WritingDevice
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend.llm import LLM
+
+pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+
+
+def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
+    """Tokens of two prompts, one beyond the window, and their logprobs."""
+    params = SamplingParams(max_tokens=6, temperature=0, logprobs=0, ignore_eos=True)
+    found = []
+    for output in llm.generate([list(range(70)), [6] * 9], params, progress=False):
+        (sample,) = output.outputs
+        assert sample.logprobs is not None
+        found.append((list(sample.token_ids), [token.logprob for token in sample.logprobs]))
+    return found
+
+
+def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Windows of 40 positions and full layers by turns, pages of 16: the last two are read in 16 bits."""
+    folder = tiny_models.make_model(tmp_path, "gemma3_text", dtype=mx.float32, sliding_window=40)
+    settings: dict[str, Any] = {"kv_format": "fp4", "page_size": 16, "num_pages": 40, "max_running": 6}
+    settings["max_step_tokens"] = 48
+    with LLM(EngineConfig(model=str(folder), backend="reference", **settings)) as llm:
+        want = answers(llm)
+    with LLM(EngineConfig(model=str(folder), backend="reference", **settings, residual_pages=0)) as llm:
+        quantized = answers(llm)
+    device = WritingDevice()
+    with metal_engine(folder, device, **settings) as llm:
+        got = answers(llm)
+    assert any("_w0_k0_b" in name for name, _ in device.results), "a kernel that is told where windows begin"
+    for (tokens, logprobs), (wanted, exact) in zip(got, want, strict=True):
+        assert tokens == wanted
+        assert logprobs == pytest.approx(exact, abs=1e-3)
+    assert want != quantized
