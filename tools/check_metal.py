@@ -12,6 +12,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -127,6 +128,19 @@ def run_step(
         )
 
 
+def attend_residual(
+    library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, group: int, *, latents: bool = False
+) -> None:
+    """Launch what attends over quantized and residual pages of a layer with a window."""
+    spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
+    beside = replace(spec, layers=(replace(layer, window=33),), k_format="bf16", v_format="bf16")
+    cache, metadata = MetalBackend(library).create_residual_pool(spec, beside), mixed_step()
+    heads = (metadata.num_tokens, layer.num_kv_heads * group)
+    cache.begin_step(replace(metadata, groups=metadata.groups * 2))
+    rotary = mx.zeros((*heads, layer.value_dim), mx.bfloat16) if latents else None
+    cache.attend(0, mx.zeros((*heads, layer.head_dim), mx.bfloat16), AttendOptions(scale=0.1, rotary=rotary))
+
+
 def write_in_place(
     library: KernelLibrary,
     formats: tuple[str, str],
@@ -193,10 +207,12 @@ def record_all() -> dict[str, str]:
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)
+        attend_residual(library, formats, layer, 4)
     for heads, formats in itertools.product((4, 128), pairs):
         layer = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
         run_step(library, formats, layer, heads, mx.bfloat16, options=heads == 4, latents=True)
         write_in_place(library, formats, layer, mx.bfloat16, latents=True)
+        attend_residual(library, formats, replace(layer, window=560, keep=4), heads, latents=True)
     layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
     run_step(library, ("fp4", "fp4"), layer, 4, mx.float16, options=False)
     for width, height in ((16, 24), (64, 64), (128, 128), (128, 64), (192, 128), (256, 256)):

@@ -114,7 +114,9 @@ def test_a_row_has_the_same_bits_alone(name: str, formats: tuple[str, str]) -> N
             first += 1
 
 
-@pytest.mark.parametrize("name", ["mixed", "uneven tiles", "small pages", "odd dims", "decode"])
+@pytest.mark.parametrize(
+    "name", ["mixed", "uneven tiles", "small pages", "odd dims", "decode", "window", "window of pages"]
+)
 @pytest.mark.parametrize("formats", [("fp4", "bf16"), ("int8", "fp4")], ids="/".join)
 @pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)
 def test_latents_of_two_kinds_of_pages(backend: TestedBackend, name: str, formats: tuple[str, str]) -> None:

@@ -74,6 +74,7 @@ DECODE = (
         "tile.first_seen = since - start;",
         "tile.first_seen = 0;",
     ),
+    Mutant("another row's beginning", "decode", "SINCE(row, position)", "SINCE(item, position)"),
     Mutant("a product of the other key", "decode", "(is_second ? second[g] : first[g])", "first[g]"),
     Mutant("a product sent to itself", "decode", "is_second ? first[g] : second[g];", "second[g];"),
     Mutant(
@@ -261,9 +262,16 @@ CHUNK = (
     Mutant(
         "causal by the tile's last token",
         "chunk",
-        "if (is_visible(key, my_position, my_since))",
-        "if (is_visible(key, last_position, my_since))",
+        "my_token < tokens ? positions[first_row + my_token]",
+        "my_token < tokens ? last_position",
     ),
+    Mutant(
+        "all rows begin where the tile does",
+        "chunk",
+        "SINCE(first_row + min(my_token, tokens - 1), my",
+        "SINCE(first_row, my",
+    ),
+    Mutant("rows before the window are filled in", "tile", "(key >= since || key < KEEP)", "(key >= 0)"),
     Mutant("rows outside are read", "tile", "if (row != UNUSED)", "if (true)"),
     Mutant("keys not transposed", "chunk", "ulong2(0, 0), true)", "ulong2(0, 0), false)"),
     Mutant("tiles too close together", "tile", "tile + key * STRIDE", "tile + key * D"),

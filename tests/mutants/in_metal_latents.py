@@ -73,6 +73,12 @@ LATENT = (
         "positions[first_row + (skipped + count - 1) / NUM_HEADS]",
         "positions[first_row]",
     ),
+    Mutant(
+        "all rows begin where the tile does",
+        "latent",
+        "SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my",
+        "SINCE(first_row, my",
+    ),
     Mutant("a split reads to the end", "latent", "min(item[6], ", "max(item[6], "),
     Mutant(
         "a split begins at the start",

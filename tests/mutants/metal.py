@@ -17,10 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("src", "tests/support", "tools")]
 
 import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
 from in_metal import MUTANTS  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+import latent_cases  # noqa: E402
 from latent_cases import Case  # noqa: E402
 from metal_backend import Emulator  # noqa: E402
 from metal_cases import EVERYTHING, LONG, LOOPING, TOLERANCES, run_watched, shape  # noqa: E402
@@ -29,8 +31,10 @@ from metal_emulator import MetalEmulatorError  # noqa: E402
 from metal_in_place import WritingDevice, check_copies, check_flags  # noqa: E402
 from metal_latents import LATENT_LIMIT, worst_latents  # noqa: E402
 from metal_recurrent import check_recurrence  # noqa: E402
+from metal_residual import watched_cache  # noqa: E402
 from octavo.kernels.metal import units  # noqa: E402
 from recurrent_cases import conv_cases, delta_cases, gate_cases, ssd_cases  # noqa: E402
+from residual_cases import run_residual  # noqa: E402
 
 PLAIN = shape("", 80, 3, 16)
 LATENT_CASES = (
@@ -39,6 +43,7 @@ LATENT_CASES = (
 )
 """A row that is split and tiles that end within tokens; row groups, and parts without a matrix."""
 DENSE = shape("", 80, 2, 16, window=40, keep=3, sequences=((37, 13), (20, 1), (0, 19), (5, 3)))
+RESIDUAL = shape("residual", 64, 2, 16, window=40, keep=3, sequences=((90, 1), (30, 9), (70, 1), (20, 33)))
 WIDE = shape("wide", 136, 3, 16, kv_heads=1, sequences=((20, 9), (0, 25)))
 
 
@@ -118,6 +123,27 @@ def latents() -> None:
     assert worst < LATENT_LIMIT, f"error {worst:.2g}"
 
 
+def residual() -> None:
+    """Rows of both kinds of pages that say themselves where what they see begins."""
+    emulator = Emulator()
+    cache = watched_cache(emulator, emulator.backend(), RESIDUAL, ("fp4", "fp4"), window=17, keep=0)
+    got, want = run_residual(RESIDUAL, cache, [0] * len(RESIDUAL.sequences))
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert error < TOLERANCES[mx.float32], f"error {error:.2g}"
+    assert all(result.reports == [] for _, result in emulator.results)
+
+
+def residual_latents() -> None:
+    case = latent_cases.CASES["window of pages"]
+    backend, data = Emulator().backend(), latent_cases.Data(case)
+    pool = latent_cases.residual_pool(backend, case, "fp4", "bf16", window=9, keep=0)
+    data.write(pool, latent_cases.history(case), mx.float32)
+    got = data.step(pool, latent_cases.last_step(case), mx.float32)
+    want = latent_cases.residual_truth(data, pool, latent_cases.last_step(case))  # type: ignore[arg-type]
+    worst = latent_cases.relative_errors(got, want).max()
+    assert worst < LATENT_LIMIT, f"error {worst:.2g}"
+
+
 def write_wide() -> None:
     for name in ("fp4", "fp5"):
         check_bytes(name, 512, Emulator(ftz=False), limit=100, value_dim=64)
@@ -137,12 +163,12 @@ def conv() -> None:
 
 
 CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
-    "decode": (everything, split, plain, looping),
+    "decode": (everything, split, plain, looping, residual),
     "reduce": (split,),
     "attention": (everything, split),
-    "chunk": (everything, plain, wide),
+    "chunk": (everything, plain, wide, residual),
     "dense": (dense,),
-    "latent": (latents,),
+    "latent": (latents, residual_latents),
     "tile": (everything, plain, wide),
     "rows": (write,),
     "quantize": (write,),

@@ -47,6 +47,7 @@ CASES = {
     "odd dims": Case(((40, 1), (0, 9)), num_heads=6, latent=40, rotary=8, page_size=8),
     "uneven tiles": Case(((40, 1), (17, 9), (90, 1)), num_heads=20, latent=96, rotary=32),
     "window": Case(((40, 1), (0, 30)), window=12),
+    "window of pages": Case(((90, 1), (17, 40), (75, 1)), num_heads=20, page_size=8, window=29),
 }
 
 MLA = Case(((40, 1), (0, 2)), num_heads=20, latent=512, rotary=64)
@@ -166,10 +167,11 @@ def residual_truth(
         for part in (pool.quantized, pool.residual)
     ]
     starts, keep = pool.starts()[:, 0], pool.residual.spec.layers[0].keep
+    window = data.case.window
     out: list[NDArray[np.float64]] = []
     for b, (i, start, stop) in enumerate(work):
         for p in range(start, stop):
-            seen = np.arange(p + 1)
+            seen = np.arange(0 if window is None else max(0, p + 1 - window), p + 1)
             whole = ((seen >= starts[len(out)]) | (seen < keep))[:, None]
             latents, keys = (
                 np.where(whole, kinds[1][x][b, 0, seen], kinds[0][x][b, 0, seen]) for x in (0, 1)
@@ -183,8 +185,11 @@ def residual_truth(
 def residual_pool(
     backend: AttentionBackend, case: Case, *formats: str, window: int, keep: int
 ) -> PagedKVCache:
-    """Quantized pages and 16-bit ones, of which a query reads those of its last ``window`` positions."""
+    """Quantized pages and 16-bit ones, of which a query reads those of its last ``window`` positions, at most
+    its layer's, which keeps nothing then."""
     spec = spec_of(case, *formats)
+    if case.window is not None:
+        window, keep = min(window, case.window), 0
     layers = (replace(case.layer, window=window, keep=keep),)
     residual = replace(spec, layers=layers, k_format="bf16", v_format="bf16")
     return backend.create_residual_pool(spec, residual)

@@ -107,7 +107,7 @@ def test_pages_written_in_place_give_the_same_bits() -> None:
     assert len(device.ran("latent")) == 2
 
 
-@pytest.mark.parametrize("name", ["mixed", "uneven tiles"])
+@pytest.mark.parametrize("name", ["mixed", "uneven tiles", "window of pages"])
 def test_latents_of_two_kinds_of_pages(name: str) -> None:
     """Decoded rows, and prompts along which what is read of either kind changes."""
     case = CASES[name]
