@@ -131,9 +131,9 @@ def run_step(
 def attend_residual(
     library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, group: int, *, latents: bool = False
 ) -> None:
-    """Launch what attends over quantized and residual pages of a layer with a window."""
+    """Launch what attends over quantized and residual pages."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
-    beside = replace(spec, layers=(replace(layer, window=33),), k_format="bf16", v_format="bf16")
+    beside = replace(spec, layers=(replace(layer, window=1),), k_format="bf16", v_format="bf16")
     cache, metadata = MetalBackend(library).create_residual_pool(spec, beside), mixed_step()
     heads = (metadata.num_tokens, layer.num_kv_heads * group)
     cache.begin_step(replace(metadata, groups=metadata.groups * 2))
@@ -208,6 +208,7 @@ def record_all() -> dict[str, str]:
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)
         attend_residual(library, formats, layer, 4)
+        attend_residual(library, formats, replace(layer, window=None, keep=0), 4)
     for heads, formats in itertools.product((4, 128), pairs):
         layer = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
         run_step(library, formats, layer, heads, mx.bfloat16, options=heads == 4, latents=True)

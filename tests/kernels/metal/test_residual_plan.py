@@ -48,7 +48,7 @@ def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int
         keys = keys[(keys >= kind.seen_since[row]) | (keys < kind.keep)]
     size, width = step.page_size, step.groups[0].page_table.shape[1]
     pages = kind.page_table[table, keys // size] - step.row_sequences[row] * width
-    return (pages * size + keys % size).tolist()
+    return [int(position) for position in pages * size + keys % size]
 
 
 def wanted(step: AttentionMetadata, reach: _Reach, row: int) -> tuple[list[int], list[int]]:
@@ -108,7 +108,7 @@ def _parts(run: _Run) -> list[tuple[int, int, int, int]]:
     """(row, row of the table, the tile's first row, its last) of each part that a run makes."""
     if run.tiled is None:
         return [(row, table, row, row) for row, table, _, _ in run.plan.tolist()]
-    parts = []
+    parts: list[tuple[int, int, int, int]] = []
     for first, count, table, out in run.plan.tolist():
         assert out == len(parts)
         parts += [(row, table, first, first + count - 1) for row in range(first, first + count)]
