@@ -74,7 +74,7 @@ LATENT = (
         "positions[first_row]",
     ),
     Mutant(
-        "all rows begin where the tile does",
+        "all rows over latents begin where the tile does",
         "latent",
         "SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my",
         "SINCE(first_row, my",
