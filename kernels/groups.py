@@ -32,14 +32,23 @@ class LayerGroup:
         return self.window if self.chunked else None
 
 
+def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
+    """The layers; a window that no sequence of ``max_model_len`` positions outgrows is none."""
+    return tuple(
+        layer
+        if layer.window is None or layer.window < max_model_len
+        else replace(layer, window=None, keep=0, chunked=False)
+        for layer in layers
+    )
+
+
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
     """Layers by what their queries can see: those that see everything first, then a group for each
     window, smallest last. A window that no sequence of ``max_model_len`` positions outgrows is none.
     """
     members: dict[tuple[int | None, int, bool], list[int]] = {}
-    for index, layer in enumerate(layers):
-        bounded = layer.window is not None and layer.window < max_model_len
-        kind = (layer.window, layer.keep, layer.chunked) if bounded else (None, 0, False)
+    for index, layer in enumerate(without_unreached_windows(layers, max_model_len)):
+        kind = (layer.window, layer.keep, layer.chunked) if layer.window is not None else (None, 0, False)
         members.setdefault(kind, []).append(index)
     kinds = sorted(members, key=lambda kind: (kind[0] is not None, -(kind[0] or 0), -kind[1], kind[2]))
     return tuple(

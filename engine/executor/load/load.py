@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import BackendSelection, release_kept_memory, row_tile
+from octavo.kernels.groups import without_unreached_windows
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
 
@@ -78,8 +79,11 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     mx.clear_cache()  # what the probe's steps left is of no use to those that are served
     release_kept_memory(choice.backend.name)
     give_memory_back()  # what weights were before they were converted
+    bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))
     kv_cache = (
-        _create_kv_cache(config, choice, layout, size, num_pages) if layout.layers else GroupedKVCache((), ())
+        _create_kv_cache(config, choice, bounded_layout, size, num_pages)
+        if layout.layers
+        else GroupedKVCache((), ())
     )
     if states is not None and slot_bytes(result.entries) != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, result, size)

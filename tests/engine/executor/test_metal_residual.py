@@ -23,8 +23,8 @@ def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
     """Tokens of two prompts, one beyond the window, and their logprobs."""
     params = SamplingParams(max_tokens=6, temperature=0, logprobs=0, ignore_eos=True)
     found = []
-    for output in llm.generate([list(range(70)), [6] * 9], params, progress=False):
-        (sample,) = output.outputs
+    for prompt in (list(range(70)), [6] * 9):  # one by one: what shares a step may round otherwise
+        ((sample,),) = (output.outputs for output in llm.generate([prompt], params, progress=False))
         assert sample.logprobs is not None
         found.append((list(sample.token_ids), [token.logprob for token in sample.logprobs]))
     return found

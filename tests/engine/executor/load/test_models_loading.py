@@ -108,6 +108,15 @@ def test_latents_have_a_residual_window_as_other_pages_have(tmp_path: Path) -> N
     runner.close()
 
 
+def test_a_window_that_no_sequence_outgrows_may_have_kept_residual_pages(tmp_path: Path) -> None:
+    path = tiny_models.make_model(tmp_path, "gemma3_text")  # windows of 12 positions
+    settings = {"kv_format": "fp4", "residual_pages": 2, "sink_pages": 1}
+    runner = load(path, "cpu", max_model_len=PAGE_SIZE, **settings)
+    kinds = [(group.window, group.keep) for group in runner.info.groups]
+    assert kinds == [(None, 0), (PAGE_SIZE + 1, PAGE_SIZE)]
+    runner.close()
+
+
 def test_what_weights_were_before_goes_back_to_the_system_before_pages_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
