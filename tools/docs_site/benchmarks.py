@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "benchmarks" / "results"
 CHART = ROOT / "docs" / "images" / "benchmark.png"
 README = ROOT / "README.md"
-README_RESULT = "2026-11-25-peers"  # of the comparisons with other engines, the latest
+README_RESULT = "2026-11-26-peers"  # of the comparisons with other engines, the latest
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
