@@ -75,23 +75,18 @@ class KVGroup:
         first = max(part.window_start, self.num_kept)
         last = self.first_visible_page(table.num_written, table.quantize_after)
         if first < last:
-            passed, parting = part.pages[first:last], self._parting(table, first, last)
-            self.pool.decref([PageId(passed[index - first]) for index in reversed(parting)])
-            for index in reversed(parting):
-                del passed[index - first]
-            self.pool.decref(page_ids(passed), release=self._order.release_passed)
+            run, needed = page_ids(part.pages[first:last]), self._needed_at_partings(table)
+            if needed:  # tail first
+                self.pool.decref([run[i - first] for i in range(last - 1, first - 1, -1) if i in needed])
+                run = [page for i, page in enumerate(run, first) if i not in needed]
+            self.pool.decref(run, release=self._order.release_passed)
             part.pages[first:last] = _null_pages(last - first)
             part.window_start = last
 
-    def _parting(self, table: PageTable, first: int, last: int) -> list[int]:
-        """Which of pages [first, last) are needed to go on from where sequences are known to part."""
-        if not any(table.partings):
-            return []
-        needed = set[int]()
-        for end in table.partings:
-            begin = self.first_visible_page(end * self._page_size, table.quantize_after)
-            needed.update(range(max(begin, first), min(end, last)))
-        return sorted(needed)
+    def _needed_at_partings(self, table: PageTable) -> set[int]:
+        """Return the pages without which no sequence can go on from where some are known to part."""
+        size, after = self._page_size, table.quantize_after
+        return {page for end in table.partings for page in self.spec.needed_pages(end, size, after)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
         """Give back all but the first ``num_pages``, tail first."""

@@ -15,21 +15,21 @@ COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "v
 
 
 def draw(result: Comparison, weights: str) -> None:
-    """One panel per column, one bar per engine, for one width of weights."""
+    """One panel per column, one bar per engine, for one width of weights. 0: not measured."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     rows = [row for row in result.rows if row["weights"] == weights]
     figure, axes = plt.subplots(1, len(result.columns), figsize=(11, 2.2), layout="constrained")
     for axis, (key, heading) in zip(axes, result.columns.items(), strict=True):
-        shown = [(row["engine"], statistics.median(row[key])) for row in rows if row[key]]
-        names, values = zip(*reversed(shown), strict=True)
+        names = [row["engine"] for row in reversed(rows)]
+        values = [statistics.median(row[key] or [0]) for row in reversed(rows)]
         bars = axis.barh(names, values, color=[COLORS[name.partition(" ")[0]] for name in names])
         axis.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
         axis.set_title(heading.replace(", tokens/s", ""), fontsize=9)
         axis.set_xlim(0, max(values) * 1.25)
         axis.set_xticks([])
-        axis.tick_params(labelsize=8)
+        axis.tick_params(labelsize=8, labelleft=axis is axes[0])
         axis.spines[["top", "right", "bottom"]].set_visible(False)
     figure.suptitle(f"tokens/s, {weights}, {result.machine}, {result.date}", fontsize=9)
     CHART.parent.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ from mutant import bug
 MUTANTS = (
     bug("passed: as good as others", "self._passed[page] = None", "self._policy.release([page], digests)"),
     bug("passed: the latest goes first", "passed.popitem(last=False)[0]", "passed.popitem(last=True)[0]"),
-    bug("passed: nobody parts anywhere", "if not any(table.partings):", "if True:"),
+    bug("passed: nobody parts anywhere", "for end in table.partings for page", "for end in () for page"),
     bug(
         "passed: where a sequence parts is not learned",
         "(num_pages, reach) if self._full",
