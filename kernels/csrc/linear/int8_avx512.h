@@ -18,7 +18,9 @@
 #include <cmath>
 
 #include "linear/common.h"
+#include "runtime/dots_avx512.h"
 #include "runtime/loads_avx512.h"
+#include "runtime/unrolled.h"
 
 namespace octavo {
 namespace {
@@ -33,28 +35,60 @@ struct Int8Rows {
   int32_t* sums;  // of the codes
 };
 
-// The largest magnitude of `count` activations from `at` on: NaN if any of them is not finite.
+// The largest magnitude of `count` activations from `at` on: NaN if any of them is not finite. Magnitudes
+// order as their bits do, NaNs above all, in 16 bits as in 32.
 inline float largest_magnitude(const LinearCall& call, std::size_t at, int count) {
-  __m512i largest = _mm512_setzero_si512();  // of magnitudes, which order as their bits do, NaNs above all
-  for (int k = 0; k < count; k += 16) {
-    const __m512i bits = _mm512_castps_si512(load16(call.x, call.x_type, at + k));
-    largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
+  const uint8_t* const from = static_cast<const uint8_t*>(call.x) + at * float_size(call.x_type);
+  __m512i largest = _mm512_setzero_si512();
+  if (call.x_type == Float::f32) {
+    for (int k = 0; k < count; k += 16) {
+      const __m512i bits = _mm512_loadu_si512(from + 4 * k);
+      largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
+    }
+  } else {
+    for (int k = 0; k < count; k += 32) {
+      const __m512i bits = _mm512_loadu_si512(from + 2 * k);
+      largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(INT16_MAX)));
+    }
+    largest = _mm512_max_epi32(_mm512_srli_epi32(largest, 16),
+                               _mm512_and_si512(largest, _mm512_set1_epi32(UINT16_MAX)));
   }
-  constexpr int32_t kInfinity = 0x7f800000;
   const int32_t top = _mm512_reduce_max_epi32(largest);
-  return top < kInfinity ? std::bit_cast<float>(top) : NAN;
+  const float magnitude = call.x_type == Float::f32    ? std::bit_cast<float>(top)
+                          : call.x_type == Float::bf16 ? bf16_to_float(static_cast<bf16_t>(top))
+                                                       : f16_to_float(static_cast<f16_t>(top));
+  constexpr int32_t kInfinity = 0x7f800000;
+  return std::bit_cast<int32_t>(magnitude) < kInfinity ? magnitude : NAN;
 }
 
 // What activations of this largest magnitude are multiplied by to become codes. Below 1e-30 the inverse
 // could overflow; such activations count as zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
+// Activations [at, at + 16) times `inverse`, rounded.
+inline __m512i round16(const LinearCall& call, std::size_t at, __m512 inverse) {
+  return _mm512_cvtps_epi32(_mm512_mul_ps(load16(call.x, call.x_type, at), inverse));
+}
+
 // `count` activations from `at` on as codes: x * inverse, rounded. Returns sums of codes.
 inline __m512i round_codes(const LinearCall& call, std::size_t at, int count, float inverse, int8_t* codes) {
+  // Packs keep to their 128 bits: a word w of lane l comes to lie at 4 l + w.
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512 factor = _mm512_set1_ps(inverse);
   __m512i sum = _mm512_setzero_si512();
-  for (int k = 0; k < count; k += 16) {
-    const __m512 value = _mm512_mul_ps(load16(call.x, call.x_type, at + k), _mm512_set1_ps(inverse));
-    const __m512i code = _mm512_cvtps_epi32(value);
+  int k = 0;
+  for (; k + 64 <= count; k += 64) {
+    __m512i words[4];
+    unrolled<4>([&](auto i)
+                    __attribute__((always_inline)) { words[i] = round16(call, at + k + 16 * i, factor); });
+    const __m512i packed =
+        _mm512_packs_epi16(_mm512_packs_epi32(words[0], words[1]), _mm512_packs_epi32(words[2], words[3]));
+    const __m512i bytes = _mm512_permutexvar_epi32(in_order, packed);
+    add_dots(sum, _mm512_set1_epi8(1), bytes);
+    _mm512_storeu_si512(codes + k, bytes);
+  }
+  for (; k < count; k += 16) {
+    const __m512i code = round16(call, at + k, factor);
     sum = _mm512_add_epi32(sum, code);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
   }

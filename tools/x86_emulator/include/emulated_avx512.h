@@ -55,6 +55,11 @@ OCTAVO_EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
 OCTAVO_EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
 OCTAVO_EMULATED __m512 _mm512_set1_ps(float value) { return value - __m512{}; }  // keeps the sign of -0
 OCTAVO_EMULATED __m512i _mm512_set1_epi32(int value) { return (__m512i)(x86_emulator::Lanes<int32_t>{} + value); }
+OCTAVO_EMULATED __m512i _mm512_set1_epi16(short value) { return (__m512i)(x86_emulator::Lanes<int16_t>{} + value); }
+OCTAVO_EMULATED __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k,
+                                          int l, int m, int n, int o, int p) {
+  return (__m512i)(x86_emulator::Lanes<int32_t>{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p});
+}
 OCTAVO_EMULATED __m512i _mm512_set1_epi8(char value) {
   return (__m512i)(x86_emulator::Lanes<int8_t>{} + int8_t(value));
 }
@@ -195,6 +200,10 @@ OCTAVO_EMULATED __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
 OCTAVO_EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(int32_t, a) > OCTAVO_LANES(int32_t, b) ? OCTAVO_LANES(int32_t, a)
                                                                        : OCTAVO_LANES(int32_t, b));
+}
+OCTAVO_EMULATED __m512i _mm512_max_epu16(__m512i a, __m512i b) {
+  return (__m512i)(OCTAVO_LANES(uint16_t, a) > OCTAVO_LANES(uint16_t, b) ? OCTAVO_LANES(uint16_t, a)
+                                                                         : OCTAVO_LANES(uint16_t, b));
 }
 // Shifts past the width of an element leave zero, arithmetic ones the sign.
 OCTAVO_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
@@ -351,6 +360,30 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
   x86_emulator::Lanes<int32_t> to;
   for (int i = 0; i < 16; ++i) to[i] = OCTAVO_LANES(int32_t, a)[i / 4 * 4 + (select >> (2 * (i % 4)) & 3)];
   return (__m512i)to;
+}
+
+// VPACKSSDW, VPACKSSWB: of each 128 bits elements of a, then of b, saturated to half their width.
+OCTAVO_EMULATED __m512i _mm512_packs_epi32(__m512i a, __m512i b) {
+  int32_t from[2][16];
+  int16_t to[32];
+  std::memcpy(from[0], &a, 64);
+  std::memcpy(from[1], &b, 64);
+  for (int i = 0; i < 32; ++i) {
+    const int32_t value = from[i / 4 % 2][i / 8 * 4 + i % 4];
+    to[i] = int16_t(value < INT16_MIN ? INT16_MIN : value > INT16_MAX ? INT16_MAX : value);
+  }
+  return x86_emulator::read<__m512i>(to);
+}
+OCTAVO_EMULATED __m512i _mm512_packs_epi16(__m512i a, __m512i b) {
+  int16_t from[2][32];
+  int8_t to[64];
+  std::memcpy(from[0], &a, 64);
+  std::memcpy(from[1], &b, 64);
+  for (int i = 0; i < 64; ++i) {
+    const int16_t value = from[i / 8 % 2][i / 16 * 8 + i % 8];
+    to[i] = int8_t(value < INT8_MIN ? INT8_MIN : value > INT8_MAX ? INT8_MAX : value);
+  }
+  return x86_emulator::read<__m512i>(to);
 }
 
 // VPERMD, VPERMPS: any element of the register; VPERMT2D: of a, then of b.
