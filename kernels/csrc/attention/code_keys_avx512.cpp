@@ -19,25 +19,45 @@ OCTAVO_INLINE int num_groups(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
-// Per row `dim` high bytes, then `dim` low bytes (of two parts); then a factor per row, and the sums of its
-// groups.
+// Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim would
+// leave the others of a query few steps. There, each kStep dims have a factor of their own; else a row has one.
+template <class Code>
+constexpr bool kOwnFactors = Code::kGroup > 0 && Code::kParts == 1;
+
+// Dims whose products are summed up as integers; 0: a row's.
+template <class Code>
+constexpr int kStep = kOwnFactors<Code> ? kNvGroup : Code::kGroup;
+
+template <class Code>
+OCTAVO_INLINE int num_steps(int dim) {
+  return kStep<Code> > 0 ? dim / kStep<Code> : 1;
+}
+template <class Code>
+OCTAVO_INLINE int num_factors(int dim) {
+  return kOwnFactors<Code> ? num_steps<Code>(dim) : 1;
+}
+
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps, times
+// -kOffset where codes have groups, and of affine codes the sums of its groups (times factors of their own).
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
   int8_t* bytes;
   float* factors;
   int32_t* sums;
+  float* group_sums;
 
   Queries(void* memory, int dim, int num_rows)
       : bytes(static_cast<int8_t*>(memory)),
         factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * Code::kParts * dim + 16))),
-        sums(reinterpret_cast<int32_t*>(factors + num_rows)) {}
+        sums(reinterpret_cast<int32_t*>(factors + size_t(num_rows) * num_factors<Code>(dim))),
+        group_sums(reinterpret_cast<float*>(sums + size_t(num_rows) * num_steps<Code>(dim))) {}
 };
 
 template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) +
-         size_t(num_rows) * 4 * (1 + num_groups<Code>(dim));
+  const int numbers = num_factors<Code>(dim) + num_steps<Code>(dim) + (Code::kAffine ? num_groups<Code>(dim) : 0);
+  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 4 * numbers;
 }
 
 // The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
@@ -59,7 +79,7 @@ template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const RowFormat& format = args.layout.k;
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
-  const int groups = num_groups<Code>(dim), in_group = dim / groups;
+  const int steps = num_steps<Code>(dim), in_step = dim / steps;
   const Queries<Code> queries(memory, dim, num_rows);
   alignas(64) float row[kMaxDim + 16];
   alignas(64) int32_t fixed[kMaxDim + 16];
@@ -72,12 +92,16 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
     if (format.rotated) hadamard(row, dim);
     std::fill(row + dim, row + dim + 16, 0.0f);
-    const float largest = largest_of(row, dim);
-    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
+    float largest = kOwnFactors<Code> ? 0.0f : largest_of(row, dim);
+    float* const factors = queries.factors + size_t(r) * num_factors<Code>(dim);
     int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
-    for (int g = 0; g < groups; ++g) {
+    float of_group = 0;
+    for (int step = 0; step < steps; ++step) {
+      const int first = step * in_step, end = first + in_step;
+      if constexpr (kOwnFactors<Code>) largest = largest_of(row + first, in_step);
+      const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
       __m512i sums = _mm512_setzero_si512();
-      for (int d = g * in_group; d < (g + 1) * in_group; d += 16) {
+      for (int d = first; d < end; d += 16) {
         const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
         __m512i upper = rounded;
         if constexpr (Code::kParts == 2) {
@@ -88,13 +112,22 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
                          in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
         sums = _mm512_add_epi32(sums, rounded);
       }
-      queries.sums[size_t(r) * groups + g] = _mm512_reduce_add_epi32(sums);
+      const int32_t sum = _mm512_reduce_add_epi32(sums);
+      queries.sums[size_t(r) * steps + step] =
+          Code::kGroup > 0 ? int32_t(0u - uint32_t(sum) * Code::kOffset) : sum;
+      const float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+      if (kOwnFactors<Code> || step == 0) factors[step] = factor;
+      if constexpr (Code::kAffine) {
+        of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
+        if (end % Code::kGroup != 0) continue;
+        queries.group_sums[size_t(r) * num_groups<Code>(dim) + end / Code::kGroup - 1] = of_group;
+        of_group = 0;
+      }
     }
     for (int d = 0; Code::kParts == 2 && d < dim;
          d += 16)  // what comes after a row overwrites what is past it
       _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                        in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
-    queries.factors[r] = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
   }
 }
 
@@ -258,23 +291,39 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
   }
 }
 
-// total += a group's products, by its scales (and, `step` further on, biases).
+// Where a row of queries over codes with groups begins.
 template <class Code>
-OCTAVO_INLINE void add_group(__m512i high, __m512i low, int32_t sum, const __m512* scales, int step,
-                             __m512& total) {
-  __m512i product = join_parts<Code>(high, low);
-  if constexpr (Code::kOffset != 0)
-    product = _mm512_sub_epi32(product, _mm512_set1_epi32(sum * Code::kOffset));
-  total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), *scales, total);
-  if constexpr (Code::kAffine) total = _mm512_fmadd_ps(_mm512_set1_ps(float(sum)), scales[step], total);
-}
+struct QueryRow {
+  const float *factors, *group_sums;
+  const int32_t* starts;
+
+  QueryRow(const Queries<Code>& queries, int row, int dim)
+      : factors(queries.factors + size_t(row) * num_factors<Code>(dim)),
+        group_sums(queries.group_sums + (Code::kAffine ? size_t(row) * num_groups<Code>(dim) : 0)),
+        starts(queries.sums + size_t(row) * num_steps<Code>(dim)) {}
+
+  // total += products of a step that began with its start, by the scales of 16 positions; after the last step of
+  // a group of affine codes, the group's sum by biases, which lie `to_bias` further on
+  __attribute__((always_inline)) void add(int step, __m512i high, __m512i low, const __m512* scales,
+                                          int to_bias, __m512& total) const {
+    constexpr int kSteps = Code::kGroup / kStep<Code>;  // of a group
+    __m512 product = _mm512_cvtepi32_ps(join_parts<Code>(high, low));
+    if constexpr (kOwnFactors<Code>) product = _mm512_mul_ps(product, _mm512_set1_ps(factors[step]));
+    total = _mm512_fmadd_ps(product, *scales, total);
+    if (Code::kAffine && step % kSteps == kSteps - 1)
+      total = _mm512_fmadd_ps(_mm512_set1_ps(group_sums[step / kSteps]), scales[to_bias], total);
+  }
+  __m512 finish(__m512 total) const {
+    return kOwnFactors<Code> ? total : _mm512_mul_ps(total, _mm512_set1_ps(*factors));
+  }
+};
 
 // The same where groups of dims have scales of their own.
 template <class Code, int kRows>
 OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
                                 float* scores) {
-  constexpr int kQuads = Code::kGroup / 4, kPer = Code::kAffine ? 2 : 1;
-  const int groups = num_groups<Code>(dim);
+  constexpr int kQuads = kStep<Code> / 4, kPer = Code::kAffine ? 2 : 1, kSteps = Code::kGroup / kStep<Code>;
+  const int steps = num_steps<Code>(dim);
   const __m512* scales = reinterpret_cast<const __m512*>(panel + size_t(dim) * kBlocks / 4);
   const int8_t* from = queries.bytes + size_t(first) * Code::kParts * dim;
   __m512 total[kRows][kBlocks];
@@ -282,28 +331,35 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) total[r][b] = _mm512_setzero_ps();
-  for (int g = 0; g < groups;
-       ++g, from += Code::kGroup, panel += kQuads * kBlocks, scales += kPer * kBlocks) {
+#pragma GCC unroll 1
+  for (int step = 0; step < steps; ++step, from += kStep<Code>, panel += kQuads * kBlocks) {
     __m512i high[kRows][kBlocks], low[kRows][kBlocks];
 #pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r) {
+      const QueryRow<Code> row(queries, first + r, dim);
+      const __m512i start = _mm512_set1_epi32(row.starts[step]);
 #pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) high[r][b] = low[r][b] = _mm512_setzero_si512();
+      for (int b = 0; b < kBlocks; ++b) {
+        low[r][b] = start;
+        high[r][b] = Code::kParts == 2 ? _mm512_setzero_si512() : start;
+      }
+    }
     add_quads<Code, kRows>(from, dim, panel, kQuads, high, low);
 #pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
-      const int32_t sum = queries.sums[size_t(first + r) * groups + g];
+      const QueryRow<Code> row(queries, first + r, dim);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b)
-        add_group<Code>(high[r][b], low[r][b], sum, scales + b, kBlocks, total[r][b]);
+        row.add(step, high[r][b], low[r][b], scales + b, kBlocks, total[r][b]);
     }
+    if (step % kSteps == kSteps - 1) scales += kPer * kBlocks;
   }
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) {
-    const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
+    const QueryRow<Code> row(queries, first + r, dim);
+    float* const to = scores + size_t(first + r) * kTileTokens;
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b)
-      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b, _mm512_mul_ps(total[r][b], factor));
+    for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(to + 16 * b, row.finish(total[r][b]));
   }
 }
 
@@ -313,7 +369,7 @@ constexpr int kDistance = 8;    // blocks between what is read and what is asked
 // A few rows over K as it is transposed, without a panel: the same integers, and the same floats of them.
 template <class Code, int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, float* scores) {
-  constexpr int kGroupWords = Code::kGroup > 0 ? Code::kGroup * Code::kBits / 32 : 0;
+  constexpr int kStepWords = kStep<Code> * Code::kBits / 32;
   constexpr int kPer = Code::kAffine ? 2 : 1;
   const KeyLookup<Code> lookup;
   const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
@@ -353,12 +409,15 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
               add_dots(low[r], vectors[v], broadcast4(from + r * 2 * dim + dim));
           }
         if constexpr (Code::kGroup > 0) {
-          if ((i + 1) % kGroupWords != 0) continue;
-          const int g = (word + i) / kGroupWords;
+          if ((i + 1) % kStepWords != 0) continue;
+          const int step = (word + i) / kStepWords, g = step * kStep<Code> / Code::kGroup;
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            add_group<Code>(high[r], low[r], queries.sums[size_t(r) * groups + g], scales + g * kPer, 1,
-                            total[r]);
+            const QueryRow<Code> row(queries, r, dim);
+            __m512i& last = Code::kParts == 2 ? low[r] : high[r];
+            if constexpr (Code::kOffset != 0)
+              last = _mm512_add_epi32(last, _mm512_set1_epi32(row.starts[step]));
+            row.add(step, high[r], low[r], scales + g * kPer, 1, total[r]);
             high[r] = low[r] = _mm512_setzero_si512();
           }
         }
@@ -367,10 +426,10 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       float* const to = scores + r * kTileTokens + 16 * b;
-      const __m512 factor = _mm512_set1_ps(queries.factors[r]);
       if constexpr (Code::kGroup > 0) {
-        _mm512_storeu_ps(to, _mm512_mul_ps(total[r], factor));
+        _mm512_storeu_ps(to, QueryRow<Code>(queries, r, dim).finish(total[r]));
       } else {
+        const __m512 factor = _mm512_set1_ps(queries.factors[r]);
         const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
         store_scores(_mm512_sub_epi32(join_parts<Code>(high[r], low[r]), offset), factor, scales[0], to);
       }
@@ -393,9 +452,9 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   }
   load_keys<Code>(layout, tile, panel);
   if constexpr (Code::kGroup > 0) {
-    int row = 0;
-    for (; row + 2 <= num_rows; row += 2) score_groups<Code, 2>(queries, row, dim, panel, scores);
-    if (row < num_rows) score_groups<Code, 1>(queries, row, dim, panel, scores);
+    const auto body = [&]<int kRows>(int row) { score_groups<Code, kRows>(queries, row, dim, panel, scores); };
+    if constexpr (Code::kParts == 1) for_row_blocks(num_rows, body);
+    else for_pairs_of_rows(num_rows, body);
   } else {
     __m512 scales[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
@@ -420,15 +479,15 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_querie
 
 const KeySide* code_keys(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
-  const bool bytes = in_one_part(args);
+  const bool bytes = in_one_part(args), group_bytes = by_bytes(args);
   switch (format.codes) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
     case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
     case CodeType::int8: return format.dim <= 512 ? &sides<Int8> : nullptr;  // sums stay below 2^31
-    case CodeType::mxfp4: return &sides<Mxfp4>;
-    case CodeType::nvfp4: return &sides<Nvfp4>;
-    case CodeType::affine4: return &sides<Affine4>;
+    case CodeType::mxfp4: return group_bytes ? &sides<InBytes<Mxfp4>> : &sides<Mxfp4>;
+    case CodeType::nvfp4: return group_bytes ? &sides<InBytes<Nvfp4>> : &sides<Nvfp4>;
+    case CodeType::affine4: return group_bytes ? &sides<InBytes<Affine4>> : &sides<Affine4>;
     case CodeType::affine8: return &sides<Affine8>;
     default: return nullptr;
   }

@@ -13,7 +13,7 @@ const ValueSide* special_value_side(const AttendArgs& args) {
   if (const ValueSide* side = latent_values(args)) return side;
   if (args.layout.v.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
   if (const ValueSide* side = code_values(args)) return side;
-  return group_values(args.layout.v);
+  return group_values(args);
 }
 
 }  // namespace octavo::OCTAVO_ISA

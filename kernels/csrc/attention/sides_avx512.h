@@ -21,9 +21,17 @@ const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
 // The same of V with a scale (and a bias) for each group of dims. Null for other formats.
-const ValueSide* group_values(const RowFormat& format);
+const ValueSide* group_values(const AttendArgs& args);
 
 namespace {
+
+// body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
+template <class Body>
+OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
+  int row = 0;
+  for (; row + 2 <= num_rows; row += 2) body.template operator()<2>(row);
+  if (row < num_rows) body.template operator()<1>(row);
+}
 
 // Rows of 32-bit words to columns: lane i of word j becomes lane j of word i.
 OCTAVO_INLINE void transpose16(__m512i (&r)[16]) {

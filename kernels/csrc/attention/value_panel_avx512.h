@@ -192,14 +192,6 @@ struct DirectValues {
   }
 };
 
-// body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
-template <class Body>
-OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
-  int row = 0;
-  for (; row + 2 <= num_rows; row += 2) body.template operator()<2>(row);
-  if (row < num_rows) body.template operator()<1>(row);
-}
-
 OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
   _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factor, _mm512_loadu_ps(to)));
 }
