@@ -4,6 +4,7 @@
 //            then, of codes with scales by groups, [groups][4 blocks] scales (and biases: [groups][2][4])
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "attention/ahead.h"
@@ -37,8 +38,15 @@ OCTAVO_INLINE int num_factors(int dim) {
   return kOwnFactors<Code> ? num_steps<Code>(dim) : 1;
 }
 
-// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps, times
-// -kOffset where codes have groups, and of affine codes the sums of its groups (times factors of their own).
+// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with factors
+// of their own begin with kMagicBits, and are floats: a multiplication by the factor, less kMagic times the factor,
+// takes the place of a conversion. Both products are exact, because factors end with kFactorZeros zeros.
+constexpr float kMagic = 0x1.8p23f;
+constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
+static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22 && kNvGroup * 127 * 15 < 1 << 22);
+
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps (where codes
+// have groups: what the products of a step begin with), and of affine codes the sums of its groups' values.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
@@ -65,6 +73,16 @@ OCTAVO_INLINE float largest_of(const float* row, int dim) {
   __m512 top = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
   return _mm512_reduce_max_ps(top);
+}
+
+// The next larger float of a positive one that ends with kFactorZeros zeros.
+OCTAVO_INLINE float with_zeros(float factor) {
+  constexpr uint32_t kEnd = (1u << kFactorZeros) - 1;
+  uint32_t bits;
+  std::memcpy(&bits, &factor, 4);
+  bits = (bits + kEnd) & ~kEnd;
+  std::memcpy(&factor, &bits, 4);
+  return factor;
 }
 
 // The panel holds dims in the order of nibbles in a word: 0 2 4 6, then 1 3 5 7.
@@ -98,8 +116,14 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     float of_group = 0;
     for (int step = 0; step < steps; ++step) {
       const int first = step * in_step, end = first + in_step;
-      if constexpr (kOwnFactors<Code>) largest = largest_of(row + first, in_step);
-      const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
+      float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+      float steps_of_one = float(queries.kLargest) / largest;
+      if constexpr (kOwnFactors<Code>) {
+        largest = largest_of(row + first, in_step);
+        factor = with_zeros(largest / float(queries.kLargest));
+        steps_of_one = 1 / factor;
+      }
+      const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? steps_of_one : 0.0f);
       __m512i sums = _mm512_setzero_si512();
       for (int d = first; d < end; d += 16) {
         const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
@@ -113,9 +137,8 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
         sums = _mm512_add_epi32(sums, rounded);
       }
       const int32_t sum = _mm512_reduce_add_epi32(sums);
-      queries.sums[size_t(r) * steps + step] =
-          Code::kGroup > 0 ? int32_t(0u - uint32_t(sum) * Code::kOffset) : sum;
-      const float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+      const uint32_t start = (kOwnFactors<Code> ? kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;
+      queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? int32_t(start) : sum;
       if (kOwnFactors<Code> || step == 0) factors[step] = factor;
       if constexpr (Code::kAffine) {
         of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
@@ -307,8 +330,13 @@ struct QueryRow {
   __attribute__((always_inline)) void add(int step, __m512i high, __m512i low, const __m512* scales,
                                           int to_bias, __m512& total) const {
     constexpr int kSteps = Code::kGroup / kStep<Code>;  // of a group
-    __m512 product = _mm512_cvtepi32_ps(join_parts<Code>(high, low));
-    if constexpr (kOwnFactors<Code>) product = _mm512_mul_ps(product, _mm512_set1_ps(factors[step]));
+    __m512 product;
+    if constexpr (kOwnFactors<Code>) {
+      const __m512 factor = _mm512_set1_ps(factors[step]), magic = _mm512_set1_ps(-kMagic * factors[step]);
+      product = _mm512_fmadd_ps(_mm512_castsi512_ps(high), factor, magic);
+    } else {
+      product = _mm512_cvtepi32_ps(join_parts<Code>(high, low));
+    }
     total = _mm512_fmadd_ps(product, *scales, total);
     if (Code::kAffine && step % kSteps == kSteps - 1)
       total = _mm512_fmadd_ps(_mm512_set1_ps(group_sums[step / kSteps]), scales[to_bias], total);
@@ -415,7 +443,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
           for (int r = 0; r < kRows; ++r) {
             const QueryRow<Code> row(queries, r, dim);
             __m512i& last = Code::kParts == 2 ? low[r] : high[r];
-            if constexpr (Code::kOffset != 0)
+            if constexpr (Code::kOffset != 0 || kOwnFactors<Code>)
               last = _mm512_add_epi32(last, _mm512_set1_epi32(row.starts[step]));
             row.add(step, high[r], low[r], scales + g * kPer, 1, total[r]);
             high[r] = low[r] = _mm512_setzero_si512();

@@ -227,7 +227,7 @@ template <class Code>
 OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weights<Code>& to) {
   constexpr int kVectors = kBatches<Code> * kQuads;
   const __m512* const scales = to.scales + set * kVectors * kPer<Code>;
-  __m512 scaled[kBatches<Code>][kQuads], top = _mm512_setzero_ps(), bias = _mm512_setzero_ps();
+  __m512 scaled[kBatches<Code>][kQuads], tops[kQuads], bias = _mm512_setzero_ps();
 #pragma GCC unroll 4
   for (int batch = 0; batch < kBatches<Code>; ++batch)
 #pragma GCC unroll 4
@@ -235,11 +235,14 @@ OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weig
       const __m512 spread = spread_weights<Code>(weights, batch, quad);
       __m512& product = scaled[batch][quad];
       product = _mm512_mul_ps(spread, scales[batch * kQuads + quad]);
-      top = _mm512_max_ps(top, Code::kAffine ? _mm512_abs_ps(product) : product);
+      const __m512 magnitude = Code::kAffine ? _mm512_abs_ps(product) : product;
+      tops[quad] = batch == 0 ? magnitude : _mm512_max_ps(tops[quad], magnitude);
       if constexpr (Code::kAffine)
         bias = _mm512_fmadd_ps(spread, scales[kVectors + batch * kQuads + quad], bias);
     }
-  top = fold_groups<Code>(top, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+  const __m512 top =
+      fold_groups<Code>(_mm512_max_ps(_mm512_max_ps(tops[0], tops[1]), _mm512_max_ps(tops[2], tops[3])),
+                        [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
   const __mmask16 some = _mm512_cmp_ps_mask(top, _mm512_set1_ps(1e-30f), _CMP_GE_OQ);
   const __m512 to_fixed = hide(_mm512_div_ps(_mm512_set1_ps(kLargestFixed<Code>), top), some);
   to.factors[at] = _mm512_mul_ps(top, _mm512_set1_ps(1 / kLargestFixed<Code>));
