@@ -5,7 +5,8 @@
 It reads the objects of a build (``build/cp*``, as the installation leaves it), so that a level is held to its
 limits on machines that lack it. A loop is an innermost one: it ends in a jump backwards, has no other jump or
 call, and at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``, ``vpmaddubsw``, ``vpmaddwd``)
-or fused multiplications. It is good when vectors stay in their registers and the multipliers decide: few of
+or fused multiplications. A loop that rounds half as many vectors to integers prepares products, and is left
+out. It is good when vectors stay in their registers and the multipliers decide: few of
 them go to the stack, and the predicted cycles are near those of the products alone. llvm-mca knows nothing of
 caches and memory; of a loop whose data is in L1 it is right to a percent. What a loop asks for ahead must be
 there too: compilers have dropped prefetches. Loops of the files written for AVX-512 are held to that
@@ -32,6 +33,7 @@ SLACK, SLACK_CYCLES = 1.3, 4.0  # unpacking, scales and the loop's own instructi
 PRODUCTS_PER_SPILL = 8
 ITERATIONS = 200
 PRODUCTS = ("vpdpbusd", "vdpbf16ps", "vpmaddubsw", "vpmaddwd", "vfmadd")
+ROUNDINGS = ("vcvtps2dq",)
 CPUS = {"avx2": "znver3,skylake", "avx512": "sapphirerapids,znver4"}
 _LINE = re.compile(r"^ *([0-9a-f]+):\t(.*)$")
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
@@ -75,7 +77,8 @@ def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
     for line in (*disassembly.splitlines(), "0 <end>:"):
         if found := _FUNCTION.match(line):
             for code in _innermost(body):
-                if (products := _count(code, PRODUCTS)) >= MIN_PRODUCTS:
+                products = _count(code, PRODUCTS)
+                if products >= MIN_PRODUCTS and 2 * _count(code, ROUNDINGS) < products:
                     slow = sum(
                         (cycles - CYCLES_OF_OTHERS) * _count(code, (name,)) for name, cycles in CYCLES.items()
                     )

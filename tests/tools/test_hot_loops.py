@@ -42,6 +42,12 @@ def test_few_products_are_no_hot_loop() -> None:
     assert not list(loops_of(disassembly(*[PRODUCT] * 7), "some_avx512.cpp"))
 
 
+def test_a_loop_that_rounds_what_is_to_be_multiplied_is_no_hot_loop() -> None:
+    rounding, fused = "vcvtps2dq %zmm1,%zmm2", "vfmadd213ps %zmm1,%zmm2,%zmm3"
+    assert not list(loops_of(disassembly(*[fused] * 8, *[rounding] * 4), "some_avx512.cpp"))
+    assert only(*[fused] * 8, *[rounding] * 3).products == 8
+
+
 def test_spills_and_cycles_beyond_those_of_the_products_are_too_slow() -> None:
     spilling = only(*[PRODUCT] * 15, "vmovups %zmm6,0x40(%rsp)", "vmovups 0x40(%rsp),%zmm6", PRODUCT)
     assert spilling.why_slow() is None

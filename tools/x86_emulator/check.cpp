@@ -220,6 +220,20 @@ void shuffles() {
   EXPECT(Bytes::from(_mm512_unpacklo_epi16(a, b)).at[3] == 65 && Bytes::from(_mm512_unpackhi_epi16(a, b)).at[20] == 26);
   EXPECT(Bytes::from(_mm512_unpacklo_epi32(a, b)).at[4] == 64 && Bytes::from(_mm512_unpackhi_epi32(a, b)).at[63] == 127);
   EXPECT(Bytes::from(_mm512_unpacklo_epi64(a, b)).at[24] == 80 && Bytes::from(_mm512_unpackhi_epi64(a, b)).at[0] == 8);
+  const Ints wide = Ints::of([](int i) { return i == 5 ? 70000 : i == 6 ? -70000 : 40000 * (i % 2); });
+  const Words held = Words::from(_mm512_packs_epi32(_mm512_set1_epi32(-3), wide));
+  EXPECT(held.at[8] == 0xfffd && held.at[11] == 0xfffd && held.at[12] == 0 && held.at[13] == 0x7fff);
+  EXPECT(held.at[14] == 0x8000 && held.at[15] == 0x7fff && held.at[31] == 0x7fff);
+  const Words unsigned_held = Words::from(_mm512_packus_epi32(wide, _mm512_set1_epi32(-3)));
+  EXPECT(unsigned_held.at[1] == 40000 && unsigned_held.at[9] == 0xffff && unsigned_held.at[10] == 0 &&
+         unsigned_held.at[31] == 0);
+  const Words narrow = Words::of([](int i) { return i == 0 ? 300 : i == 1 ? -300 : i; });
+  const Bytes as_signed = Bytes::from(_mm512_packs_epi16(narrow, _mm512_set1_epi32(0x00c8ffff)));
+  EXPECT(as_signed.at[0] == 127 && as_signed.at[1] == 128 && as_signed.at[7] == 7 && as_signed.at[8] == 255 &&
+         as_signed.at[9] == 127 && as_signed.at[16] == 8);
+  const Bytes as_unsigned = Bytes::from(_mm512_packus_epi16(narrow, _mm512_set1_epi32(0x00c8ffff)));
+  EXPECT(as_unsigned.at[0] == 255 && as_unsigned.at[1] == 0 && as_unsigned.at[8] == 0 && as_unsigned.at[9] == 200 &&
+         as_unsigned.at[55] == 31);
   const Bytes index = Bytes::of([](int i) { return i % 3 == 0 ? 0x80 | i : 0x10 | (15 - i % 16); });
   const Bytes looked_up = Bytes::from(_mm512_shuffle_epi8(a, index));
   EXPECT(looked_up.at[0] == 0 && looked_up.at[1] == 14 && looked_up.at[17] == 30 && looked_up.at[62] == 49);

@@ -20,8 +20,9 @@ OCTAVO_INLINE int num_groups(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
-// Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim would
-// leave the others of a query few steps. There, each kStep dims have a factor of their own; else a row has one.
+// Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim
+// would leave the others of a query few steps. There, each kStep dims have a factor of their own; else a row
+// has one.
 template <class Code>
 constexpr bool kOwnFactors = Code::kGroup > 0 && Code::kParts == 1;
 
@@ -38,15 +39,17 @@ OCTAVO_INLINE int num_factors(int dim) {
   return kOwnFactors<Code> ? num_steps<Code>(dim) : 1;
 }
 
-// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with factors
-// of their own begin with kMagicBits, and are floats: a multiplication by the factor, less kMagic times the factor,
-// takes the place of a conversion. Both products are exact, because factors end with kFactorZeros zeros.
+// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with
+// factors of their own begin with kMagicBits, and are floats: a multiplication by the factor, less kMagic
+// times the factor, takes the place of a conversion. Both products are exact, because factors end with
+// kFactorZeros zeros.
 constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
 static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22 && kNvGroup * 127 * 15 < 1 << 22);
 
-// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps (where codes
-// have groups: what the products of a step begin with), and of affine codes the sums of its groups' values.
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps
+// (where codes have groups: what the products of a step begin with), and of affine codes the sums of its
+// groups' values.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
@@ -64,7 +67,8 @@ struct Queries {
 
 template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  const int numbers = num_factors<Code>(dim) + num_steps<Code>(dim) + (Code::kAffine ? num_groups<Code>(dim) : 0);
+  const int numbers =
+      num_factors<Code>(dim) + num_steps<Code>(dim) + (Code::kAffine ? num_groups<Code>(dim) : 0);
   return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 4 * numbers;
 }
 
@@ -325,8 +329,8 @@ struct QueryRow {
         group_sums(queries.group_sums + (Code::kAffine ? size_t(row) * num_groups<Code>(dim) : 0)),
         starts(queries.sums + size_t(row) * num_steps<Code>(dim)) {}
 
-  // total += products of a step that began with its start, by the scales of 16 positions; after the last step of
-  // a group of affine codes, the group's sum by biases, which lie `to_bias` further on
+  // total += products of a step that began with its start, by the scales of 16 positions; after the last step
+  // of a group of affine codes, the group's sum by biases, which lie `to_bias` further on
   __attribute__((always_inline)) void add(int step, __m512i high, __m512i low, const __m512* scales,
                                           int to_bias, __m512& total) const {
     constexpr int kSteps = Code::kGroup / kStep<Code>;  // of a group
@@ -480,7 +484,9 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   }
   load_keys<Code>(layout, tile, panel);
   if constexpr (Code::kGroup > 0) {
-    const auto body = [&]<int kRows>(int row) { score_groups<Code, kRows>(queries, row, dim, panel, scores); };
+    const auto body = [&]<int kRows>(int row) {
+      score_groups<Code, kRows>(queries, row, dim, panel, scores);
+    };
     if constexpr (Code::kParts == 1) for_row_blocks(num_rows, body);
     else for_pairs_of_rows(num_rows, body);
   } else {

@@ -1,15 +1,15 @@
 // Weighted sums over pages whose V has a scale for each group of dims (mxfp4, nvfp4, affine), by products of
-// bytes (attention/value_panel_avx512.h): weights times the scale of their row and group become fixed point of
-// the largest of their group in a tile, in two bytes or one. Of affine, whose codes are unsigned, weights are
-// signed, as its scales are; a group's biases are summed in float32, as they are.
+// bytes (attention/value_panel_avx512.h): weights times the scale of their row and group become fixed point
+// of the largest of their group in a tile, in two bytes or one. Of affine, whose codes are unsigned, weights
+// are signed, as its scales are; a group's biases are summed in float32, as they are.
 //
-// A vector of the panel holds dims of kSlots groups, one in each 128 bits, or of fewer that have several; those
-// of a set, which share the weights' vectors. Weights are made where they are used: 128 bits hold four
+// A vector of the panel holds dims of kSlots groups, one in each 128 bits, or of fewer that have several;
+// those of a set, which share the weights' vectors. Weights are made where they are used: 128 bits hold four
 // positions of a block, times the scales of a slot's group. Where a group has two slots, two blocks of it are
 // a batch; a group that has all takes its blocks as they lie.
-//   V panel, scales [sets][kBatches][4 quads of positions] (and biases behind those of a set), then of each row
-//   and set the weights [4 blocks][high, low bytes][kSlots][4 quads] (of a group that has all slots [high, low
-//   bytes][4 quads][4 blocks]), and factors and sums of biases by lane
+//   V panel, scales [sets][kBatches][4 quads of positions] (and biases behind those of a set), then of each
+//   row and set the weights [4 blocks][high, low bytes][kSlots][4 quads] (of a group that has all slots
+//   [high, low bytes][4 quads][4 blocks]), and factors and sums of biases by lane
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -21,7 +21,6 @@ namespace {
 
 constexpr int kSlots = 4;
 constexpr int kQuads = 4;  // of a block
-
 
 // Groups of a chunk of the panel: kSets sets of kGroups each.
 template <class Code>
@@ -39,7 +38,8 @@ constexpr int kBatches = kBlocks / kEach<Code>;
 template <class Code>
 constexpr bool kAsTheyLie = kEach<Code> == kSlots;
 template <class Code>
-constexpr int kBlockBytes = kAsTheyLie<Code> ? 4 : Code::kParts * 64;  // from the weights of a block to the next
+constexpr int kBlockBytes =
+    kAsTheyLie<Code> ? 4 : Code::kParts * 64;  // from the weights of a block to the next
 template <class Code>
 constexpr int kSetBytes = Code::kParts * 64 * kBatches<Code> * (kAsTheyLie<Code> ? 1 : kEach<Code>);
 
@@ -116,8 +116,8 @@ void load_scales(const PageLayout& layout, const Tile& tile, __m512* scales) {
 #pragma GCC unroll 4
         for (int slot = 0; slot < kSlots; ++slot) {
           const int group = group_of<Code>(set, slot / kEach<Code>);
-          quads[slot] = by_group[(group * kPer<Code> + number) * kBlocks + batch * kEach<Code> +
-                                 slot % kEach<Code>];
+          quads[slot] =
+              by_group[(group * kPer<Code> + number) * kBlocks + batch * kEach<Code> + slot % kEach<Code>];
         }
         if constexpr (!kAsTheyLie<Code>) transpose_lanes(quads);
 #pragma GCC unroll 4
@@ -162,8 +162,8 @@ OCTAVO_INLINE void store_batch(__m512i bytes, uint8_t* to) {
   }
 }
 
-// Weights in one byte, rounded so that no mass is lost, as in code_values_avx512.cpp: each lane hands its error
-// on to the next quad, and the lanes of a group begin with errors that are spread evenly.
+// Weights in one byte, rounded so that no mass is lost, as in code_values_avx512.cpp: each lane hands its
+// error on to the next quad, and the lanes of a group begin with errors that are spread evenly.
 template <class Code>
 OCTAVO_INLINE void round_to_bytes(const __m512 (&scaled)[kBatches<Code>][kQuads], __m512 to_fixed,
                                   uint8_t* to) {
@@ -219,8 +219,8 @@ OCTAVO_INLINE void round_to_words(const __m512 (&scaled)[kBatches<Code>][kQuads]
 // What the largest weight becomes: a byte that may be one more after rounding; 127 * 256 + 127 leaves signed
 // bytes.
 template <class Code>
-constexpr float kLargestFixed = Code::kParts == 1 ? (Code::kAffine ? 126.0f : 254.0f)
-                                                  : (Code::kAffine ? 32639.0f : 65535.0f);
+constexpr float kLargestFixed =
+    Code::kParts == 1 ? (Code::kAffine ? 126.0f : 254.0f) : (Code::kAffine ? 32639.0f : 65535.0f);
 
 // A row's weights times the scales of a set, and the sums of its weights times biases.
 template <class Code>

@@ -327,6 +327,25 @@ OCTAVO_EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) { return oct
 OCTAVO_EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, false>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, true>(a, b); }
 
+// VPACK*: of each 128 bits the elements of a, then those of b, as the nearest numbers of half their width.
+template <class From, class To>
+OCTAVO_EMULATED __m512i octavo_pack(__m512i a, __m512i b) {
+  constexpr int kLane = 16 / sizeof(From);
+  const x86_emulator::Lanes<From> x = (x86_emulator::Lanes<From>)a, y = (x86_emulator::Lanes<From>)b;
+  To to[64 / sizeof(To)];
+  for (int i = 0; i < int(64 / sizeof(To)); ++i) {
+    const int from = i / (2 * kLane) * kLane + i % kLane;
+    const From value = i / kLane % 2 == 0 ? x[from] : y[from];
+    constexpr From kLeast = std::numeric_limits<To>::min(), kMost = std::numeric_limits<To>::max();
+    to[i] = To(value < kLeast ? kLeast : value > kMost ? kMost : value);
+  }
+  return x86_emulator::read<__m512i>(to);
+}
+OCTAVO_EMULATED __m512i _mm512_packs_epi32(__m512i a, __m512i b) { return octavo_pack<int32_t, int16_t>(a, b); }
+OCTAVO_EMULATED __m512i _mm512_packus_epi32(__m512i a, __m512i b) { return octavo_pack<int32_t, uint16_t>(a, b); }
+OCTAVO_EMULATED __m512i _mm512_packs_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, int8_t>(a, b); }
+OCTAVO_EMULATED __m512i _mm512_packus_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, uint8_t>(a, b); }
+
 // VPSHUFB: each byte of the index looks up its own 128 bits; a byte with its top bit set gives zero.
 OCTAVO_EMULATED __m512i _mm512_shuffle_epi8(__m512i a, __m512i index) {
   int8_t from[64], at[64], to[64];

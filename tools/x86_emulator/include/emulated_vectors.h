@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 // Shapes and aliasing are those of GCC's own headers.
 typedef float __m128 __attribute__((vector_size(16), may_alias));
