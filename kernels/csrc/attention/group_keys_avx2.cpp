@@ -1,9 +1,8 @@
 // Scores over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
-// point of their row's largest, products of 8 dims are summed exactly, and a group's scale is applied to
-// these sums as a float factor.
+// point, products of 8 dims are summed exactly, and a group's scale is applied to these sums as a float factor.
 //
-// Rows of affine4 are not rotated: a large dim would leave the others of a query few steps. There, queries
-// have 15 bits in two bytes, 128 high + low.
+// Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16 dims
+// have a factor of their own.
 //
 // Codes of E2M1 are looked up as value + kLargestValue, because one factor must be unsigned; what that adds
 // is taken off the sums (`Queries::biases`). Biases of affine4 multiply the sum of a chunk's queries.
@@ -21,66 +20,54 @@ constexpr int kBiases = 16;  // of a row and chunk, one for each four dims
 constexpr int kMaxChunks = kMaxDim / kChunk;
 
 template <class Code>
-constexpr bool kWide = Code::kBias;
-constexpr int kHigh = 128;  // what one of a high byte stands for
-template <class Code>
-constexpr int kLargestQuery = kWide<Code> ? kLargestByte * kHigh + kHigh / 2 - 1 : kLargestByte;
-
-template <class Code>
 constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
 
 template <class Code>
 using Lookup = ByteLookup<Code, kShift<Code>, 1>;
 
-// int8 rows in the order of the expanded chunks, if kWide then those of their low bytes; of each row and
-// chunk, kBiases biases and the sum of the integers; then a factor per row.
+// int8 rows in the order of the expanded chunks; of each row and chunk kBiases biases, the factors of its dims 8 l
+// to 8 l + 7, and the sum of its values.
 template <class Code>
 struct Queries {
-  int8_t *rows, *lows;
+  int8_t* rows;
   int16_t* biases;
-  float *sums, *factors;
+  float *factors, *sums;
 
   Queries(void* memory, int dim, int num_rows)
       : rows(static_cast<int8_t*>(memory)),
-        lows(rows + (kWide<Code> ? size_t(num_rows) * dim : 0)),
-        biases(reinterpret_cast<int16_t*>(lows + size_t(num_rows) * dim)),
-        sums(reinterpret_cast<float*>(biases + size_t(num_rows) * dim / kChunk * kBiases)),
-        factors(sums + size_t(num_rows) * dim / kChunk) {}
+        biases(reinterpret_cast<int16_t*>(rows + size_t(num_rows) * dim)),
+        factors(reinterpret_cast<float*>(biases + size_t(num_rows) * dim / kChunk * kBiases)),
+        sums(factors + size_t(num_rows) * dim / kChunk * 8) {}
 };
 
-template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  return size_t(num_rows) * (dim * (kWide<Code> ? 2 : 1) + dim / kChunk * (2 * kBiases + 4) + 4);
+  return size_t(num_rows) * (dim + dim / kChunk * (2 * kBiases + 4 * 8 + 4));
 }
 
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim, chunks = dim / kChunk;
   const Queries<Code> queries(memory, dim, num_rows);
-  alignas(32) int32_t fixed[kMaxDim], part[kChunk];
+  alignas(32) int32_t fixed[kMaxDim];
+  float factors[kMaxDim / kFactorDims];
   for (int r = 0; r < num_rows; ++r) {
-    const float largest = fix_query(args, item, r, kLargestQuery<Code>, fixed);
+    fix_query_in_parts(args, item, r, fixed, factors);
     for (int c = 0; c < chunks; ++c) {
       const int32_t* const of_chunk = fixed + c * kChunk;
-      const size_t at = size_t(r) * dim + c * kChunk;
-      if constexpr (kWide<Code>) {
-        for (int i = 0; i < kChunk; ++i) part[i] = (of_chunk[i] + kHigh / 2) >> 7;
-        store_chunk(part, queries.rows + at);
-        for (int i = 0; i < kChunk; ++i) part[i] = of_chunk[i] - part[i] * kHigh;
-        store_chunk(part, queries.lows + at);
-      } else {
-        store_chunk(of_chunk, queries.rows + at);
-      }
-      int32_t total = 0;
+      const float* const of_parts = factors + c * kChunk / kFactorDims;
+      const size_t at = size_t(r) * chunks + c;
+      store_chunk(of_chunk, queries.rows + at * kChunk);
+      float total = 0;
       for (int i = 0; i < kBiases; ++i) {
         const int32_t* four = of_chunk + 4 * i;
         const int32_t sum = four[0] + four[1] + four[2] + four[3];
-        queries.biases[(size_t(r) * chunks + c) * kBiases + i] = int16_t(-sum * kShift<Code>);
-        total += sum;
+        queries.biases[at * kBiases + i] = int16_t(-sum * kShift<Code>);
+        total += float(sum) * of_parts[4 * i / kFactorDims];
       }
-      queries.sums[size_t(r) * chunks + c] = float(total);
+      queries.sums[at] = total;
+      for (int i = 0; i < 8; ++i)
+        queries.factors[at * 8 + i] = of_parts[8 * i / kFactorDims] * (1.0f / Code::kScale);
     }
-    queries.factors[r] = largest / (kLargestQuery<Code> * Code::kScale);
   }
 }
 
@@ -121,7 +108,7 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
   const int chunks = dim / kChunk;
   const __m256i ones = _mm256_set1_epi16(1);
   const int8_t* rows = queries.rows + size_t(first) * dim + c * kChunk;
-  const int64_t to_low = queries.lows - queries.rows;
+  const float* const factors = queries.factors + (size_t(first) * chunks + c) * 8;
   const int16_t* biases = queries.biases + (size_t(first) * chunks + c) * kBiases;
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
@@ -140,13 +127,9 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
     for (int r = 0; r < kRows; ++r) {
       __m256i sum = products_of_four(bytes, rows + r * dim);
       if constexpr (kShift<Code> != 0) sum = _mm256_add_epi16(sum, load256(biases + r * chunks * kBiases));
-      __m256i exact;
-      if constexpr (kWide<Code>)
-        exact = _mm256_add_epi32(_mm256_madd_epi16(sum, _mm256_set1_epi16(kHigh)),
-                                 _mm256_madd_epi16(products_of_four(bytes, rows + to_low + r * dim), ones));
-      else exact = _mm256_madd_epi16(sum, ones);
+      const __m256 exact = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
       __m256& to = sums[r * kKeys + key];
-      to = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), scale, to);
+      to = _mm256_fmadd_ps(exact, _mm256_mul_ps(scale, _mm256_loadu_ps(factors + r * chunks * 8)), to);
     }
   }
 }
@@ -160,7 +143,6 @@ OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries<Code>& q
                               float* scores) {
   constexpr int kKeys = kSums / kRows;
   const int dim = kDim > 0 ? kDim : any_dim, chunks = dim / kChunk, stride = kExpanded ? dim : dim / 2;
-  const __m256 factors = spread_rows<kRows>(queries.factors + first, 1);
   scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256 sums[kSums];
@@ -174,7 +156,7 @@ OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries<Code>& q
       for (int c = 0; c < chunks; ++c)
         total = _mm256_fmadd_ps(spread_keys<kRows>(scales.biases + c * 16 + key),
                                 spread_rows<kRows>(queries.sums + size_t(first) * chunks + c, chunks), total);
-    store_scores<kRows>(_mm256_mul_ps(total, factors), scores + key);
+    store_scores<kRows>(total, scores + key);
   }
 }
 
@@ -239,7 +221,7 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
 }
 
 template <class Code>
-constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes, load_queries<Code>, score<Code>};
+constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries<Code>, score<Code>};
 
 }  // namespace
 

@@ -21,6 +21,7 @@ from attention_cases import (  # noqa: E402
     Extras,
     as_numpy,
     build_metadata,
+    holds,
     shuffled_tables,
 )
 from octavo.kernels import _ext  # noqa: E402
@@ -224,6 +225,19 @@ def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> Non
     assert abs(got - want) < 0.04
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "affine4"])
+def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps(name: str) -> None:
+    """Rows are not rotated here. In steps of the query's largest dim, 120 times the others, these would be 0 or
+    1; keys have nothing where it is large."""
+    rng = np.random.default_rng(5)
+    shapes = ((5, 2, 128), (200, 1, 128), (200, 1, 128))
+    queries, keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    queries[..., 3], keys[..., :16] = 120, 0
+    want = attend_once(name, (queries, keys, values), exact=True)
+    got = attend_once(name, (queries, keys, values))
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
+
+
 GRID_AT_LEVEL = """
 import mlx.core as mx
 from attention_backends import poison
@@ -324,7 +338,18 @@ def test_neither_threads_nor_neighbours_change_a_bit(formats: tuple[str, str], d
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "formats", [("bf16", "bf16"), ("fp4", "fp4"), ("fp16", "int8"), ("int8", "affine8")], ids=lambda f: f[0]
+    "formats",
+    [
+        ("bf16", "bf16"),
+        ("fp4", "fp4"),
+        ("fp16", "int8"),
+        ("int8", "affine8"),
+        ("mxfp4", "nvfp4"),
+        ("nvfp4", "affine4"),
+        ("affine4", "mxfp4"),
+        ("affine8", "fp4"),
+    ],
+    ids="-".join,
 )
 def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dtype: mx.Dtype) -> None:
     batch = Batch(formats, dtype)
@@ -336,8 +361,15 @@ def test_the_chunk_that_a_row_is_in_changes_no_bit(formats: tuple[str, str], dty
             np.testing.assert_array_equal(batch.attend_part(2, old + first, old + stop), want[first:stop])
 
 
-@pytest.mark.parametrize(("group", "dim"), [(1, 128), (3, 96), (4, 64), (2, 256), (4, 72)])
-@pytest.mark.parametrize("name", ["bf16", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("name", "group", "dim"),
+    [
+        (name, group, dim)
+        for name in ("bf16", "fp16", "int8", "mxfp4", "nvfp4", "affine4", "affine8")
+        for group, dim in ((1, 128), (3, 96), (4, 64), (2, 256), (4, 72))
+        if holds(name, dim)
+    ],
+)
 def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None:
     batch = Batch((name, name), mx.bfloat16, query_heads=2 * group, dim=dim)
     old, new = batch.lengths[2]
