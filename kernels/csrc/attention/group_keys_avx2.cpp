@@ -5,7 +5,7 @@
 // have a factor of their own.
 //
 // Codes of E2M1 are looked up as value + kLargestValue, because one factor must be unsigned; what that adds
-// is taken off the sums (`Queries::biases`). Biases of affine4 multiply the sum of a chunk's queries.
+// is taken off the sums (`Queries::shifts`). Biases of affine4 multiply the sum of a chunk's queries.
 //
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
@@ -16,7 +16,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kBiases = 16;  // of a row and chunk, one for each four dims
+constexpr int kLanes8 = 8;  // of a chunk, eight dims each
 constexpr int kMaxChunks = kMaxDim / kChunk;
 
 template <class Code>
@@ -25,23 +25,22 @@ constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
 template <class Code>
 using Lookup = ByteLookup<Code, kShift<Code>, 1>;
 
-// int8 rows in the order of the expanded chunks; of each row and chunk kBiases biases, the factors of its dims 8 l
-// to 8 l + 7, and the sum of its values.
+// int8 rows in the order of the expanded chunks; of each row and chunk by lane the factors, and the shifts that
+// their products are taken off, and the sum of its values.
 template <class Code>
 struct Queries {
   int8_t* rows;
-  int16_t* biases;
-  float *factors, *sums;
+  float *factors, *shifts, *sums;
 
   Queries(void* memory, int dim, int num_rows)
       : rows(static_cast<int8_t*>(memory)),
-        biases(reinterpret_cast<int16_t*>(rows + size_t(num_rows) * dim)),
-        factors(reinterpret_cast<float*>(biases + size_t(num_rows) * dim / kChunk * kBiases)),
-        sums(factors + size_t(num_rows) * dim / kChunk * 8) {}
+        factors(reinterpret_cast<float*>(rows + size_t(num_rows) * dim)),
+        shifts(factors + size_t(num_rows) * dim / kChunk * kLanes8),
+        sums(shifts + size_t(num_rows) * dim / kChunk * kLanes8) {}
 };
 
 size_t query_bytes(int dim, int num_rows) {
-  return size_t(num_rows) * (dim + dim / kChunk * (2 * kBiases + 4 * 8 + 4));
+  return size_t(num_rows) * (dim + dim / kChunk * 4 * (2 * kLanes8 + 1));
 }
 
 template <class Code>
@@ -54,19 +53,18 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     fix_query_in_parts(args, item, r, fixed, factors);
     for (int c = 0; c < chunks; ++c) {
       const int32_t* const of_chunk = fixed + c * kChunk;
-      const float* const of_parts = factors + c * kChunk / kFactorDims;
       const size_t at = size_t(r) * chunks + c;
       store_chunk(of_chunk, queries.rows + at * kChunk);
       float total = 0;
-      for (int i = 0; i < kBiases; ++i) {
-        const int32_t* four = of_chunk + 4 * i;
-        const int32_t sum = four[0] + four[1] + four[2] + four[3];
-        queries.biases[at * kBiases + i] = int16_t(-sum * kShift<Code>);
-        total += float(sum) * of_parts[4 * i / kFactorDims];
+      for (int lane = 0; lane < kLanes8; ++lane) {
+        const float factor = factors[(c * kChunk + 8 * lane) / kFactorDims];
+        int32_t sum = 0;
+        for (int i = 0; i < 8; ++i) sum += of_chunk[8 * lane + i];
+        total += float(sum) * factor;
+        queries.factors[at * kLanes8 + lane] = factor * (1.0f / Code::kScale);
+        queries.shifts[at * kLanes8 + lane] = float(-sum * kShift<Code>) * factor * (1.0f / Code::kScale);
       }
       queries.sums[at] = total;
-      for (int i = 0; i < 8; ++i)
-        queries.factors[at * 8 + i] = of_parts[8 * i / kFactorDims] * (1.0f / Code::kScale);
     }
   }
 }
@@ -108,8 +106,8 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
   const int chunks = dim / kChunk;
   const __m256i ones = _mm256_set1_epi16(1);
   const int8_t* rows = queries.rows + size_t(first) * dim + c * kChunk;
-  const float* const factors = queries.factors + (size_t(first) * chunks + c) * 8;
-  const int16_t* biases = queries.biases + (size_t(first) * chunks + c) * kBiases;
+  const float* const factors = queries.factors + (size_t(first) * chunks + c) * kLanes8;
+  const int64_t to_shifts = queries.shifts - queries.factors;
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
     forget(rows);  // to read rows again costs nothing, to keep them costs registers
@@ -125,11 +123,14 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
     const __m256 scale = scales[key * chunks + c];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      __m256i sum = products_of_four(bytes, rows + r * dim);
-      if constexpr (kShift<Code> != 0) sum = _mm256_add_epi16(sum, load256(biases + r * chunks * kBiases));
-      const __m256 exact = _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, ones));
+      const __m256i sum = _mm256_madd_epi16(products_of_four(bytes, rows + r * dim), ones);
+      const float* const of_row = factors + r * chunks * kLanes8;
+      const __m256 factor = _mm256_loadu_ps(of_row);
+      __m256 product = _mm256_cvtepi32_ps(sum);
+      if constexpr (kShift<Code> == 0) product = _mm256_mul_ps(product, factor);
+      else product = _mm256_fmadd_ps(product, factor, _mm256_loadu_ps(of_row + to_shifts));
       __m256& to = sums[r * kKeys + key];
-      to = _mm256_fmadd_ps(exact, _mm256_mul_ps(scale, _mm256_loadu_ps(factors + r * chunks * 8)), to);
+      to = _mm256_fmadd_ps(product, scale, to);
     }
   }
 }
