@@ -165,8 +165,8 @@ ATTENTION = (
     ),
     bug(
         "queries are not rotated",
-        "if (format.rotated) hadamard(row, dim);\n  const float largest = largest_of(row, dim);",
-        "const float largest = largest_of(row, dim);",
+        "if (format.rotated) hadamard(row, format.dim);",
+        "",
     ),
     bug(
         "weighted sums forget that codes are scaled",
@@ -208,9 +208,14 @@ ATTENTION = (
         "scales[key * chunks + 0 * c]",
     ),
     bug(
-        "low bytes of queries are not multiplied",
-        "products_of_four(bytes, rows + to_low + r * dim)",
-        "products_of_four(bytes, rows + 0 * to_low + r * dim)",
+        "all dims of a query have the factor of the first ones",
+        "factors[(c * kChunk + 8 * lane) / kFactorDims]",
+        "factors[0]",
+    ),
+    bug(
+        "codes of groups keep what made them unsigned",
+        "float(-sum * kShift<Code>) * factor",
+        "float(-sum * (kShift<Code> - 1)) * factor",
     ),
     bug(
         "biases of keys meet another row's queries",
@@ -238,6 +243,60 @@ ATTENTION = (
         "kLargestWeight",
     ),
     bug("biases are those of the chunk before", "= biases[c];", "= biases[c & ~1];"),
+)
+
+GROUPS = (
+    # products of bytes: attention over groups, AVX-512
+    bug(
+        "a query's dims share the factor of its largest",
+        "largest = largest_of(row + first, in_step);",
+        "largest = largest_of(row, dim);",
+    ),
+    bug(
+        "the bits of a float lose the sum's offset",
+        "kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;",
+        "kMagicBits : 0u);",
+    ),
+    bug(
+        "few rows multiply without the start of their sums",
+        "if constexpr (Code::kOffset != 0 || kOwnFactors<Code>)\n",
+        "if constexpr (Code::kOffset != 0 && !kOwnFactors<Code>)\n",
+    ),
+    bug(
+        "biases of keys meet the queries of another group",
+        "_mm512_set1_ps(group_sums[step / kSteps])",
+        "_mm512_set1_ps(group_sums[0 * step])",
+    ),
+    bug(
+        "queries do not fit a byte",
+        "factor = with_zeros(largest / float(queries.kLargest));",
+        "factor = 0.5f * with_zeros(largest / float(queries.kLargest));",
+    ),
+    bug(
+        "two blocks of a group have the first one's weights",
+        "_mm512_mask_mov_epi32(spread, 0xf0f0, four(1))",
+        "_mm512_mask_mov_epi32(spread, 0xf0f0, four(0))",
+    ),
+    bug(
+        "the bytes of a group's second block are those of its first",
+        "_mm512_shuffle_i32x4(bytes, bytes, 0xf5)",
+        "_mm512_shuffle_i32x4(bytes, bytes, 0xa0)",
+    ),
+    bug(
+        "signed weights of one byte do not fit",
+        "(Code::kAffine ? 126.0f : 254.0f)",
+        "254.0f",
+    ),
+    bug(
+        "rounding errors of a group's weights are lost",
+        "fixed[quad] = _mm512_sub_epi32(rounded, before);",
+        "fixed[quad] = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[batch][quad], to_fixed));",
+    ),
+    bug(
+        "scales of a set are those of the first",
+        "to.scales + set * kVectors * kPer<Code>;",
+        "to.scales + 0 * set * kVectors * kPer<Code>;",
+    ),
 )
 
 STORES = (
@@ -388,4 +447,16 @@ SAMPLING = (
     ),
 )
 
-MUTANTS = (*STEPS, *INDICES, *MAPPED, *ATTENTION, *STORES, *LINEAR, *CHANNELS, *POOLS, *ROWS, *SAMPLING)
+MUTANTS = (
+    *STEPS,
+    *INDICES,
+    *MAPPED,
+    *ATTENTION,
+    *GROUPS,
+    *STORES,
+    *LINEAR,
+    *CHANNELS,
+    *POOLS,
+    *ROWS,
+    *SAMPLING,
+)
