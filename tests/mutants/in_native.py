@@ -165,8 +165,8 @@ ATTENTION = (
     ),
     bug(
         "queries are not rotated",
-        "if (format.rotated) hadamard(row, format.dim);",
-        "",
+        "if (format.rotated) hadamard(row, format.dim);\n}\n\n// A row's integers",
+        "}\n\n// A row's integers",
     ),
     bug(
         "weighted sums forget that codes are scaled",

@@ -227,8 +227,8 @@ def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> Non
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "affine4"])
 def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps(name: str) -> None:
-    """Rows are not rotated here. In steps of the query's largest dim, 120 times the others, these would be 0 or
-    1; keys have nothing where it is large."""
+    """Rows are not rotated here. In steps of the query's largest dim, 120 times the others, these would be 0
+    or 1; keys have nothing where it is large."""
     rng = np.random.default_rng(5)
     shapes = ((5, 2, 128), (200, 1, 128), (200, 1, 128))
     queries, keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
