@@ -1,5 +1,5 @@
-// Queries in 8-bit fixed point of their row's largest element, or of that of each kFactorDims dims, for products
-// of bytes.
+// Queries in 8-bit fixed point of their row's largest element, or of that of each kFactorDims dims, for
+// products of bytes.
 #pragma once
 
 #include <algorithm>

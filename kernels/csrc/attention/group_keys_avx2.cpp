@@ -1,8 +1,9 @@
 // Scores over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
-// point, products of 8 dims are summed exactly, and a group's scale is applied to these sums as a float factor.
+// point, products of 8 dims are summed exactly, and a group's scale is applied to these sums as a float
+// factor.
 //
-// Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16 dims
-// have a factor of their own.
+// Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16
+// dims have a factor of their own.
 //
 // Codes of E2M1 are looked up as value + kLargestValue, because one factor must be unsigned; what that adds
 // is taken off the sums (`Queries::shifts`). Biases of affine4 multiply the sum of a chunk's queries.
@@ -25,8 +26,8 @@ constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
 template <class Code>
 using Lookup = ByteLookup<Code, kShift<Code>, 1>;
 
-// int8 rows in the order of the expanded chunks; of each row and chunk by lane the factors, and the shifts that
-// their products are taken off, and the sum of its values.
+// int8 rows in the order of the expanded chunks; of each row and chunk by lane the factors, and the shifts
+// that their products are taken off, and the sum of its values.
 template <class Code>
 struct Queries {
   int8_t* rows;
