@@ -84,6 +84,7 @@ class BlockManager:
             for index, spec in enumerate(specs)
         )
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
+        self._residual = [group.pool for group in self._groups if isinstance(group.spec, ResidualWindow)]
         full = [group.pool for group in self._groups if group.spec.window is None]
         self._states = (
             None
@@ -136,6 +137,11 @@ class BlockManager:
         return self._pool.num_pages
 
     @property
+    def counts(self) -> PageCounts:
+        """Return how the pages stand: held, idle and cached, idle and empty."""
+        return self._pool.counts
+
+    @property
     def num_held(self) -> int:
         return self._pool.num_pages - self._pool.num_idle
 
@@ -155,7 +161,7 @@ class BlockManager:
     @property
     def num_evicted(self) -> int:
         """Cached pages of all groups that were given to somebody else, since the start."""
-        return sum(group.pool.num_evicted for group in self._groups)
+        return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
         """``num_idle`` of every group, and idle slots of recurrent states behind them, if there are any."""
@@ -201,8 +207,11 @@ class BlockManager:
     @property
     def residual_counts(self) -> PageCounts | None:
         """Return counts over all residual windows, or None if there are none."""
-        counts = [group.pool.counts for group in self._groups if isinstance(group.spec, ResidualWindow)]
-        return PageCounts(*map(sum, zip(*counts, strict=True))) if counts else None
+        if not self._residual:
+            return None
+        if len(self._residual) == 1:  # asked after every step, and there is mostly one
+            return self._residual[0].counts
+        return PageCounts(*map(sum, zip(*(pool.counts for pool in self._residual), strict=True)))
 
     # The life of a page table.
 

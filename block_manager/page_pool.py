@@ -63,7 +63,8 @@ class PagePool:
     @property
     def counts(self) -> PageCounts:
         """How all pages of the pool stand."""
-        return PageCounts(self.num_pages - self.num_idle, self.num_idle_cached, self.num_idle_empty)
+        cached, empty = len(self._cached), len(self._empty)
+        return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
         """Return how many of a table's first pages others hold, too: who holds one holds all before."""

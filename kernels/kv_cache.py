@@ -91,7 +91,7 @@ class GroupedKVCache:
                 f"a step needs the metadata of {len(self.storages)} groups, got {len(metadata.groups)}"
             )
         for cache, part, chunk in zip(self._caches, self._parts, self._chunks, strict=True):
-            step = metadata.select(part)
+            step = metadata if len(self._caches) == 1 else metadata.select(part)
             cache.begin_step(step if chunk is None else cut_into_chunks(step, chunk))
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:

@@ -32,14 +32,18 @@ class ResidualCache(Generic[Pool]):
         self._metadata: AttentionMetadata | None = None
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._begin(metadata)
+        self.quantized.begin_step(metadata.select((0,)))
+        self.residual.begin_step(metadata.select((1,)))
+
+    def _begin(self, metadata: AttentionMetadata) -> None:
+        """``begin_step``, but for telling the pools."""
         if len(metadata.groups) != 2:
             raise ValueError(f"pages and residual pages are 2 groups, got {len(metadata.groups)}")
         pages, residual = metadata.groups
         if pages.page_table.shape != residual.page_table.shape:
             raise ValueError("the tables of a step's pages and of its residual pages must have one shape")
         self._metadata = metadata
-        self.quantized.begin_step(metadata.select((0,)))
-        self.residual.begin_step(metadata.select((1,)))
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         self.quantized.write(layer, keys, values)
@@ -74,4 +78,5 @@ class ResidualCache(Generic[Pool]):
         return [*self.quantized.flags(), *self.residual.flags()]
 
     def nonfinite_tokens(self) -> list[int]:
-        return sorted({*self.quantized.nonfinite_tokens(), *self.residual.nonfinite_tokens()})
+        rows = self.quantized.nonfinite_tokens() + self.residual.nonfinite_tokens()
+        return sorted(set(rows)) if rows else rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from octavo.block_manager import PageCounts
@@ -51,13 +52,17 @@ class TenantTokens(NamedTuple):
     output: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
+NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
+
+
+class Gauges(NamedTuple):
     """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
     recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
     ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
     before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
-    were not in the prefix cache. ``tenants``: of those who have a name, at most a second old."""
+    were not in the prefix cache. ``tenants``: of those who have a name, at most a second old.
+
+    A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -70,7 +75,7 @@ class Gauges:
     swap: SwapCounts | None = None
     prompt_token_s: float | None = None
     prompt_miss_share: float = 1.0
-    tenants: Mapping[str, TenantLoad] = field(default_factory=dict)
+    tenants: Mapping[str, TenantLoad] = NO_TENANTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

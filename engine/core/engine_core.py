@@ -376,18 +376,20 @@ class EngineCore:
                     self._stats.started(request, now)
 
     def _measure(self) -> Gauges:
+        scheduler, blocks = self._scheduler, self._blocks
+        held, idle_cached, idle_empty = blocks.counts
         return Gauges(
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            pages_held=self._blocks.num_held,
-            pages_idle_cached=self._blocks.num_idle_cached,
-            pages_idle_empty=self._blocks.num_idle_empty,
-            residual=self._blocks.residual_counts,
-            states=self._blocks.state_counts,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            pages_held=held,
+            pages_idle_cached=idle_cached,
+            pages_idle_empty=idle_empty,
+            residual=blocks.residual_counts,
+            states=blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
             swap=self._swap_counts() if self._swap_counts is not None else None,
-            prompt_token_s=self._scheduler.prompt_pace.token_s,
-            prompt_miss_share=self._scheduler.prompt_pace.miss_share,
+            prompt_token_s=scheduler.prompt_pace.token_s,
+            prompt_miss_share=scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),
         )
 

@@ -21,9 +21,6 @@ class StepStats:
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
         self._num_evicted = 0  # of the pool, up to the last step
-        self._forget()
-
-    def _forget(self) -> None:
         self._num_generated = 0
         self._ttft_s: list[float] = []
         self._inter_token_s: list[float] = []
@@ -31,6 +28,12 @@ class StepStats:
         self._ended: list[RequestRecord] = []
         self._drafted: list[DraftRecord] = []
         self._tenant_outputs: Counter[str] = Counter()
+
+    def _forget(self) -> None:
+        self._num_generated = 0
+        for events in (self._ttft_s, self._inter_token_s, self._queue_s, self._ended, self._drafted):
+            events.clear()
+        self._tenant_outputs.clear()
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
         """So many drafts of a sample were computed, and the first ``num_accepted`` of them held."""

@@ -23,8 +23,8 @@ class TenantLoads:
     def measure(self) -> Mapping[str, TenantLoad]:
         """The mapping that was returned before, until something is measured anew."""
         scheduler, now, before = self._scheduler, self._clock(), self._measured_at
-        is_idle = not (scheduler.num_running or scheduler.num_waiting)
-        if before is None or now - before >= MEASURED_EVERY_S or (is_idle and self._loads):
+        left_over = self._loads and not (scheduler.num_running or scheduler.num_waiting)
+        if before is None or now - before >= MEASURED_EVERY_S or left_over:
             loads = scheduler.tenant_loads()
             self._loads = {name: TenantLoad(*load) for name, load in loads.items() if name}
             self._measured_at = now

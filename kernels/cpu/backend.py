@@ -7,9 +7,10 @@ orders true dependencies only, so there is at most one write per layer and evalu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -51,9 +52,9 @@ class CpuPool:
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
         self._values: list[Ints] = []  # of the step that has begun, in the order of CpuStep, then no flags
-        self._longest = 0
         self._step: CpuStep | None = None  # made when it is first asked for
         self._flags: mx.array | None = None
+        self._bound: Sequence[mx.array] | None = None  # what ``bind_pending`` had; None once a graph writes
 
     @property
     def spec(self) -> PoolSpec:
@@ -72,25 +73,29 @@ class CpuPool:
         return sum(pages.nbytes for pages in self._layers)
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
+        self.begin_group(metadata, metadata.only_group())
+
+    def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
+        """``begin_step`` of a step with several groups, of which this one is the pool's."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
-        group = metadata.only_group()
         if not _is_inside(metadata, group, self._spec.num_pages):
-            metadata.check(self._spec.num_pages)
+            replace(metadata, groups=(group,)).check(self._spec.num_pages)
+        kv_len, after = metadata.kv_len, metadata.quantize_after
         self._values = [
             group.slots,
             metadata.q_start,
-            metadata.kv_len,
+            kv_len,
             _widened(group.page_table),
-            _or_zeros(metadata.quantize_after, metadata.num_sequences),
-            np.zeros(metadata.num_tokens, np.int32),
+            _zeros(len(kv_len)) if after is None else after,
+            _zeros(len(metadata.positions)),
         ]
-        self._longest = int(metadata.kv_len.max()) if metadata.num_sequences else 0
         self._step = None
         self._flags = None
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         step, flags = self.step, mx.array(self._values[-1]) if self._flags is None else self._flags
+        self._bound = None
         self._layers[layer], self._flags = _ext.write_pages(
             self._layouts[layer],
             self._layers[layer],
@@ -172,7 +177,9 @@ class CpuPool:
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        *self._layers, self._flags = arrays
+        if arrays is not self._bound:  # else the layers are handles to the same memory already
+            self._layers, self._bound = list(arrays[:-1]), arrays
+        self._flags = arrays[-1]
 
     def programs(self) -> CpuPrograms:
         return CpuPrograms()
@@ -183,8 +190,8 @@ class CpuPool:
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
-        flags = cast("list[int]", self._flags.tolist())  # for few rows much faster than arrays of NumPy's
-        return [row for row, flag in enumerate(flags) if flag]
+        flags: Any = self._flags.tolist()  # for few rows much faster than arrays of NumPy's
+        return [row for row, flag in enumerate(flags) if flag] if any(flags) else []
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Pairs are carried out in order: a page may be a target and later a source."""
@@ -220,7 +227,8 @@ class CpuPool:
             if not self._values:
                 raise ValueError("no step has begun; call begin_step first")
             *indices, flags = self._values
-            self._step = CpuStep(len(flags), self._longest, *map(mx.array, indices))
+            longest = int(indices[2].max(initial=0))
+            self._step = CpuStep(len(flags), longest, *map(mx.array, indices))
         return self._step
 
 
@@ -255,8 +263,12 @@ def _widened(page_table: Ints) -> Ints:
     return wide
 
 
-def _or_zeros(numbers: Ints | None, count: int) -> Ints:
-    return np.zeros(count, np.int32) if numbers is None else numbers
+@functools.lru_cache(maxsize=1024)
+def _zeros(count: int) -> Ints:
+    """Nobody can write to them."""
+    zeros: Ints = np.zeros(count, np.int32)
+    zeros.setflags(write=False)
+    return zeros
 
 
 def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:

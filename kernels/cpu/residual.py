@@ -9,6 +9,7 @@ import mlx.core as mx
 from .. import _ext
 from ..interface import AttendOptions
 from ..masks import check_mask
+from ..metadata import AttentionMetadata
 from ..residual_cache import ResidualCache
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ class CpuResidualCache(ResidualCache["CpuPool"]):
 
     quantized: CpuPool
     residual: CpuPool
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        self._begin(metadata)
+        pages, residual = metadata.groups
+        self.quantized.begin_group(metadata, pages)
+        self.residual.begin_group(metadata, residual)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         quantized, residual = self.quantized, self.residual

@@ -54,8 +54,10 @@ class GraphRunner:
         """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
         capturing it raises, CannotCapture only if ``strict``; the pools are then as before. Results of a
         program hold until the next step."""
-        host = [*values, *(value for pool in self._pools for value in pool.step_values())]
-        key = build, tuple(value.shape for value in host)
+        host = list(values)
+        for pool in self._pools:
+            host += pool.step_values()
+        key = build, tuple([value.shape for value in host])
         step = self._captured.get(key) or self._capture(build, values)
         outputs = step.run(host)
         if step is not self._last:
