@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadata:
+class GroupMetadata(NamedTuple):
     """Where the rows of a step lie in the pages of one group of layers.
 
     slots       [T]     where each row's K/V goes: ``page * page_size + offset``

@@ -269,7 +269,8 @@ class Scheduler:
     ) -> tuple[list[Sequence], bool]:
         """One token for each sequence that has just one to compute.
 
-        Returns the others, and whether none of the former has drafts, or parallel samples that wait for it.
+        Returns the others, and whether none of the former has drafts, parallel samples that wait for it, or
+        the last token of its prompt to compute.
         """
         chunks: list[Sequence] = []
         all_plain = True
@@ -283,7 +284,7 @@ class Scheduler:
                 chunks.append(sequence)
             elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
                 samples: tuple[Sequence, ...] = ()
-                if sequence.drafts or sequence.parallel_samples:
+                if sequence.drafts or sequence.parallel_samples or start < sequence.num_prompt:
                     samples, all_plain = tuple(sequence.parallel_samples), False
                 append(new(chunk, (sequence, start, stop, True, samples, ())))
         return chunks, all_plain

@@ -173,8 +173,8 @@ class SchedulerOutput(NamedTuple):
     shape      what its time depends on; None where nobody has asked yet
     sources    of a step that was planned before the one before it was committed: which of the samples there
                each sequence's last token is; None: all tokens are known
-    plain      every sequence of it computes its last token and gets one more: no prompts, no drafts, no
-               parallel samples
+    plain      every sequence of it computes its last token, which was generated, and gets one more: no
+               tokens of prompts, no drafts, no parallel samples, and so no lookups
 
     A named tuple: a frozen dataclass of as many fields takes three times as long to build.
     """
@@ -194,6 +194,8 @@ class SchedulerOutput(NamedTuple):
 
     def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
         """``sampled``, each with the drafts beside which it gets further tokens."""
+        if self.plain:
+            return [(item[0], ()) for item in self.work]
         return [
             (sequence, item.drafts)
             for item in self.work

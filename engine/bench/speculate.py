@@ -145,7 +145,7 @@ class Dictation:
             else sampled
             for sampled, state in zip(output.samples, states, strict=True)
         ]
-        return replace(output, samples=tuple(told))
+        return output._replace(samples=tuple(told))
 
     def _next(self, state: SampleState) -> int:
         text = self.texts[state.seed]

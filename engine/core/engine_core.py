@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import SampleResult, Scheduler, SchedulerOutput, Sequence
@@ -36,12 +36,14 @@ from .tenant_loads import TenantLoads
 
 logger = logging.getLogger(__name__)
 
+Draws = list[tuple[Sequence, tuple[int, ...]]]  # see ``SchedulerOutput.draws``
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that the runner has and the scheduler waits for."""
+
+class _InFlight(NamedTuple):
+    """A step that the runner has and the scheduler waits for. ``draws``: those of the step."""
 
     step: SchedulerOutput
+    draws: Draws
     batch: Batch
     pending: Pending
     hidden: HiddenRows
@@ -174,7 +176,7 @@ class EngineCore:
     def _plan(self, now: float) -> SchedulerOutput | None:
         step = self._scheduler.plan(now)
         self._pass("plan")
-        if step is not None:
+        if step is not None and not step.plain:
             self._note_arrivals(step, now)
         return step
 
@@ -189,17 +191,19 @@ class EngineCore:
 
     def _build_batch(self, step: SchedulerOutput, hidden: HiddenRows) -> Batch:
         batch = build_batch(step, self._blocks.page_size)
-        scored = self._scores.rows_of(step, self._samples)
-        batch = batch if scored is None else replace(batch, scored=scored)
-        embedded = hidden.rows
-        batch = batch if embedded is None else replace(batch, embedded=embedded)
+        if not step.plain and (scored := self._scores.rows_of(step, self._samples)) is not None:
+            batch = batch._replace(scored=scored)
+        if (embedded := hidden.rows) is not None:
+            batch = batch._replace(embedded=embedded)
         self._pass("batch")
         return batch
 
     def _hidden_rows(self, step: SchedulerOutput) -> HiddenRows:
         """Whose hidden states the step is asked for."""
-        rows, drafts = self._embeddings.rows_of(step, self._samples), self._draft_model
-        wanted: list[Wanted] = [] if rows is None else [(rows, self._embeddings.record)]
+        wanted: list[Wanted] = []
+        drafts = self._draft_model
+        if not step.plain and (rows := self._embeddings.rows_of(step, self._samples)) is not None:
+            wanted.append((rows, self._embeddings.record))
         if isinstance(drafts, MTPDrafts) and (rows := drafts.rows_of(step)) is not None:
             wanted.append((rows, drafts.record))
         return HiddenRows(tuple(wanted))
@@ -210,25 +214,29 @@ class EngineCore:
         hidden = self._hidden_rows(step)
         batch = self._build_batch(step, hidden)
         states: list[SampleState] = []
-        for sequence, drafts in step.draws():
+        draws = step.draws()
+        for sequence, drafts in draws:
             state = self._samples[sequence].state
             if after is not None:
                 state = state.after((0,))  # whatever it is: see ``SampleState.is_foreseen``
             states.append(state)
-            states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
+            if drafts:
+                states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
         pending = self._runner.submit(batch, states, after)
         self._pass("run")
-        return _InFlight(step, batch, pending, hidden)
+        return _InFlight(step, draws, batch, pending, hidden)
 
     def _commit(self, flight: _InFlight) -> None:
-        step, batch, output = flight.step, flight.batch, flight.pending.resolve()
+        step, output = flight.step, flight.pending.resolve()
         self._pass("run")
-        self._scores.record(output.scores)
-        flight.hidden.deliver(output.hidden)
-        results = self._accept(step, batch, output)
+        if output.scores:
+            self._scores.record(output.scores)
+        if output.hidden is not None:
+            flight.hidden.deliver(output.hidden)
+        results = self._accept(flight, output)
         self._pass("accept")
         self._scheduler.commit(step, results)
-        self._prepare(step)
+        self._prepare(flight)
         self._pass("commit")
 
     def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:
@@ -273,14 +281,14 @@ class EngineCore:
         updates, self._updates = self._updates, []
         return updates
 
-    def _accept(self, step: SchedulerOutput, batch: Batch, output: RunOutput) -> list[SampleResult]:
+    def _accept(self, flight: _InFlight, output: RunOutput) -> list[SampleResult]:
         """Give every sample its token; what the scheduler must know of each."""
         if output.failed_rows:
-            self._fail_unsampled(step, batch, output.failed_rows)
+            self._fail_unsampled(flight.step, flight.batch, output.failed_rows)
         now = self._clock()
         results = []
         drawn = iter(output.samples)
-        for index, (sequence, drafts) in enumerate(step.draws()):
+        for index, (sequence, drafts) in enumerate(flight.draws):
             sample = self._samples.get(sequence)
             if (
                 sample is None or index in output.void
@@ -322,14 +330,16 @@ class EngineCore:
         self._stats.drafted(len(drafts), max(0, len(tokens) - 1))
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
-    def _prepare(self, step: SchedulerOutput) -> None:
+    def _prepare(self, flight: _InFlight) -> None:
         """Begin what the next tokens need, when all of this step are known: accepting a token waits for masks
         of its grammar."""
-        for ended in self._said:
-            if ended.drafting is not None:
-                ended.drafting.finished(ended.sequence.tokens)
-        self._said.clear()
-        going_on = [sample for each in step.sampled() if (sample := self._samples.get(each)) is not None]
+        if self._said:
+            for ended in self._said:
+                if ended.drafting is not None:
+                    ended.drafting.finished(ended.sequence.tokens)
+            self._said.clear()
+        samples = self._samples
+        going_on = [sample for each, _ in flight.draws if (sample := samples.get(each)) is not None]
         if self._speculation.begin_step() and (
             drafting := [sample for sample in going_on if sample.drafting is not None]
         ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ States = npt.NDArray[np.float32]
 Wanted = tuple[Ints, Callable[[States], None]]
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenRows:
+class HiddenRows(NamedTuple):
     """Rows of one step that several ask for: ``wanted`` are those of each, ascending."""
 
     wanted: tuple[Wanted, ...]

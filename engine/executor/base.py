@@ -6,8 +6,7 @@ The protocol and its results import no MLX, so that the core and its tests run w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,7 @@ from .batch import Batch
 from .sampling.sampler import Sampled, SampleState
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutput:
+class RunOutput(NamedTuple):
     """What one step gave.
 
     samples      one per entry of ``batch.sample_rows``, in that order; a sample whose row, or
@@ -55,8 +53,7 @@ class Pending(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A ``Pending`` of a step that was computed when it was submitted."""
 
     output: RunOutput

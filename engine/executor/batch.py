@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from octavo.block_manager import PageCopy, PageTable
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
-from octavo.scheduler import ScheduledChunk, SchedulerOutput
+from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,7 @@ class ScoredRows:
     num_top: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """T tokens of a mixed step.
 
     token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` names them
@@ -56,57 +56,97 @@ def build_batch(step: SchedulerOutput, page_size: int) -> Batch:
     Python's work is per sequence, never per position: page tables are copied as raw memory and
     everything per token is NumPy.
     """
+    if step.plain or all(map(_is_decode, step.work)):
+        return _decode_batch(step, page_size)
+    return _mixed_batch(step, page_size)
+
+
+def _is_decode(item: ScheduledChunk) -> bool:
+    return item.samples and item.stop - item.start == 1 and not (item.parallel_samples or item.drafts)
+
+
+def _decode_batch(step: SchedulerOutput, page_size: int) -> Batch:
+    """Of a step with one row for each sequence, which gets a token: there is nothing to lay out.
+
+    Most steps are like that, and wait for this with cold caches: each sequence is looked at once."""
+    token_ids, positions, lengths, tables, after = [], [], [], [], []
+    known = step.sources is None
+    for item in step.work:
+        sequence, start = item[0], item[1]
+        table = _table(sequence)
+        token_ids.append(sequence.tokens[start] if known else 0)
+        positions.append(start)
+        lengths.append(start + 1)
+        tables.append(table)
+        after.append(table.quantize_after)
+    count = len(tables)
+    rows = counting(count)
+    attention = AttentionMetadata(
+        positions=np.array(positions, np.int32),
+        q_start=counting(count + 1),
+        kv_len=np.array(lengths, np.int32),
+        page_size=page_size,
+        groups=tuple(
+            [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))]
+        ),
+        quantize_after=np.array(after, np.int32) if any(after) else None,
+        states=None if tables[0].state is None else _states(tables),
+    )
+    sources = None if known else np.array(step.sources, np.int32)
+    return Batch(np.array(token_ids, np.int32), rows, attention, step.copies, sources=sources)
+
+
+def _decode_group(
+    tables: list[PageTable], group: int, positions: list[int], page_size: int
+) -> GroupMetadata:
+    """The rows at these positions of each table; its page table as that of ``in_group`` below."""
+    page_table = np.zeros((len(tables), max(positions) // page_size + 1), np.int32)
+    slots = []
+    for row, (table, position) in enumerate(zip(tables, positions, strict=True)):
+        held, last = table.parts[group].pages, position // page_size
+        page_table[row, : last + 1] = np.frombuffer(held, np.int32, last + 1)
+        slots.append(held[last] * page_size + position % page_size)
+    assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
+    return GroupMetadata(np.array(slots, np.int32), page_table)
+
+
+def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:
     work = step.work
-    firsts = [item[1] for item in work]
-    ends = [item[2] + len(item[5]) for item in work]
-    starts, stops = np.array(firsts, np.int32), np.array(ends, np.int32)
-    num_pages = [-(-end // page_size) for end in ends]
-    one_each = sum(ends) - sum(firsts) == len(work)
-    if one_each:  # there is nothing to lay out
-        q_start, positions = counting(len(work) + 1), starts
-    else:
-        counts = stops - starts
-        q_start = np.zeros(len(work) + 1, np.int32)
-        np.cumsum(counts, out=q_start[1:])
-        sequence_of_row = np.repeat(counting(len(work)), counts)
-        positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
-        pages, offsets = np.divmod(positions, np.int32(page_size))
+    assert step.sources is None, "only decodes are planned ahead"
+    tables = [_table(item.sequence) for item in work]
+    starts = np.array([item.start for item in work], np.int32)
+    ends = [item.end for item in work]
+    stops = np.array(ends, np.int32)
+    counts = stops - starts
+    q_start = np.zeros(len(work) + 1, np.int32)
+    np.cumsum(counts, out=q_start[1:])
+    sequence_of_row = np.repeat(counting(len(work)), counts)
+    positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
+    pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
         """Row b of its page table: the pages of ``work[b]`` up to its last position of this step, then
         zeros."""
+        num_pages = [-(-end // page_size) for end in ends]
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
-        last = []
-        for row, item, used in zip(page_table, work, num_pages, strict=True):
-            held = _table(item).parts[group].pages
-            row[:used] = np.frombuffer(held, np.int32, used)
-            last.append(held[used - 1])
-        if one_each:
-            numbers = [page * page_size + first % page_size for page, first in zip(last, firsts, strict=True)]
-            slots, num_different = np.array(numbers, np.int32), len(set(numbers))
-        else:
-            slots = page_table[sequence_of_row, pages] * page_size + offsets
-            num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
+        for row, table, used in zip(page_table, tables, num_pages, strict=True):
+            row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
+        slots = page_table[sequence_of_row, pages] * page_size + offsets
+        num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
         assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-        return GroupMetadata(slots=slots, page_table=page_table)
+        return GroupMetadata(slots, page_table)
 
+    after = [table.quantize_after for table in tables]
     attention = AttentionMetadata(
         positions=positions,
         q_start=q_start,
         kv_len=stops,
         page_size=page_size,
-        groups=tuple(map(in_group, range(_num_groups(work)))),
-        quantize_after=_quantize_after(work),
-        states=_states(work),
+        groups=tuple(map(in_group, range(len(tables[0].parts)))),
+        quantize_after=np.array(after, np.int32) if any(after) else None,
+        states=None if tables[0].state is None else _states(tables),
     )
-    is_ahead = step.sources is not None
-    return Batch(
-        token_ids=np.zeros(len(work), np.int32) if is_ahead else _token_ids(work),
-        sample_rows=counting(len(work)) if step.plain else _sample_rows(work, q_start),
-        attention=attention,
-        copies=step.copies,
-        sources=np.array(step.sources, np.int32) if is_ahead else None,
-    )
+    return Batch(_token_ids(work), _sample_rows(work, q_start), attention, step.copies)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -117,24 +157,17 @@ def counting(count: int) -> Ints:
     return numbers
 
 
-def _table(item: ScheduledChunk) -> PageTable:
-    table = item.sequence.table
-    assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
+def _table(sequence: Sequence) -> PageTable:
+    table = sequence.table
+    assert table is not None, f"{sequence.sequence_id} was planned without pages"
     return table
 
 
-def _num_groups(work: tuple[ScheduledChunk, ...]) -> int:
-    table = work[0].sequence.table
-    return len(table.parts) if table is not None else 1
-
-
-def _states(work: tuple[ScheduledChunk, ...]) -> StateMetadata | None:
+def _states(tables: list[PageTable]) -> StateMetadata:
     """The slots of recurrent states, for models that have some."""
-    states = [_table(item).state for item in work]
-    if states[0] is None:
-        return None
     slots, snapshots = [], []
-    for index, state in enumerate(states):
+    for index, table in enumerate(tables):
+        state = table.state
         assert state is not None
         assert state.running is not None, "a sequence was planned without a slot"
         slots.append(state.running)
@@ -143,11 +176,6 @@ def _states(work: tuple[ScheduledChunk, ...]) -> StateMetadata | None:
     return StateMetadata(
         slots=np.array(slots, np.int32), snapshots=np.array(snapshots, np.int32).reshape(-1, 3)
     )
-
-
-def _quantize_after(work: tuple[ScheduledChunk, ...]) -> Ints | None:
-    numbers = [item.sequence.table.quantize_after if item.sequence.table is not None else 0 for item in work]
-    return np.array(numbers, np.int32) if any(numbers) else None
 
 
 def _token_ids(work: tuple[ScheduledChunk, ...]) -> Ints:
@@ -183,7 +211,7 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
         q_start=q_start - np.int32(first),
         kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
         groups=tuple(
-            GroupMetadata(slots=group.slots[first:stop], page_table=group.page_table[begin:end])
+            GroupMetadata(group.slots[first:stop], group.page_table[begin:end])
             for group in metadata.groups
         ),
         page_size=metadata.page_size,

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,7 @@ from ..api.outputs import TokenLogprob
 from ..kv_store.fingerprint import model_fingerprint
 from ..kv_store.page_runs import PageLayoutKey, StateKind
 from .base import Pending, Resolved, RunOutput
-from .batch import Batch, ScoredRows, slice_rows
+from .batch import Batch, ScoredRows, counting, slice_rows
 from .device_step import DeviceStep
 from .failures import with_failures
 from .mtp.runner import MTPRunner
@@ -142,9 +142,11 @@ class PagedRunner:
                 continue
             out = self._model.forward_greedy(batch.token_ids[first:stop], part, wanted)
             failed += self._evaluate([out.ids, out.logits], first)
-            ids, logits = cast("list[int]", out.ids.tolist()), cast("list[float]", out.logits.tolist())
+            ids: Any = out.ids.tolist()
+            logits: Any = out.logits.tolist()
             drawn += map(greedy_sample, ids, logits)
-        samples = [drawn[i] for i, _ in zip(which, states, strict=True)]
+        samples = drawn if isinstance(which, range) else [drawn[i] for i in which]
+        assert len(samples) == len(states), "a token is drawn for each state"
         return RunOutput(with_failures(samples, batch, failed), tuple(failed))
 
     def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
@@ -211,7 +213,8 @@ class PagedRunner:
         """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
         of the step."""
         self._model.evaluate(out)
-        return [first + row for row in self._model.nonfinite_rows()]
+        rows = self._model.nonfinite_rows()
+        return [first + row for row in rows] if rows else rows
 
     @functools.cached_property
     def page_layout_key(self) -> PageLayoutKey:
@@ -263,8 +266,11 @@ class PagedRunner:
 
     def _begin_slices(self, batch: Batch) -> Iterator[tuple[int, int, StepRows]]:
         """Rows [first, stop) that are computed at once, in order; the KV cache has begun their step."""
-        total = len(batch.token_ids)
-        size = total
+        size = total = len(batch.token_ids)
+        if self._dense_row_bytes is None and batch.scored is None:  # as nearly all steps
+            self._model.kv_cache.begin_step(batch.attention)
+            yield 0, total, batch.attention
+            return
         if self._dense_row_bytes is not None:
             size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
         if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
@@ -289,8 +295,8 @@ def greedy_sample(token: int, logit: float) -> Sampled:
 
 def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
     """The rows in rising order, each once, and where each of ``rows`` is among them."""
-    if all(a < b for a, b in itertools.pairwise(rows.tolist())):  # as in every step of decodes
-        return rows, range(len(rows))
+    if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
+        return rows, range(len(rows))  # as in every step of decodes
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()
 

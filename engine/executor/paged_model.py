@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -32,8 +32,7 @@ class UnusedShim:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyOutput:
+class GreedyOutput(NamedTuple):
     """Ids int32 [S] of the largest logits of rows (the lowest among equals), and those logits, float32
     [S]: NaN where any of the row is, and then the id means nothing. Not evaluated."""
 

@@ -163,7 +163,7 @@ def build_metadata(
 
 def with_table(step: AttentionMetadata, page_table: NDArray[np.int32]) -> AttentionMetadata:
     """A step of one group with other pages."""
-    return replace(step, groups=(replace(step.only_group(), page_table=page_table),))
+    return replace(step, groups=(step.only_group()._replace(page_table=page_table),))
 
 
 def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> list[NDArray[np.int32]]:

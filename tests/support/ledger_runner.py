@@ -12,7 +12,7 @@ import hashlib
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -132,7 +132,7 @@ class LedgerRunner:
             assert not batch.token_ids.any()
             assert step.before.output is not None
             drawn = [sampled.token or 0 for sampled in step.before.output.samples]
-            batch = replace(batch, token_ids=np.array([drawn[i] for i in batch.sources], np.int32))
+            batch = batch._replace(token_ids=np.array([drawn[i] for i in batch.sources], np.int32))
         step.before = None
         return self._compute(batch, step.states)
 

@@ -81,6 +81,7 @@ class SampleState:
         )
         adjusts = constraint is not None or self._processors.any
         self._asks_nothing = not adjusts and params.logprobs is None  # once it may end
+        self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
     def is_unprocessed(self) -> bool:
@@ -90,12 +91,12 @@ class SampleState:
     @property
     def is_argmax(self) -> bool:
         """Whether the token is just the position of the largest logit, and nothing else is asked."""
-        return self.greedy and self.is_unprocessed
+        return self.greedy and self._asks_nothing and not self._suppresses_end
 
     @property
     def _suppresses_end(self) -> bool:
         """Whether the next token must not be an end token."""
-        return len(self._processors.suppressed_ids) > 0 and self.num_generated < self.params.min_tokens
+        return self._may_suppress and self.num_generated < self.params.min_tokens
 
     @property
     def is_foreseen(self) -> bool:

@@ -41,7 +41,7 @@ class Parrot:
             at = state.num_generated
             failed = self._fails_at is not None and at >= self._fails_at
             samples.append(Sampled(None, error="broken") if failed else Sampled(TEXT[at % len(TEXT)]))
-        return Resolved(replace(output, samples=tuple(samples)))
+        return Resolved(output._replace(samples=tuple(samples)))
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._runner, name)

@@ -279,7 +279,7 @@ def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
 
     def begin_shifted(pool: ReferencePool, metadata: AttentionMetadata) -> None:
         (group,) = metadata.groups
-        shifted = dataclasses.replace(group, page_table=np.roll(group.page_table, 1, axis=0))
+        shifted = group._replace(page_table=np.roll(group.page_table, 1, axis=0))
         begin(pool, dataclasses.replace(metadata, groups=(shifted,)))
 
     patch.setattr(ReferencePool, "begin_step", begin_shifted)
