@@ -279,12 +279,14 @@ class Program:
     @property
     def num_evaluated(self) -> int: ...
 
-def indices_are_inside(
+def pack_indices(
+    packed: NDArray[np.int32],
     positions: NDArray[np.int32],
     slots: NDArray[np.int32],
     q_start: NDArray[np.int32],
     kv_len: NDArray[np.int32],
     page_table: NDArray[np.int32],
+    quantize_after: NDArray[np.int32] | None,
     page_size: int,
     num_pages: int,
 ) -> bool: ...

@@ -21,7 +21,9 @@ class Program(Protocol):
     @property
     def outputs(self) -> list[mx.array]: ...
 
-    def run(self, values: Sequence[Ints]) -> None: ...
+    def run(self, values: Sequence[Ints]) -> None:
+        """``values``: of the filled arrays in their order, each for one or several of them."""
+        ...
 
 
 class Programs(Protocol):
@@ -40,6 +42,16 @@ class ReplayablePool(Protocol):
 
     def step_values(self) -> list[Ints]:
         """The indices and flags of the step that has begun, where NumPy holds them."""
+        ...
+
+    @property
+    def step_shape(self) -> tuple[int, ...]:
+        """What tells apart steps whose ``step_values`` have other shapes."""
+        ...
+
+    def packed_values(self) -> list[Ints]:
+        """``step_values`` in as few arrays as it may be: each for one of them, or for several, one after the
+        other."""
         ...
 
     def step_inputs(self) -> list[mx.array]:

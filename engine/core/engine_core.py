@@ -25,7 +25,7 @@ from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
 from .draft_tables import BatchDrafter
 from .guessing import ModelGuesses
-from .hidden_rows import HiddenRows, Wanted
+from .hidden_rows import NOBODY, HiddenRows, Wanted
 from .mtp_drafts import MTPDrafts
 from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
@@ -183,7 +183,9 @@ class EngineCore:
     def _submit_ahead(self, flight: _InFlight) -> _InFlight | None:
         """Submit the step after one in flight, where nothing in it depends on what that gives but its
         tokens; None where it has to wait."""
-        if not self._overlaps or not may_overlap(flight.batch, flight.pending, flight.step, self._samples):
+        if not self._overlaps or not flight.pending.feeds:
+            return None
+        if not may_overlap(flight.batch, flight.step, self._samples):
             return None
         step = self._scheduler.plan_ahead()
         self._pass("plan")
@@ -200,8 +202,10 @@ class EngineCore:
 
     def _hidden_rows(self, step: SchedulerOutput) -> HiddenRows:
         """Whose hidden states the step is asked for."""
-        wanted: list[Wanted] = []
         drafts = self._draft_model
+        if step.plain and drafts is None:
+            return NOBODY
+        wanted: list[Wanted] = []
         if not step.plain and (rows := self._embeddings.rows_of(step, self._samples)) is not None:
             wanted.append((rows, self._embeddings.record))
         if isinstance(drafts, MTPDrafts) and (rows := drafts.rows_of(step)) is not None:

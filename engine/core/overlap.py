@@ -26,16 +26,13 @@ from collections.abc import Mapping
 
 from octavo.scheduler import SchedulerOutput, Sequence
 
-from ..executor.base import Pending
 from ..executor.batch import Batch
 from .request import Sample
 
 
-def may_overlap(
-    batch: Batch, pending: Pending, step: SchedulerOutput, samples: Mapping[Sequence, Sample]
-) -> bool:
-    """Whether the step after this one, which is in flight, may be submitted before it is resolved."""
-    if not pending.feeds or batch.scored is not None or batch.embedded is not None:
+def may_overlap(batch: Batch, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> bool:
+    """Whether the step after this one, which is in flight and can feed it, may be submitted already."""
+    if batch.scored is not None or batch.embedded is not None:
         return False
     going_on = (sample for each in step.sampled() if (sample := samples.get(each)) is not None)
     return all(not _guesses(sample) and sample.state.is_foreseen for sample in going_on)

@@ -96,9 +96,7 @@ def _decode_batch(step: SchedulerOutput, page_size: int) -> Batch:
     return Batch(np.array(token_ids, np.int32), rows, attention, step.copies, sources=sources)
 
 
-def _decode_group(
-    tables: list[PageTable], group: int, positions: list[int], page_size: int
-) -> GroupMetadata:
+def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
     """The rows at these positions of each table; its page table as that of ``in_group`` below."""
     page_table = np.zeros((len(tables), max(positions) // page_size + 1), np.int32)
     slots = []
@@ -211,8 +209,7 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
         q_start=q_start - np.int32(first),
         kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
         groups=tuple(
-            GroupMetadata(group.slots[first:stop], group.page_table[begin:end])
-            for group in metadata.groups
+            GroupMetadata(group.slots[first:stop], group.page_table[begin:end]) for group in metadata.groups
         ),
         page_size=metadata.page_size,
         quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],

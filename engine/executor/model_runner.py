@@ -136,11 +136,13 @@ class PagedRunner:
         drawn: list[Sampled] = []  # one for each of rows
         failed: list[int] = []
         for first, stop, part in self._begin_slices(batch):
-            wanted = _rows_between(rows, first, stop, batch) - first
+            token_ids, wanted = batch.token_ids, rows
+            if part is not batch.attention:
+                token_ids, wanted = token_ids[first:stop], _rows_between(rows, first, stop, batch) - first
             if not len(wanted):
-                failed += self._write(batch.token_ids[first:stop], part, first)
+                failed += self._write(token_ids, part, first)
                 continue
-            out = self._model.forward_greedy(batch.token_ids[first:stop], part, wanted)
+            out = self._model.forward_greedy(token_ids, part, wanted)
             failed += self._evaluate([out.ids, out.logits], first)
             ids: Any = out.ids.tolist()
             logits: Any = out.logits.tolist()

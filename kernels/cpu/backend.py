@@ -7,7 +7,6 @@ orders true dependencies only, so there is at most one write per layer and evalu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,10 @@ from . import recurrent
 from .programs import CpuPrograms
 from .residual import CpuResidualCache
 
-FEWEST_COLUMNS = 64  # of the page tables that steps are given
+FEWEST_COLUMNS = 64
+"""Of the page tables that steps are given: they have zeros up to 64 columns, 256, 1024 and so on, so that the
+shapes of steps repeat as sequences grow. A new shape costs a step its graph and its capture. No kernel reads
+beyond a sequence's own pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class CpuPool:
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
-        self._values: list[Ints] = []  # of the step that has begun, in the order of CpuStep, then no flags
+        self._values: Ints | None = None  # of the step that has begun: see ``step_values``
+        self._shape = (0, 0, 0)  # its rows, sequences and columns of their page table
         self._step: CpuStep | None = None  # made when it is first asked for
         self._flags: mx.array | None = None
         self._bound: Sequence[mx.array] | None = None  # what ``bind_pending`` had; None once a graph writes
@@ -79,22 +82,30 @@ class CpuPool:
         """``begin_step`` of a step with several groups, of which this one is the pool's."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
-        if not _is_inside(metadata, group, self._spec.num_pages):
-            replace(metadata, groups=(group,)).check(self._spec.num_pages)
-        kv_len, after = metadata.kv_len, metadata.quantize_after
-        self._values = [
+        num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
+        width = FEWEST_COLUMNS
+        while width < group.page_table.shape[-1]:
+            width *= 4
+        values = np.empty(2 * num_rows + (3 + width) * num_sequences + 1, np.int32)
+        if not _ext.pack_indices(
+            values,
+            metadata.positions,
             group.slots,
             metadata.q_start,
-            kv_len,
-            _widened(group.page_table),
-            _zeros(len(kv_len)) if after is None else after,
-            _zeros(len(metadata.positions)),
-        ]
+            metadata.kv_len,
+            group.page_table,
+            metadata.quantize_after,
+            metadata.page_size,
+            self._spec.num_pages,
+        ):
+            replace(metadata, groups=(group,)).check(self._spec.num_pages)  # longer, and says why not
+            raise AssertionError("indices were refused that AttentionMetadata.check lets pass")
+        self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
         self._flags = None
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        step, flags = self.step, mx.array(self._values[-1]) if self._flags is None else self._flags
+        step, flags = self.step, self._begun_flags()
         self._bound = None
         self._layers[layer], self._flags = _ext.write_pages(
             self._layouts[layer],
@@ -133,7 +144,7 @@ class CpuPool:
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """As ``PagedKVCache.gather``, in the dtype of the keys last written."""
-        counts = np.diff(self._values[1])
+        counts = np.diff(self.step_values()[1])
         rows = mx.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]
@@ -154,14 +165,31 @@ class CpuPool:
     def pending(self) -> list[mx.array]:
         return self._layers if self._flags is None else [*self._layers, self._flags]
 
+    @property
+    def step_shape(self) -> tuple[int, int, int]:
+        return self._shape
+
+    def packed_values(self) -> list[Ints]:
+        assert self._values is not None, "no step has begun"
+        return [self._values]
+
     def step_values(self) -> list[Ints]:
-        """The indices and flags of the step that has begun, as NumPy holds them."""
-        return self._values
+        """The indices of the step that has begun, in the order of CpuStep, then its flags: none is set."""
+        if self._values is None:
+            raise ValueError("no step has begun; call begin_step first")
+        num_rows, num_sequences, width = self._shape
+        counts = [num_rows, num_sequences + 1, num_sequences, num_sequences * width, num_sequences]
+        parts = np.split(self._values, np.cumsum(counts))
+        parts[3] = parts[3].reshape(num_sequences, width)
+        return parts
+
+    def _begun_flags(self) -> mx.array:
+        return mx.zeros(self._shape[0], mx.int32) if self._flags is None else self._flags
 
     def step_inputs(self) -> list[mx.array]:
         """Everything that the graph of a step reads, so that it can be replayed with other steps."""
         step = self.step
-        flags = mx.array(self._values[-1]) if self._flags is None else self._flags
+        flags = self._begun_flags()
         indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.quantize_after]
         return [*indices, flags, *self._layers]
 
@@ -224,51 +252,10 @@ class CpuPool:
     def step(self) -> CpuStep:
         """The one that has begun."""
         if self._step is None:
-            if not self._values:
-                raise ValueError("no step has begun; call begin_step first")
-            *indices, flags = self._values
+            *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))
             self._step = CpuStep(len(flags), longest, *map(mx.array, indices))
         return self._step
-
-
-def _is_inside(metadata: AttentionMetadata, group: GroupMetadata, num_pages: int) -> bool:
-    """Whether ``metadata.check`` would pass; it takes longer, and says why not."""
-    after = metadata.quantize_after
-    if after is not None and (after.dtype != np.int32 or after.shape != metadata.kv_len.shape):
-        return False
-    return _ext.indices_are_inside(
-        metadata.positions,
-        group.slots,
-        metadata.q_start,
-        metadata.kv_len,
-        group.page_table,
-        metadata.page_size,
-        num_pages,
-    )
-
-
-def _widened(page_table: Ints) -> Ints:
-    """With zeros up to 64 columns, 256, 1024 and so on, so that the shapes of steps repeat as sequences
-    grow: a new shape costs a step its graph and its capture. No kernel reads beyond a sequence's own
-    pages."""
-    num_rows, width = page_table.shape
-    wide_width = FEWEST_COLUMNS
-    while wide_width < width:
-        wide_width *= 4
-    if width == wide_width:
-        return page_table
-    wide = np.zeros((num_rows, wide_width), np.int32)
-    wide[:, :width] = page_table
-    return wide
-
-
-@functools.lru_cache(maxsize=1024)
-def _zeros(count: int) -> Ints:
-    """Nobody can write to them."""
-    zeros: Ints = np.zeros(count, np.int32)
-    zeros.setflags(write=False)
-    return zeros
 
 
 def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:

@@ -6,51 +6,71 @@ from mutant import bug
 
 MUTANTS = (
     # decode steps, which are built from one number of each sequence
-    bug("a decode step writes to the last page", "last.append(held[used - 1])", "last.append(held[-1])"),
+    bug(
+        "a decode step writes to the last page",
+        "slots.append(held[last] * page_size + position % page_size)",
+        "slots.append(held[-1] * page_size + position % page_size)",
+    ),
+    bug(
+        "a decode step reads and writes the first group's pages in every group",
+        "held, last = table.parts[group].pages, position // page_size",
+        "held, last = table.parts[0].pages, position // page_size",
+    ),
     bug(
         "a step reads and writes the first group's pages in every group",
-        "held = _table(item).parts[group].pages",
-        "held = _table(item).parts[0].pages",
+        "np.frombuffer(table.parts[group].pages, np.int32, used)",
+        "np.frombuffer(table.parts[0].pages, np.int32, used)",
+    ),
+    bug("a decode step does not see its own token", "lengths.append(start + 1)", "lengths.append(start)"),
+    bug(
+        "the last token of a prompt is a plain decode",
+        "if sequence.drafts or sequence.parallel_samples or start < sequence.num_prompt:",
+        "if sequence.drafts or sequence.parallel_samples:",
     ),
     bug("a step does not see its own tokens", "kv_len=stops,", "kv_len=starts,"),
     bug(
         "a step draws once for all parallel samples, and for everybody",
-        "counting(len(work)) if step.plain else _sample_rows(work, q_start)",
-        "counting(len(work))",
+        "_token_ids(work), _sample_rows(work, q_start)",
+        "_token_ids(work), counting(len(work))",
     ),
     bug(
         "a page table ends where a page begins",
         "[-(-end // page_size) for end in ends]",
         "[-(-(end - 1) // page_size) for end in ends]",
     ),
-    bug("a step forgets when to quantize", "        quantize_after=_quantize_after(work),\n", ""),
+    bug(
+        "a step forgets when to quantize",
+        "after = [table.quantize_after for table in tables]",
+        "after = [0 for table in tables]",
+    ),
+    bug("a decode step forgets when to quantize", "after.append(table.quantize_after)", "after.append(0)"),
     bug(
         "a step has one group",
-        "groups=tuple(map(in_group, range(_num_groups(work)))),",
+        "groups=tuple(map(in_group, range(len(tables[0].parts)))),",
         "groups=(in_group(0),),",
     ),
-    bug("two decodes may write one slot", "len(set(numbers))", "len(numbers)"),
+    bug("two decodes may write one slot", "len(set(slots))", "len(slots)"),
     bug(
         "a chunk is taken for a decode",
-        "sum(ends) - sum(firsts) == len(work)",
-        "sum(ends) - sum(firsts) >= len(work)",
+        "== 1 and not (item.parallel_samples or item.drafts)",
+        ">= 1 and not (item.parallel_samples or item.drafts)",
     ),
     bug("numbers that steps share can be written to", "numbers.setflags(write=False)", "pass"),
     # replayed steps
     bug(
         "steps of any shape replay the first",
-        "key = build, tuple(value.shape for value in host)",
+        "key = build, *shapes",
         "key = build",
     ),
     bug(
         "steps of other pages replay the first",
-        "key = build, tuple(value.shape for value in host)",
-        "key = build, tuple(value.shape for value in values)",
+        "shapes.append(pool.step_shape)",
+        "pass",
     ),
     bug(
         "steps that want other results replay the first",
-        "key = build, tuple(value.shape for value in host)",
-        "key = tuple(value.shape for value in host)",
+        "key = build, *shapes",
+        "key = (*shapes,)",
     ),
     bug(
         "the pages' indices stay those of the first step",
@@ -81,7 +101,7 @@ MUTANTS = (
     bug("a step has the indices of the one before", "        self._step = None\n", "        pass\n"),
     bug(
         "pages outside of the pool reach the kernels",
-        "if not _is_inside(metadata, group, self._spec.num_pages):",
+        "        if not _ext.pack_indices(",
         "if False:",
     ),
     # weights

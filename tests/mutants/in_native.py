@@ -8,13 +8,13 @@ STEPS = (
     # steps as programs
     bug(
         "a program computes with its first values",
-        "std::memcpy(mx::array(filled[i]).data<int32_t>(), values[i].data(), 4 * values[i].size());",
-        'if (values[i].size() == 0) throw std::invalid_argument("no values");',
+        "std::memcpy(mx::array(*input).data<int32_t>(), from, 4 * input->size());",
+        'if (each.size() == 0) throw std::invalid_argument("no values");',
     ),
     bug(
         "a program takes values of any number",
-        "require(values[i].size() == filled[i].size(),",
-        "require(values[i].size() >= 0,",
+        "require(size == values.size(),",
+        "require(size > 0,",
     ),
     bug(
         "a program runs its work once only",

@@ -73,6 +73,18 @@ def test_drafts_make_a_step_less_plain() -> None:
     assert not step.plain
 
 
+def test_a_last_prompt_token_is_not_plain() -> None:
+    scheduler = Scheduler(BlockManager(24, 2), Limits(4, 3))
+    scheduler.add(Sequence("one", [1] * PROMPT, 3))
+    seen = []
+    for results in ([], [SampleResult(1)], [SampleResult(1)]):
+        step = scheduler.plan()
+        assert step is not None
+        seen += [(item.start, item.stop, step.plain) for item in step.work]
+        scheduler.commit(step, results)
+    assert seen == [(0, 4, False), (4, 5, False), (5, 6, True)]
+
+
 def test_a_last_prompt_token_with_parallel_samples_is_not_plain() -> None:
     blocks = BlockManager(24, 2)
     scheduler = Scheduler(blocks, Limits(4, 3))

@@ -284,6 +284,10 @@ def check_step(
     decodes = [sequence for sequence in planned if backlogs.get(sequence) == 1]
     assert planned[: len(decodes)] == decodes, "decodes come first"
     assert [age[s] for s in decodes] == sorted(age[s] for s in decodes), "oldest first"
+    if step.plain:
+        assert not step.lookups
+        assert all(item[1:] == (item.start, item.start + 1, True, (), ()) for item in step.work)
+        assert all(item.start >= item.sequence.num_prompt for item in step.work)
     for item in step.work:
         assert item.start == item.sequence.num_written < item.stop <= len(item.sequence.tokens)
         assert item.samples == (item.stop == len(item.sequence.tokens))

@@ -54,10 +54,11 @@ class GraphRunner:
         """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
         capturing it raises, CannotCapture only if ``strict``; the pools are then as before. Results of a
         program hold until the next step."""
-        host = list(values)
+        host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
-            host += pool.step_values()
-        key = build, tuple([value.shape for value in host])
+            host += pool.packed_values()
+            shapes.append(pool.step_shape)
+        key = build, *shapes
         step = self._captured.get(key) or self._capture(build, values)
         outputs = step.run(host)
         if step is not self._last:

@@ -41,6 +41,14 @@ class StateReplay:
             self._of, self._values = step, [segments.segments, checkpoints, flags]
         return self._values
 
+    @property
+    def step_shape(self) -> tuple[int, ...]:
+        segments, checkpoints, flags = self.step_values()
+        return len(segments), len(checkpoints), len(flags)
+
+    def packed_values(self) -> list[Ints]:
+        return self.step_values()
+
     def step_inputs(self) -> list[mx.array]:
         arrays = self._pool.arrays()
         return [*map(mx.array, self.step_values()), *(arrays[name] for name in sorted(arrays))]

@@ -113,7 +113,8 @@ class SampleState:
         self.num_generated += 1
         if self.constraint is not None:
             self.constraint.accept(token)
-        self._processors.record(token)
+        if self._processors.follows:
+            self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
         """This state as it is once its next tokens have been these: what a row behind drafts is drawn

@@ -1,5 +1,9 @@
 #include "pages/indices.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 namespace octavo {
 namespace {
 
@@ -26,6 +30,28 @@ bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages) {
     for (int32_t row = step.q_start[b]; row < step.q_start[b + 1]; ++row)
       if (step.positions[row] < 0 || step.positions[row] >= step.kv_len[b]) return false;
   return true;
+}
+
+void pack(const StepIndices& step, Ints quantize_after, std::span<int32_t> to) {
+  const std::size_t tokens = step.positions.size(), sequences = step.kv_len.size(),
+                    others = 2 * tokens + 3 * sequences + 1,
+                    narrow = static_cast<std::size_t>(step.table_width),
+                    width = to.size() < others ? 0 : (to.size() - others) / sequences;
+  if (width < narrow || to.size() != others + width * sequences)
+    throw std::invalid_argument("there must be room for a table of at least " + std::to_string(narrow) +
+                                " columns, got " + std::to_string(to.size()) + " numbers");
+  int32_t* next = to.data();
+  const auto append = [&](Ints values) { next = std::copy(values.begin(), values.end(), next); };
+  append(step.slots);
+  append(step.q_start);
+  append(step.kv_len);
+  for (std::size_t b = 0; b < sequences; ++b) {
+    append(step.page_table.subspan(b * narrow, narrow));
+    next = std::fill_n(next, width - narrow, 0);
+  }
+  next = quantize_after.empty() ? std::fill_n(next, sequences, 0)
+                                : std::copy(quantize_after.begin(), quantize_after.end(), next);
+  std::fill_n(next, tokens, 0);
 }
 
 }  // namespace octavo

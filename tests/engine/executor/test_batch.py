@@ -48,13 +48,14 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
     size = draw(st.sampled_from([1, 2, 4, 32]))
     free = draw(st.permutations(range(64)))
     work, decodes, num_groups = [], draw(st.booleans()), draw(st.integers(1, 3))
+    plain = decodes and draw(st.booleans())  # said so, or found out: the batch is the same
     for _ in range(draw(st.integers(1, 8))):
         count = draw(st.integers(1, 6))
         pages, free = free[:count], free[count:]
         stop = draw(st.integers(1, count * size))
         start = stop - 1 if decodes else draw(st.integers(0, stop - 1))
-        samples = draw(st.booleans())
-        parallel_samples = draw(st.integers(0, 3)) if samples else 0
+        samples = plain or draw(st.booleans())
+        parallel_samples = draw(st.integers(0, 3)) if samples and not plain else 0
         work.append(
             make_work(
                 list(pages),
@@ -67,7 +68,8 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
                 quantize_after=draw(st.sampled_from([0, 0, 50])),
             )
         )
-    return SchedulerOutput(tuple(work), (PageCopy(PageId(1), PageId(2)),)), size
+    said = plain and draw(st.booleans())
+    return SchedulerOutput(tuple(work), (PageCopy(PageId(1), PageId(2)),), plain=said), size
 
 
 @given(steps())

@@ -38,9 +38,20 @@ def steps(draw: st.DrawFn) -> dict[str, Any]:
     return step
 
 
+def pack(step: dict[str, Any], *, after: Any = None, width: int = 2) -> Any:
+    """The numbers of a step as programs are given them; None if some are outside."""
+    rows, sequences = len(step["positions"]), len(step["kv_len"])
+    packed: Any = np.full(2 * rows + (3 + width) * sequences + 1, -7, np.int32)
+    sizes = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
+    if _ext.pack_indices(packed, **step, quantize_after=after, **sizes):
+        return packed
+    assert (packed == -7).all(), "nothing is written of a step that is refused"
+    return None
+
+
 def agrees(step: dict[str, Any]) -> bool:
     """Whether the step is right; both must say the same."""
-    native = _ext.indices_are_inside(**step, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
+    native = pack(step) is not None
     try:
         shared = {name: step[name] for name in ("positions", "q_start", "kv_len")}
         group = GroupMetadata(slots=step["slots"], page_table=step["page_table"])
@@ -99,4 +110,47 @@ def test_every_sequence_has_a_row() -> None:
 
 def test_other_types_and_gaps_are_left_to_python() -> None:
     wide = np.array(RIGHT["slots"], np.int64)
-    assert not _ext.indices_are_inside(**RIGHT | {"slots": wide}, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
+    assert pack(RIGHT | {"slots": wide}) is None
+
+
+@given(steps(), st.integers(2, 9), st.booleans())
+def test_numbers_are_packed_one_array_after_the_other(
+    step: dict[str, Any], width: int, given_after: bool
+) -> None:
+    rows, sequences = len(step["positions"]), len(step["kv_len"])
+    after = np.arange(1, sequences + 1, dtype=np.int32) if given_after else None
+    if (packed := pack(step, after=after, width=width)) is None:
+        return
+    table = np.zeros((sequences, width), np.int32)
+    table[:, :2] = step["page_table"]
+    zeros = np.zeros(sequences, np.int32)
+    parts = [
+        step["slots"],
+        step["q_start"],
+        step["kv_len"],
+        table.reshape(-1),
+        zeros if after is None else after,
+    ]
+    assert packed.tolist() == np.concatenate([*parts, np.zeros(rows, np.int32)]).tolist()
+
+
+@pytest.mark.parametrize("size", [0, 8, 9, 11, 100])
+def test_a_table_has_room_or_is_refused(size: int) -> None:
+    packed = np.zeros(size, np.int32)
+    wider = {"page_table": np.zeros((1, 3), np.int32)}
+
+    def pack_into() -> bool:
+        others = {"quantize_after": None, "page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
+        return _ext.pack_indices(packed, **RIGHT | wider, **others)
+
+    if size >= 11:
+        assert pack_into()
+    else:
+        with pytest.raises(ValueError, match=rf"room for a table of at least 3 columns, got {size} numbers"):
+            pack_into()
+
+
+def test_what_is_quantized_after_belongs_to_sequences() -> None:
+    assert pack(RIGHT, after=np.array([1], np.int32)) is not None
+    assert pack(RIGHT, after=np.array([1, 2], np.int32)) is None
+    assert pack(RIGHT, after=np.array([1], np.int64)) is None

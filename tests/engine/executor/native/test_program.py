@@ -199,6 +199,34 @@ def test_values_must_fit_and_rows_must_exist() -> None:
         _ext.Program(arena, [mx.array(ids)], [], []).run([ids, ids])
 
 
+def test_an_array_fills_one_input_or_several() -> None:
+    inputs = [mx.array(np.zeros(size, np.int32)) for size in (2, 3, 1)]
+    mx.eval(inputs)
+    table = random(50, 64, seed=12)
+    results = [_ext.select_rows(table, each) for each in inputs]
+    program = _ext.Program(_ext.Arena(), inputs, [table], results)
+    ids: Ints = np.array([7, 0, 49, 3, 3, 21], np.int32)
+    wanted = numbers(table)[ids]
+    for ends in ([6], [2, 6], [5, 6], [2, 5, 6]):
+        program.run([np.zeros(6, np.int32)])
+        program.run(np.split(ids, ends[:-1]))
+        np.testing.assert_array_equal(np.concatenate([numbers(each) for each in program.outputs]), wanted)
+    for ends, problem in (
+        ([1, 6], r"input 0 of the program has shape \[2\], got 1 values"),
+        ([3, 6], "got 3 values, which end with neither"),
+        ([2, 4, 6], r"input 1 of the program has shape \[3\], got 2 values"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            program.run(np.split(ids, ends[:-1]))
+    for given, problem in (
+        ([ids[:5]], "for 2 of them"),
+        ([], "for 0 of them"),
+        ([ids, ids[:1]], "got 2 values"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            program.run(given)
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32, mx.int32])
 def test_rows_are_those_of_numpy(dtype: mx.Dtype) -> None:
     x = (random(6, 5, 3, seed=11, dtype=mx.float32) * 100).astype(dtype).transpose(1, 0, 2)
