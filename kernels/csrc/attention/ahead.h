@@ -3,6 +3,7 @@
 
 #include "attention/rows.h"
 #include "attention/sides.h"
+#include "runtime/dispatch.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -37,9 +38,11 @@ struct Ahead {
   __attribute__((always_inline)) void ask_line(int line) const { ask_byte(int64_t{64} * line); }
 
  private:
-  // Past L2 (non-temporal): a step reads it once.
+  // A step reads it once.
   __attribute__((always_inline)) void ask_byte(int64_t byte) const {
-    if (codes != nullptr) __builtin_prefetch(codes + byte, 0, 0);
+    if (codes == nullptr) return;
+    if (kAsksPastL2) __builtin_prefetch(codes + byte, 0, 0);
+    else __builtin_prefetch(codes + byte);
   }
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/int8_avx512.h"
+#include "runtime/dispatch.h"
 #include "runtime/dots_avx512.h"
 #include "runtime/unrolled.h"
 
@@ -25,10 +26,10 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// A line of weights: past L2 (non-temporal). A step reads it once, and L2 keeps activations, and what the
-// host needs between steps.
+// A line of weights: a step reads it once for each tile of rows.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+  if (kAsksPastL2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+  else prefetch(p);
 }
 
 // How far behind a block of a panel lies the one to ask for while it is multiplied: whole blocks.

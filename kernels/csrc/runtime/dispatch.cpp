@@ -75,7 +75,18 @@ Isa choose() {
                               std::string(asked) + "\"; unset it to let Octavo choose");
 }
 
+bool asks_past_l2() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+const bool kAsksPastL2 = asks_past_l2();
 
 bool isa_supported(Isa level) {
 #if defined(__x86_64__)

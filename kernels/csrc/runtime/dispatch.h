@@ -18,6 +18,11 @@ Isa isa();
 bool isa_supported(Isa level);
 const char* isa_name(Isa level);
 
+// Whether kernels ask for memory that a step reads once past L2 (non-temporal). AMD's L2 then keeps what
+// the host needs between steps. Intel's servers take such lines into L1 alone, where few can be under way
+// and nothing is found again: half of what their DRAM gives.
+extern const bool kAsksPastL2;
+
 }  // namespace octavo
 
 // A function as it is compiled for the level in use; AMX has none of its own of these.
