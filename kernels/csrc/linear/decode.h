@@ -37,7 +37,7 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, float* 
       for (int n = 0; n < kPanel; ++n)
         out[n] = scale[n] * static_cast<float>(static_cast<int>(codes[n])) + bias[n];
     else
-      for (int n = 0; n < kPanel; ++n) out[n] = scale[n] * e2m1_to_float(codes[n]);
+      for (int n = 0; n < kPanel; ++n) out[n] = scale[n] * kE2M1[codes[n] & 15];
   }
 }
 

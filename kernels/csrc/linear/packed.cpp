@@ -224,8 +224,7 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
       const uint32_t quad = planes.get(i, n);
       for (int j = 0; j < 4; ++j) {
         const uint32_t code = quad >> 8 * j & 255;
-        out[4 * i + j] =
-            shape.affine() ? scale * static_cast<float>(code) + bias : scale * e2m1_to_float(code);
+        out[4 * i + j] = shape.affine() ? scale * static_cast<float>(code) + bias : scale * kE2M1[code & 15];
       }
     }
   }

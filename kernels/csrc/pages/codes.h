@@ -12,21 +12,14 @@
 namespace octavo {
 namespace {
 
-// E2M1: the value of each 4-bit code.
-inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-
 inline constexpr int kMxGroup = 32, kNvGroup = 16, kAffineGroup = 64;  // values that share a scale
 inline constexpr int kFp5Coarse = 8;  // values at the start of an fp5 row that have no fifth bit
 
-// The same without a table: as a float32's sign, low exponent bits and top fraction bit, a code is 2^-126
-// of its value, subnormals included.
-inline float e2m1(uint32_t code) { return as_float((code & 8) << 28 | (code & 7) << 22) * 0x1p126f; }
-
-// E2M2 likewise: an fp4 code, and the lowest bit.
-inline float e2m2(uint32_t code, uint32_t low_bit) {
-  return as_float((code & 8) << 28 | (code & 7) << 22 | low_bit << 21) * 0x1p126f;
-}
+// E2M2: the value of each code whose lowest bit stands apart, as a fifth one below it.
+inline constexpr float kE2M2[32] = {0.0f,  0.25f,  0.5f,  0.75f,  1.0f,  1.25f,  1.5f,  1.75f,
+                                    2.0f,  2.5f,   3.0f,  3.5f,   4.0f,  5.0f,   6.0f,  7.0f,
+                                    -0.0f, -0.25f, -0.5f, -0.75f, -1.0f, -1.25f, -1.5f, -1.75f,
+                                    -2.0f, -2.5f,  -3.0f, -3.5f,  -4.0f, -5.0f,  -6.0f, -7.0f};
 
 inline float load_half(const uint8_t* from) {
   uint16_t bits;
@@ -67,8 +60,8 @@ inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) 
 
 inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) {
   for (int i = 0; i < dim / 2; ++i) {
-    row[2 * i] = e2m1(codes[i] & 15) * scale;
-    row[2 * i + 1] = e2m1(codes[i] >> 4) * scale;
+    row[2 * i] = kE2M1[codes[i] & 15] * scale;
+    row[2 * i + 1] = kE2M1[codes[i] >> 4] * scale;
   }
 }
 
@@ -77,7 +70,7 @@ inline void expand_fp5(const uint8_t* codes, const uint8_t* planes, int dim, flo
   const float scale = e5m3(planes[0]);
   expand_e2m1(codes, kFp5Coarse, scale, row);
   for (int i = kFp5Coarse; i < dim; ++i)
-    row[i] = e2m2(codes[i / 2] >> i % 2 * 4 & 15, planes[i / 8] >> i % 8 & 1) * scale;
+    row[i] = kE2M2[(codes[i / 2] >> i % 2 * 4 & 15) << 1 | (planes[i / 8] >> i % 8 & 1)] * scale;
 }
 
 inline void expand_affine8(const uint8_t* codes, int dim, float scale, float bias, float* row) {

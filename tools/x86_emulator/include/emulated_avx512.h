@@ -381,30 +381,6 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
   return (__m512i)to;
 }
 
-// VPACKSSDW, VPACKSSWB: of each 128 bits elements of a, then of b, saturated to half their width.
-OCTAVO_EMULATED __m512i _mm512_packs_epi32(__m512i a, __m512i b) {
-  int32_t from[2][16];
-  int16_t to[32];
-  std::memcpy(from[0], &a, 64);
-  std::memcpy(from[1], &b, 64);
-  for (int i = 0; i < 32; ++i) {
-    const int32_t value = from[i / 4 % 2][i / 8 * 4 + i % 4];
-    to[i] = int16_t(value < INT16_MIN ? INT16_MIN : value > INT16_MAX ? INT16_MAX : value);
-  }
-  return x86_emulator::read<__m512i>(to);
-}
-OCTAVO_EMULATED __m512i _mm512_packs_epi16(__m512i a, __m512i b) {
-  int16_t from[2][32];
-  int8_t to[64];
-  std::memcpy(from[0], &a, 64);
-  std::memcpy(from[1], &b, 64);
-  for (int i = 0; i < 64; ++i) {
-    const int16_t value = from[i / 8 % 2][i / 16 * 8 + i % 8];
-    to[i] = int8_t(value < INT8_MIN ? INT8_MIN : value > INT8_MAX ? INT8_MAX : value);
-  }
-  return x86_emulator::read<__m512i>(to);
-}
-
 // VPERMD, VPERMPS: any element of the register; VPERMT2D: of a, then of b.
 OCTAVO_EMULATED __m512i _mm512_permutexvar_epi32(__m512i index, __m512i a) {
   x86_emulator::Lanes<int32_t> to;
