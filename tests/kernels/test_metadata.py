@@ -53,13 +53,13 @@ def test_a_good_step_passes_and_counts_itself() -> None:
 def test_an_index_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
     shared = {name: value for name, value in change.items() if name not in ("slots", "page_table")}
     group = {name: value for name, value in change.items() if name not in shared}
-    wrong = replace(GOOD, **shared, groups=(replace(GOOD.groups[0], **group),))
+    wrong = replace(GOOD, **shared, groups=(GOOD.groups[0]._replace(**group),))
     with pytest.raises(ValueError, match=message):
         wrong.check(4)
 
 
 def test_a_step_of_several_groups_is_one_of_any_of_them() -> None:
-    other = replace(GOOD.groups[0], slots=ints(1, 4, 5, 6))
+    other = GOOD.groups[0]._replace(slots=ints(1, 4, 5, 6))
     both = replace(GOOD, groups=(*GOOD.groups, other))
     assert both.select((1,)).only_group() is other
     assert both.select((1, 0)).groups == (other, GOOD.groups[0])

@@ -46,9 +46,13 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
       largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(INT32_MAX)));
     }
   } else {
-    for (int k = 0; k < count; k += 32) {
-      const __m512i bits = _mm512_loadu_si512(from + 2 * k);
+    const auto add = [&](__m512i bits) {
       largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(INT16_MAX)));
+    };
+    for (int k = 0; k + 32 <= count; k += 32) add(_mm512_loadu_si512(from + 2 * k));
+    if (count % 32 != 0) {  // groups of 16 values
+      const uint8_t* const last = from + 2 * (count - 16);
+      add(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last))));
     }
     largest = _mm512_max_epi32(_mm512_srli_epi32(largest, 16),
                                _mm512_and_si512(largest, _mm512_set1_epi32(UINT16_MAX)));

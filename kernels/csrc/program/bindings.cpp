@@ -40,8 +40,8 @@ void run(Program& program, const std::vector<Values>& values) {
   for (; num_given < values.size() && num_filled < filled.size(); ++num_given)
     num_filled = end_of(filled, num_filled, values[num_given]);
   require(num_given == values.size() && num_filled == filled.size(),
-          "the program has " + std::to_string(filled.size()) + " inputs, got " + std::to_string(values.size()) +
-              " values for " + std::to_string(num_filled) + " of them");
+          "the program has " + std::to_string(filled.size()) + " inputs, got " +
+              std::to_string(values.size()) + " values for " + std::to_string(num_filled) + " of them");
   auto input = filled.begin();
   for (const Values& each : values) {
     const int32_t* from = each.data();
@@ -81,9 +81,10 @@ bool pack_indices(const Packed& packed, const Array& positions, const Array& slo
   for (const Array* array : {&positions, &slots, &q_start, &kv_len})
     if (!are_ints(*array, 1)) return false;
   if (!are_ints(page_table, 2) || page_table.shape(0) != kv_len.size()) return false;
-  if (quantize_after && (!are_ints(*quantize_after, 1) || quantize_after->size() != kv_len.size())) return false;
-  const StepIndices step = {ints(positions), ints(slots), ints(q_start), ints(kv_len), ints(page_table),
-                            static_cast<int64_t>(page_table.shape(1))};
+  if (quantize_after && (!are_ints(*quantize_after, 1) || quantize_after->size() != kv_len.size()))
+    return false;
+  const StepIndices step = {ints(positions), ints(slots),      ints(q_start),
+                            ints(kv_len),    ints(page_table), static_cast<int64_t>(page_table.shape(1))};
   if (!are_inside(step, page_size, num_pages)) return false;
   pack(step, quantize_after ? ints(*quantize_after) : Ints{}, {packed.data(), packed.size()});
   return true;
@@ -100,19 +101,22 @@ void bind_program(nb::module_& m) {
           "__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
           "Captures what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
           "`fixed`, arrays that keep their place in memory. ValueError names what cannot be captured.")
-      .def("run", &run, "values"_a,
-           "Copies values (C-contiguous int32) into the filled inputs, in their order, and computes; each "
-           "array is for one input, or for several, one after the other. The results are in `outputs` until a "
-           "program of the same arena is captured or run.")
+      .def(
+          "run", &run, "values"_a,
+          "Copies values (C-contiguous int32) into the filled inputs, in their order, and computes; each "
+          "array is for one input, or for several, one after the other. The results are in `outputs` until a "
+          "program of the same arena is captured or run.")
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);
-  m.def("pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
-        "page_table"_a, "quantize_after"_a.none(), "page_size"_a, "num_pages"_a,
-        "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time. If so, "
-        "fills `packed`, int32, with slots, q_start, kv_len, page_table with "
-        "zeros on its right, quantize_after (None: zeros), and a zero for each row. The size of `packed` says "
-        "how wide the table becomes: ValueError if it does not.");
+  m.def(
+      "pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
+      "page_table"_a, "quantize_after"_a.none(), "page_size"_a, "num_pages"_a,
+      "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time. If "
+      "so, "
+      "fills `packed`, int32, with slots, q_start, kv_len, page_table with "
+      "zeros on its right, quantize_after (None: zeros), and a zero for each row. The size of `packed` says "
+      "how wide the table becomes: ValueError if it does not.");
   m.def("kernel_seconds", &KernelTime::seconds,
         "Time that this process has spent in our kernels, on the threads that call them.");
   m.def("kept_bytes", &kept_bytes,

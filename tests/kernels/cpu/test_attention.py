@@ -21,9 +21,9 @@ from attention_cases import (  # noqa: E402
     Extras,
     as_numpy,
     build_metadata,
-    holds,
     shuffled_tables,
 )
+from format_rows import holds  # noqa: E402
 from octavo.kernels import _ext  # noqa: E402
 from octavo.kernels.cpu.backend import CpuBackend, CpuPool  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402

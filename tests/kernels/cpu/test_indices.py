@@ -141,7 +141,7 @@ def test_a_table_has_room_or_is_refused(size: int) -> None:
 
     def pack_into() -> bool:
         others = {"quantize_after": None, "page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
-        return _ext.pack_indices(packed, **RIGHT | wider, **others)
+        return bool(_ext.pack_indices(packed, **RIGHT | wider, **others))
 
     if size >= 11:
         assert pack_into()
