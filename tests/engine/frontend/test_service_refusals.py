@@ -167,7 +167,7 @@ def set_pace(engine: AsyncEngine, token_s: float) -> None:
     """As if so many prompt tokens had been computed at so many seconds each that no step changes that."""
     assert engine._core is not None
     pace = engine._core._scheduler.prompt_pace
-    pace._seconds, pace._tokens = token_s * 1e9, 1e9
+    pace._seconds, pace._tokens, pace.token_s = token_s * 1e9, 1e9, token_s
     engine._core.measure()
 
 
