@@ -114,6 +114,7 @@ def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:
     tables = [_table(item.sequence) for item in work]
     starts = np.array([item.start for item in work], np.int32)
     ends = [item.end for item in work]
+    num_pages = [-(-end // page_size) for end in ends]
     stops = np.array(ends, np.int32)
     counts = stops - starts
     q_start = np.zeros(len(work) + 1, np.int32)
@@ -125,7 +126,6 @@ def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:
     def in_group(group: int) -> GroupMetadata:
         """Row b of its page table: the pages of ``work[b]`` up to its last position of this step, then
         zeros."""
-        num_pages = [-(-end // page_size) for end in ends]
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import in_native
+import in_native_attention
 from harness import hunt, run_tests, spoilt
 from mutant import ROOT, Mutant
 
@@ -78,8 +79,8 @@ SUITES = (
     (in_native.STEPS, PROGRAM),
     (in_native.INDICES, INDICES),
     (in_native.MAPPED, MAPPED),
-    (in_native.ATTENTION, BYTES),
-    (in_native.GROUPS, GROUPS),
+    (in_native_attention.ATTENTION, BYTES),
+    (in_native_attention.GROUPS, GROUPS),
     (in_native.STORES, STORES),
     (in_native.LINEAR, LINEAR),
     (in_native.CHANNELS, CHANNELS),

@@ -109,14 +109,12 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);
-  m.def(
-      "pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
-      "page_table"_a, "quantize_after"_a.none(), "page_size"_a, "num_pages"_a,
-      "Whether AttentionMetadata.check has nothing to say of these arrays, in a hundredth of its time. If "
-      "so, "
-      "fills `packed`, int32, with slots, q_start, kv_len, page_table with "
-      "zeros on its right, quantize_after (None: zeros), and a zero for each row. The size of `packed` says "
-      "how wide the table becomes: ValueError if it does not.");
+  m.def("pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
+        "page_table"_a, "quantize_after"_a.none(), "page_size"_a, "num_pages"_a,
+        "Whether AttentionMetadata.check has nothing to say of these arrays. If so, fills `packed`, int32, "
+        "with slots, q_start, kv_len, page_table with zeros on its right, quantize_after (None: zeros), and "
+        "a zero for each row. The size of `packed` says how wide the table becomes: ValueError if it does "
+        "not.");
   m.def("kernel_seconds", &KernelTime::seconds,
         "Time that this process has spent in our kernels, on the threads that call them.");
   m.def("kept_bytes", &kept_bytes,

@@ -1,0 +1,158 @@
+// Queries over pages of codes (attention/codes_avx512.h) in fixed point: of their row's largest element, or
+// of that of each few dims.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "attention/codes_avx512.h"
+#include "attention/rows.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+template <class Code>
+OCTAVO_INLINE int num_groups(int dim) {
+  return Code::kGroup > 0 ? dim / Code::kGroup : 1;
+}
+
+// Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim
+// would leave the others of a query few steps. There, each kStep dims have a factor of their own; else a row
+// has one.
+template <class Code>
+constexpr bool kOwnFactors = Code::kGroup > 0 && Code::kParts == 1;
+
+// Dims whose products are summed up as integers; 0: a row's.
+template <class Code>
+constexpr int kStep = kOwnFactors<Code> ? kNvGroup : Code::kGroup;
+
+template <class Code>
+OCTAVO_INLINE int num_steps(int dim) {
+  return kStep<Code> > 0 ? dim / kStep<Code> : 1;
+}
+template <class Code>
+OCTAVO_INLINE int num_factors(int dim) {
+  return kOwnFactors<Code> ? num_steps<Code>(dim) : 1;
+}
+
+// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with
+// factors of their own begin with kMagicBits, and are floats: a multiplication by the factor, less kMagic
+// times the factor, takes the place of a conversion. Both products are exact, because factors end with
+// kFactorZeros zeros.
+constexpr float kMagic = 0x1.8p23f;
+constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
+static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22 && kNvGroup * 127 * 15 < 1 << 22);
+
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps
+// (where codes have groups: what the products of a step begin with), and of affine codes the sums of its
+// groups' values.
+template <class Code>
+struct Queries {
+  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
+  int8_t* bytes;
+  float* factors;
+  int32_t* sums;
+  float* group_sums;
+
+  Queries(void* memory, int dim, int num_rows)
+      : bytes(static_cast<int8_t*>(memory)),
+        factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * Code::kParts * dim + 16))),
+        sums(reinterpret_cast<int32_t*>(factors + size_t(num_rows) * num_factors<Code>(dim))),
+        group_sums(reinterpret_cast<float*>(sums + size_t(num_rows) * num_steps<Code>(dim))) {}
+};
+
+template <class Code>
+size_t query_bytes(int dim, int num_rows) {
+  const int numbers =
+      num_factors<Code>(dim) + num_steps<Code>(dim) + (Code::kAffine ? num_groups<Code>(dim) : 0);
+  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 4 * numbers;
+}
+
+// The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
+OCTAVO_INLINE float largest_of(const float* row, int dim) {
+  __m512 top = _mm512_setzero_ps();
+  for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
+  return _mm512_reduce_max_ps(top);
+}
+
+// The next larger float of a positive one that ends with kFactorZeros zeros.
+OCTAVO_INLINE float with_zeros(float factor) {
+  constexpr uint32_t kEnd = (1u << kFactorZeros) - 1;
+  uint32_t bits;
+  std::memcpy(&bits, &factor, 4);
+  bits = (bits + kEnd) & ~kEnd;
+  std::memcpy(&factor, &bits, 4);
+  return factor;
+}
+
+// The panel holds dims in the order of nibbles in a word: 0 2 4 6, then 1 3 5 7.
+template <class Code>
+OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
+  if constexpr (Code::kBits == 8) return bytes;
+  alignas(16) static constexpr int8_t kOrder[16] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
+  return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
+}
+
+template <class Code>
+void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  const RowFormat& format = args.layout.k;
+  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
+  const int steps = num_steps<Code>(dim), in_step = dim / steps;
+  const Queries<Code> queries(memory, dim, num_rows);
+  alignas(64) float row[kMaxDim + 16];
+  alignas(64) int32_t fixed[kMaxDim + 16];
+  for (int r = 0; r < num_rows; ++r) {
+    if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
+      ask_row(args.queries.data, args.queries.type,
+              (item.first_token + next / group) * args.queries.row_stride +
+                  (item.kv_head * group + next % group) * args.queries.head_stride,
+              dim);
+    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+    if (format.rotated) hadamard(row, dim);
+    std::fill(row + dim, row + dim + 16, 0.0f);
+    float largest = kOwnFactors<Code> ? 0.0f : largest_of(row, dim);
+    float* const factors = queries.factors + size_t(r) * num_factors<Code>(dim);
+    int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
+    float of_group = 0;
+    for (int step = 0; step < steps; ++step) {
+      const int first = step * in_step, end = first + in_step;
+      float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+      float steps_of_one = float(queries.kLargest) / largest;
+      if constexpr (kOwnFactors<Code>) {
+        largest = largest_of(row + first, in_step);
+        factor = with_zeros(largest / float(queries.kLargest));
+        steps_of_one = 1 / factor;
+      }
+      const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? steps_of_one : 0.0f);
+      __m512i sums = _mm512_setzero_si512();
+      for (int d = first; d < end; d += 16) {
+        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
+        __m512i upper = rounded;
+        if constexpr (Code::kParts == 2) {
+          upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+          _mm512_store_si512(fixed + d, rounded);
+        }
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
+                         in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+        sums = _mm512_add_epi32(sums, rounded);
+      }
+      const int32_t sum = _mm512_reduce_add_epi32(sums);
+      const uint32_t start = (kOwnFactors<Code> ? kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;
+      queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? int32_t(start) : sum;
+      if (kOwnFactors<Code> || step == 0) factors[step] = factor;
+      if constexpr (Code::kAffine) {
+        of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
+        if (end % Code::kGroup != 0) continue;
+        queries.group_sums[size_t(r) * num_groups<Code>(dim) + end / Code::kGroup - 1] = of_group;
+        of_group = 0;
+      }
+    }
+    for (int d = 0; Code::kParts == 2 && d < dim;
+         d += 16)  // what comes after a row overwrites what is past it
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
+                       in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
+  }
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
