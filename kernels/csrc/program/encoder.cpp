@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 
 #include "program/step_memory.h"
+#include "runtime/lines.h"
 
 namespace octavo {
 namespace {
 
-constexpr std::size_t kLine = 64;  // of a cache
 constexpr std::size_t kSmallestSegment = std::size_t{1} << 20;
 
 std::atomic<int64_t> kernel_nanoseconds{0};
@@ -23,19 +22,13 @@ void Arena::reuse_all() {
   for (Segment& segment : segments_) segment.free = {{0, segment.size}};
 }
 
-// MLX keeps a size in front of the data of its buffers; raw_ptr() says how far.
 void Arena::allocate(mx::array& output) {
   const std::size_t bytes = output.nbytes();
   const Place place = take(kLine + (bytes + kLine - 1) / kLine * kLine);
-  char* const base = static_cast<char*>(segments_[place.segment].memory.buffer().raw_ptr());
-  char* const data =
-      base + (kLine - reinterpret_cast<std::uintptr_t>(base) % kLine) % kLine + place.range.begin;
-  mx::allocator::Buffer probe(data);
-  const std::ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - data;
-  const mx::allocator::Buffer buffer(data + kLine - front);
-  std::memcpy(data + kLine - front, &bytes, std::min<std::size_t>(front, sizeof bytes));
-  output.set_data(mx::array::Data(buffer, [arena = shared_from_this(), place, capture = capture_](
-                                              mx::allocator::Buffer) { arena->release(place, capture); }));
+  char* const lines = segments_[place.segment].memory.get() + place.range.begin;
+  output.set_data(mx::array::Data(buffer_in(lines, bytes),
+                                  [arena = shared_from_this(), place, capture = capture_](
+                                      mx::allocator::Buffer) { arena->release(place, capture); }));
 }
 
 // The first range that is large enough, of the segments that came last: they are the largest.
@@ -51,7 +44,7 @@ Arena::Place Arena::take(std::size_t bytes) {
     }
   std::size_t size = std::max(bytes, kSmallestSegment);
   for (const Segment& segment : segments_) size += segment.size;
-  segments_.push_back({mx::allocator::malloc(size + kLine), size, 0, {{0, size}}});
+  segments_.push_back({Lines(static_cast<char*>(allocate_lines(size))), size, 0, {{0, size}}});
   return take(bytes);
 }
 

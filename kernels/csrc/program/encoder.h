@@ -4,13 +4,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
 
@@ -36,9 +36,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
     std::size_t begin, end;
   };
 
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  using Lines = std::unique_ptr<char, Free>;
+
   // Programs keep addresses, so it stays where it is.
   struct Segment {
-    mx::allocator::Data memory;
+    Lines memory;
     std::size_t size, used;   // bytes, and those of them up to the end of any array so far
     std::vector<Range> free;  // in their order, never side by side
   };

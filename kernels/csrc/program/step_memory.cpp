@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <vector>
 
 #include "mlx/allocator.h"
+#include "runtime/lines.h"
 
 namespace octavo {
 namespace {
@@ -21,22 +24,22 @@ std::size_t block_size(std::size_t bytes) {
 
 class KeptBlocks {
  public:
-  mx::allocator::Buffer take(std::size_t size) {
+  char* take(std::size_t size) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       ++time_;
       for (std::size_t i = blocks_.size(); i-- > 0;) {  // the one used last: most of it is in a cache
         if (blocks_[i].size != size) continue;
-        const mx::allocator::Buffer memory = blocks_[i].memory;
+        char* const memory = blocks_[i].memory;
         bytes_ -= size;
         blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
         return memory;
       }
     }
-    return mx::allocator::allocator().malloc(size);
+    return static_cast<char*>(allocate_lines(kLine + size));
   }
 
-  void give(mx::allocator::Buffer memory, std::size_t size) {
+  void give(char* memory, std::size_t size) {
     const std::lock_guard<std::mutex> guard(mutex_);
     blocks_.push_back({memory, size, time_});
     bytes_ += size;
@@ -56,13 +59,13 @@ class KeptBlocks {
 
  private:
   struct Block {
-    mx::allocator::Buffer memory;
+    char* memory;  // a line, then `size` bytes
     std::size_t size;
     int64_t since;  // allocations before it was given back
   };
 
   void release_oldest() {
-    mx::allocator::allocator().free(blocks_.front().memory);
+    std::free(blocks_.front().memory);
     bytes_ -= blocks_.front().size;
     blocks_.erase(blocks_.begin());
   }
@@ -85,8 +88,18 @@ void allocate_for_step(mx::array& output) {
   const std::size_t bytes = output.nbytes();
   if (bytes < kSmallest || bytes > kKeptBytes) return output.set_data(mx::allocator::malloc(bytes));
   const std::size_t size = block_size(bytes);
-  output.set_data(mx::array::Data(kept().take(size),
-                                  [size](mx::allocator::Buffer memory) { kept().give(memory, size); }));
+  char* const memory = kept().take(size);
+  output.set_data(mx::array::Data(buffer_in(memory, size),
+                                  [memory, size](mx::allocator::Buffer) { kept().give(memory, size); }));
+}
+
+// raw_ptr() says how far in front of them.
+mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes) {
+  mx::allocator::Buffer probe(lines);
+  const std::ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - lines;
+  const mx::allocator::Buffer buffer(lines + kLine - front);
+  std::memcpy(lines + kLine - front, &bytes, std::min<std::size_t>(front, sizeof bytes));
+  return buffer;
 }
 
 std::size_t kept_bytes() { return kept().bytes(); }

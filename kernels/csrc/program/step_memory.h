@@ -16,6 +16,11 @@ namespace mx = mlx::core;
 // At most kKeptBytes are kept, and none that no array has needed for kPatience allocations.
 void allocate_for_step(mx::array& output);
 
+// The buffer of an array of `bytes` whose data begin one cache line after `lines`, which has room for both.
+// MLX keeps a size in front of the data of its buffers, and arrays from its own allocator begin 24 bytes into
+// a page, so that half of what vectors of 64 bytes load and store would lie in two lines.
+mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes);
+
 // Bytes of kept blocks that no array has now.
 std::size_t kept_bytes();
 

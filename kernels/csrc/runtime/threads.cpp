@@ -6,15 +6,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
 #include <sched.h>
 #endif
+
+#include "runtime/lines.h"
 
 namespace octavo {
 namespace {
@@ -183,13 +185,10 @@ void* thread_scratch(std::size_t bytes, int slot) {
   static thread_local Scratch slots[4];
   Scratch& scratch = slots[slot];
   if (scratch.size < bytes) {
-    std::free(scratch.data);
-    scratch.size = (bytes + 4095) / 4096 * 4096;
-    scratch.data = std::aligned_alloc(64, scratch.size);
-    if (scratch.data == nullptr) {
-      scratch.size = 0;
-      throw std::bad_alloc();
-    }
+    std::free(std::exchange(scratch.data, nullptr));
+    scratch.size = 0;  // for the next call, should this one throw
+    scratch.data = allocate_lines(bytes);
+    scratch.size = bytes;
   }
   return scratch.data;
 }

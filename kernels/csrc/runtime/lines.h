@@ -1,0 +1,15 @@
+// Memory that kernels compute in: whole cache lines, large blocks in huge pages where the system has them.
+#pragma once
+
+#include <cstddef>
+
+namespace octavo {
+
+inline constexpr std::size_t kLine = 64;  // bytes of a cache line
+
+// At least `bytes`, from a cache line on, for std::free; std::bad_alloc. From 1 MiB on they lie in huge pages
+// but for what is left over at their end: rows of activations are far apart, and a look-up of a small page
+// for each costs a virtual machine two walks.
+void* allocate_lines(std::size_t bytes);
+
+}  // namespace octavo
