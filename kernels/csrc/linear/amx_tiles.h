@@ -125,19 +125,25 @@ inline void start_sums(bool first, const float* t0, const float* t1, const float
   }
 }
 
-// Up to 16 rows: all four columns of tiles at once.
+// Up to 16 rows: all four columns of tiles at once. before(weights of a step, column whose tile is loaded
+// next).
+template <class Before>
 inline void multiply_upper(const Block& block, const uint8_t* weights, int step, int steps, bool first,
-                           float* sums) {
+                           float* sums, Before&& before) {
   start_sums(first, sums, sums + 16, sums + 32, sums + 48);
   const bf16_t* x = block.upper_x + block.step * step;
   for (; steps > 0; --steps, x += block.step, weights += kStepBytes) {
+    before(weights, 0);
     _tile_loadd(4, x, block.stride);
     _tile_loadd(6, weights, kPairBytes);
     _tile_dpbf16ps(0, 4, 6);
+    before(weights, 1);
     _tile_loadd(7, weights + 64, kPairBytes);
     _tile_dpbf16ps(1, 4, 7);
+    before(weights, 2);
     _tile_loadd(6, weights + 128, kPairBytes);
     _tile_dpbf16ps(2, 4, 6);
+    before(weights, 3);
     _tile_loadd(7, weights + 192, kPairBytes);
     _tile_dpbf16ps(3, 4, 7);
   }
@@ -178,7 +184,7 @@ inline void multiply_both(const Block& block, const uint8_t* weights, int step, 
 inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, bool first,
                      float* sums) {
   if (block.lower > 0) multiply_both(block, weights, step, steps, first, sums);
-  else multiply_upper(block, weights, step, steps, first, sums);
+  else multiply_upper(block, weights, step, steps, first, sums, [](const uint8_t*, int) {});
 }
 
 // Rows per item: many share what is read or expanded per panel, but every thread needs some items.

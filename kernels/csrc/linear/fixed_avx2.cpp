@@ -13,6 +13,7 @@
 // rounding moves a number by half a step at most, where a <= max|x| / 2^13 and (nearly)
 // s <= max(sum|w| / 2^16, max|w| / 2^14), or either is 2^-126, the least step there is; hence otherwise
 //   |error| <= sum over groups of  max|x| / 2^14 * sum|w| + sum|x| * max(sum|w| / 2^17, max|w| / 2^15).
+#include "linear/fetch_avx2.h"
 #include "linear/fixed_rows_avx2.h"
 #include "linear/fixed_weights_avx2.h"
 #include "runtime/unrolled.h"
@@ -33,8 +34,7 @@ struct Fetch {
   void step() {
     if (lines <= 0) return;
     lines -= per_step;
-    for (int i = 0; i < per_step; ++i, line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+    for (int i = 0; i < per_step; ++i, line += 64) fetch_weights(line);
   }
 };
 
@@ -158,8 +158,7 @@ inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uin
   unrolled<R * C>([&](auto i) __attribute__((always_inline)) { dots[i / C][i % C] = at[i / C][i % C]; });
   for (int pair = 0; pair < pairs; ++pair, x += R, words += kPairBytes)
     unrolled<C>([&](auto c) __attribute__((always_inline)) {
-      if constexpr (c % 2 == 0)
-        _mm_prefetch(reinterpret_cast<const char*>(words + kAhead + 32 * c), _MM_HINT_T0);
+      if constexpr (c % 2 == 0) fetch_weights(words + kAhead + 32 * c);
       const __m256i codes = fixed_pairs(load_words(words + 32 * c), _mm256_load_ps(factors + 8 * c));
       unrolled<R>([&](auto m) __attribute__((always_inline)) {
         const __m256i product = _mm256_madd_epi16(codes, _mm256_set1_epi32(x[m]));

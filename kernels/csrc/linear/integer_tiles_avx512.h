@@ -29,7 +29,7 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
 // A line of weights: a step reads it once for each tile of rows.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   if (kAsksPastL2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
-  else prefetch(p);
+  else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
 // How far behind a block of a panel lies the one to ask for while it is multiplied: whole blocks.

@@ -15,6 +15,7 @@
 // Rounding moves an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 * sum|w|,
 // where for 8-bit codes max|x| also runs over |x + x'| of any two inputs that are added.
+#include "linear/fetch_avx2.h"
 #include "linear/integer_rows_avx2.h"
 #include "linear/integer_weights_avx2.h"
 #include "runtime/unrolled.h"
@@ -102,8 +103,7 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
       x += R;
     });
     for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 256)
-      for (int c = 0; c < C; c += 2)
-        _mm_prefetch(reinterpret_cast<const char*>(low + kAhead + at + 32 * c), _MM_HINT_T0);
+      for (int c = 0; c < C; c += 2) fetch_weights<F::kWide>(low + kAhead + at + 32 * c);
     low += F::kQuads * F::kLow / 8 * 256;
     high += F::kQuads * F::kHigh / 8 * 256;
   }

@@ -19,8 +19,8 @@ bool isa_supported(Isa level);
 const char* isa_name(Isa level);
 
 // Whether kernels ask for memory that a step reads once past L2 (non-temporal). AMD's L2 then keeps what
-// the host needs between steps. On an Emerald Rapids rows of quantized weights read half to
-// two thirds of DRAM's rate with such requests, so Intel's CPUs are asked as usual.
+// the host needs between steps. Intel's CPUs read at a third of DRAM's rate with such requests; there weights
+// are asked for in L2, not in the first cache, whose few lines under way would bound the rate.
 extern const bool kAsksPastL2;
 
 }  // namespace octavo
