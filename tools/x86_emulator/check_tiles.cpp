@@ -56,7 +56,7 @@ void load_bytes(X a, Y b) {
   y[1][19] = 0;  // of column 4, the last byte of the second group
   finish_stores();
   _tile_loadd(1, x, sizeof x[0]);
-  _tile_loadd(2, y, sizeof y[0]);
+  _tile_stream_loadd(2, y, sizeof y[0]);
 }
 
 }  // namespace

@@ -30,8 +30,11 @@ struct CodeSteps {
 };
 
 // dots[rows][64] of up to 16 rows: all four columns of tiles at once.
-inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots) {
-  start_sums(true, nullptr, nullptr, nullptr, nullptr);
+template <class Between>
+inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots, Between&& between) {
+  Awake awake;
+  int index = 0;
+  start_sums();
   steps.each([&](const int8_t* x, const uint8_t* codes) {
     _tile_loadd(4, x, steps.row_stride);
     _tile_loadd(6, codes, kQuadBytes);
@@ -42,6 +45,8 @@ inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots) {
     _tile_dpbsud(2, 4, 6);
     _tile_loadd(7, codes + 192, kQuadBytes);
     _tile_dpbsud(3, 4, 7);
+    awake.step(index++);
+    between();
   });
   _tile_stored(0, dots, kPairBytes);
   _tile_stored(1, dots + 16, kPairBytes);
@@ -50,22 +55,27 @@ inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots) {
 }
 
 // The same of 17 to 32 rows: two by two tiles, the two halves of the panel in turn.
-inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots) {
+template <bool kFar, class Between>
+inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots, Between&& between) {
+  Awake awake;
   const std::size_t lower_x = kTileRows * steps.row_stride;
   for (int half = 0; half < 2; ++half) {
     int32_t* upper = dots + 32 * half;
     int32_t* lower = upper + kTileRows * kPanel;
-    start_sums(true, nullptr, nullptr, nullptr, nullptr);
+    int index = 0;
+    start_sums();
     steps.each([&](const int8_t* x, const uint8_t* codes) {
       const uint8_t* w = codes + 128 * half;
-      _tile_loadd(4, x, steps.row_stride);
-      _tile_loadd(6, w, kQuadBytes);
+      load_tile<kFar, 4>(x, steps.row_stride);
+      load_tile<kFar, 6>(w, kQuadBytes);
       _tile_dpbsud(0, 4, 6);
-      _tile_loadd(7, w + 64, kQuadBytes);
+      load_tile<kFar, 7>(w + 64, kQuadBytes);
       _tile_dpbsud(1, 4, 7);
-      _tile_loadd(5, x + lower_x, steps.row_stride);
+      load_tile<kFar, 5>(x + lower_x, steps.row_stride);
       _tile_dpbsud(2, 5, 6);
       _tile_dpbsud(3, 5, 7);
+      awake.step(index++);
+      between();
     });
     _tile_stored(0, upper, kPairBytes);
     _tile_stored(1, upper + 16, kPairBytes);
@@ -74,10 +84,12 @@ inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots) {
   }
 }
 
-// Tiles must be configured for the rows, and steps of at most kStepCodes.
-inline void multiply_codes(const CodeSteps& steps, bool has_lower, int32_t* dots) {
-  if (has_lower) multiply_both_codes(steps, dots);
-  else multiply_upper_codes(steps, dots);
+// Tiles must be configured for the rows, and steps of at most kStepCodes; between() after each step. kFar:
+// what is loaded is too much for the first-level cache.
+template <bool kFar = false, class Between = Nothing>
+inline void multiply_codes(const CodeSteps& steps, bool has_lower, int32_t* dots, Between&& between = {}) {
+  if (has_lower) multiply_both_codes<kFar>(steps, dots, between);
+  else multiply_upper_codes(steps, dots, between);
 }
 
 }  // namespace

@@ -78,28 +78,38 @@ struct Block {
   int lower;           // rows of the second, maybe 0
 };
 
-// Activations in bf16: row-major, or tile after tile ([rows / 16][inputs / 32][16][32], each 1 KiB in
-// one piece): rows a power of two apart would all fall into the same few sets of the cache.
+// Activations in bf16: row-major, or tile after tile: [rows / 32][inputs / 32][2][16][32], the two tiles of a
+// block side by side. Rows a power of two apart would all fall into the same few sets of the cache, and a
+// prefetcher follows one stream better than two.
 struct Activations {
   const bf16_t* data;
   std::size_t inputs;  // padded to whole steps
   bool tiled;
 
+  static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
+
+  // In tiles, `first` is a multiple of kBlockRows.
   Block block(int first, int last) const {
     const int rows = last - first, upper = rows < kTileRows ? rows : kTileRows;
     const bf16_t* x = data + first * inputs;
     return {x,
-            x + kTileRows * inputs,
+            x + (tiled ? kTile : kTileRows * inputs),
             tiled ? kTileInputs * sizeof(bf16_t) : inputs * sizeof(bf16_t),
-            static_cast<std::size_t>(tiled ? kTileRows * kTileInputs : kTileInputs),
+            tiled ? 2 * kTile : kTileInputs,
             upper,
             rows - upper};
   }
 };
 
+// Rows of the tiled layout that hold `rows`.
+inline std::size_t tiled_rows(int rows) {
+  return static_cast<std::size_t>((rows + kBlockRows - 1) / kBlockRows) * kBlockRows;
+}
+
 // Where step `step` of row `row` goes in the tiled layout.
 inline bf16_t* tiled_place(bf16_t* data, std::size_t inputs, std::size_t row, std::size_t step) {
-  const std::size_t tile = row / kTileRows * (inputs / kTileInputs) + step;
+  const std::size_t pair = row / kBlockRows * (inputs / kTileInputs) + step;
+  const std::size_t tile = 2 * pair + row / kTileRows % 2;
   return data + (tile * kTileRows + row % kTileRows) * kTileInputs;
 }
 
@@ -109,43 +119,82 @@ inline __m512i load32_bf16(const void* p, Float type, std::size_t at) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load16(p, type, at + 16), load16(p, type, at)));
 }
 
-// Tiles 0..3 as they are in memory, or zero. (The intrinsics want literal numbers.)
-inline void start_sums(bool first, const float* t0, const float* t1, const float* t2, const float* t3) {
-  finish_stores();  // of sums, activations and weights
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+inline void start_sums() {
+  finish_stores();  // of activations and weights
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// TILESTORED takes a quarter of a microsecond where none went before it for some 0.6 (Granite Rapids): what
+// the next steps would do meanwhile waits. So long products store a tile now and then that nobody reads.
+class Awake {
+ public:
+  void step(int index) {
+    constexpr int kSteps = 8;
+    if (index % kSteps == kSteps - 1) _tile_stored(4, spare_, 64);
+  }
+
+ private:
+  alignas(64) uint8_t spare_[kTileRows * 64];
+};
+
+// What multiplications have to do besides, after each step: nothing.
+struct Nothing {
+  void operator()() const {}
+};
+
+// What is kFar need not stay in the first-level cache: loads from the second are faster so, by a
+// quarter. (The intrinsics want literal numbers.)
+template <bool kFar, int kTile>
+inline __attribute__((always_inline)) void load_tile(const void* from, std::size_t stride) {
+  static_assert(kTile >= 4 && kTile <= 7);
+  if constexpr (kFar) {
+    if constexpr (kTile == 4) _tile_stream_loadd(4, from, stride);
+    if constexpr (kTile == 5) _tile_stream_loadd(5, from, stride);
+    if constexpr (kTile == 6) _tile_stream_loadd(6, from, stride);
+    if constexpr (kTile == 7) _tile_stream_loadd(7, from, stride);
   } else {
-    _tile_loadd(0, t0, kPairBytes);
-    _tile_loadd(1, t1, kPairBytes);
-    _tile_loadd(2, t2, kPairBytes);
-    _tile_loadd(3, t3, kPairBytes);
+    if constexpr (kTile == 4) _tile_loadd(4, from, stride);
+    if constexpr (kTile == 5) _tile_loadd(5, from, stride);
+    if constexpr (kTile == 6) _tile_loadd(6, from, stride);
+    if constexpr (kTile == 7) _tile_loadd(7, from, stride);
   }
 }
 
-// Up to 16 rows: all four columns of tiles at once. before(weights of a step, column whose tile is loaded
-// next).
-template <class Before>
-inline void multiply_upper(const Block& block, const uint8_t* weights, int step, int steps, bool first,
-                           float* sums, Before&& before) {
-  start_sums(first, sums, sums + 16, sums + 32, sums + 48);
+// A quarter of a step's bytes of weights, asked for in L2 while those before are multiplied: loads of tiles
+// alone keep too few lines under way.
+inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
+  constexpr int kAhead = 2048;  // bytes
+  const uint8_t* const from = weights + kAhead + kStepBytes / 4 * quarter;
+  for (int at = 0; at < kStepBytes / 4; at += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T1);
+}
+
+// Up to 16 rows: all four columns of tiles at once.
+template <bool kFar, class Between>
+inline void multiply_upper(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
+                           Between&& between) {
+  Awake awake;
+  start_sums();
   const bf16_t* x = block.upper_x + block.step * step;
-  for (; steps > 0; --steps, x += block.step, weights += kStepBytes) {
-    before(weights, 0);
+  for (int s = 0; s < steps; ++s, x += block.step, weights += kStepBytes) {
+    if constexpr (kFar) fetch_quarter(weights, 0);
     _tile_loadd(4, x, block.stride);
     _tile_loadd(6, weights, kPairBytes);
     _tile_dpbf16ps(0, 4, 6);
-    before(weights, 1);
+    if constexpr (kFar) fetch_quarter(weights, 1);
     _tile_loadd(7, weights + 64, kPairBytes);
     _tile_dpbf16ps(1, 4, 7);
-    before(weights, 2);
+    if constexpr (kFar) fetch_quarter(weights, 2);
     _tile_loadd(6, weights + 128, kPairBytes);
     _tile_dpbf16ps(2, 4, 6);
-    before(weights, 3);
+    if constexpr (kFar) fetch_quarter(weights, 3);
     _tile_loadd(7, weights + 192, kPairBytes);
     _tile_dpbf16ps(3, 4, 7);
+    awake.step(s);
+    between();
   }
   _tile_stored(0, sums, kPairBytes);
   _tile_stored(1, sums + 16, kPairBytes);
@@ -154,24 +203,28 @@ inline void multiply_upper(const Block& block, const uint8_t* weights, int step,
 }
 
 // 17 to 32 rows: two by two tiles, the two halves of the panel in turn.
-inline void multiply_both(const Block& block, const uint8_t* weights, int step, int steps, bool first,
-                          float* sums) {
+template <bool kFar, class Between>
+inline void multiply_both(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
+                          Between&& between) {
+  Awake awake;
   for (int half = 0; half < 2; ++half) {
-    float* upper = sums + 32 * half;
-    float* lower = upper + kTileRows * kPanel;
-    start_sums(first, upper, upper + 16, lower, lower + 16);
+    start_sums();
     const uint8_t* w = weights + 128 * half;
     std::size_t at = block.step * step;
     for (int s = 0; s < steps; ++s, at += block.step, w += kStepBytes) {
-      _tile_loadd(4, block.upper_x + at, block.stride);
-      _tile_loadd(6, w, kPairBytes);
+      load_tile<kFar, 4>(block.upper_x + at, block.stride);
+      load_tile<kFar, 6>(w, kPairBytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, w + 64, kPairBytes);
+      load_tile<kFar, 7>(w + 64, kPairBytes);
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, block.lower_x + at, block.stride);
+      load_tile<kFar, 5>(block.lower_x + at, block.stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
+      awake.step(s);
+      between();
     }
+    float* upper = sums + 32 * half;
+    float* lower = upper + kTileRows * kPanel;
     _tile_stored(0, upper, kPairBytes);
     _tile_stored(1, upper + 16, kPairBytes);
     _tile_stored(2, lower, kPairBytes);
@@ -179,13 +232,47 @@ inline void multiply_both(const Block& block, const uint8_t* weights, int step, 
   }
 }
 
-// sums [rows][64] (+)= the block's inputs of `steps` steps from `step` on, times `weights`, which start
-// at that step; `first` starts from zero. Tiles must be configured for the block.
-inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, bool first,
-                     float* sums) {
-  if (block.lower > 0) multiply_both(block, weights, step, steps, first, sums);
-  else multiply_upper(block, weights, step, steps, first, sums, [](const uint8_t*, int) {});
+// sums [rows][64] = the block's inputs of `steps` steps from `step` on, times `weights`, which start at that
+// step; between() after each step. Tiles must be configured for the block. kFar: what is loaded is too much
+// for the first-level cache.
+template <bool kFar = false, class Between = Nothing>
+inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
+                     Between&& between = {}) {
+  if (block.lower > 0) multiply_both<kFar>(block, weights, step, steps, sums, between);
+  else multiply_upper<kFar>(block, weights, step, steps, sums, between);
 }
+
+// Sums [rows][64] of one block and panel that become results while the next are multiplied, some rows at a
+// time: lines of results come from far, and written all at once, tiles would wait for them.
+template <class Sum>
+class Finish {
+ public:
+  // finish(panel, first row, rows, sums), in the order in which blocks came.
+  template <class Body>
+  void some(Body&& finish) {
+    constexpr int kRows = 4;  // after each step
+    if (left_ == 0) return;
+    const int rows = std::min(kRows, left_);
+    finish(panel_, row_, rows, next_);
+    row_ += rows, left_ -= rows, next_ += rows * kPanel;
+  }
+  template <class Body>
+  void rest(Body&& finish) {
+    if (left_ > 0) finish(panel_, row_, left_, next_);
+    left_ = 0;
+  }
+  // Where the next sums go; they are handed over by `put`, after the rest of the last.
+  Sum* sums() { return sums_[turn_]; }
+  void put(int panel, int row, int rows) {
+    panel_ = panel, row_ = row, left_ = rows, next_ = sums_[turn_];
+    turn_ ^= 1;
+  }
+
+ private:
+  alignas(64) Sum sums_[2][kBlockRows * kPanel];
+  int turn_ = 0, panel_ = 0, row_ = 0, left_ = 0;
+  Sum* next_ = nullptr;
+};
 
 // Rows per item: many share what is read or expanded per panel, but every thread needs some items.
 inline int item_rows(const LinearCall& call, int most) {
@@ -197,12 +284,52 @@ inline int item_rows(const LinearCall& call, int most) {
 
 // body(first, last) for blocks of at most 32 rows.
 template <class Body>
-inline void for_blocks(const Item& item, Body&& body) {
-  for (int first = item.first; first < item.last; first += kBlockRows) {
-    const int last = first + kBlockRows < item.last ? first + kBlockRows : item.last;
+inline void for_blocks(int first_row, int last_row, Body&& body) {
+  for (int first = first_row; first < last_row; first += kBlockRows) {
+    const int last = first + kBlockRows < last_row ? first + kBlockRows : last_row;
     body(first, last);
   }
 }
+
+template <class Body>
+inline void for_blocks(const Item& item, Body&& body) {
+  for_blocks(item.first, item.last, body);
+}
+
+// Work of some rows: runs of panels that stay in the second-level cache while all rows pass, a block of them
+// after the other. Runs are as even as possible. Of a row's results a thread writes what a run has of them in
+// one go: two threads meet in a line of memory only where runs do.
+struct Runs {
+  static constexpr int kMostPanels = 16;  // of a run, without partners
+
+  struct Item {
+    int first_panel, last_panel;  // without partners
+    int first_row, last_row;
+  };
+
+  int rows, block, panels, run;
+
+  Runs(const LinearCall& call, std::size_t panel_bytes)
+      : rows(call.rows),
+        block(std::max(1, (rows + kBlockRows - 1) / kBlockRows) * kBlockRows),
+        panels(call.weight->shape.num_panels() - call.partner()) {
+    constexpr std::size_t kRunBytes = 800 * 1024;
+    const int wanted = 2 * num_threads(), together = call.partner() > 0 ? 2 : 1;
+    const int most = std::clamp(static_cast<int>(kRunBytes / (panel_bytes * together)), 1, kMostPanels);
+    const int parts = ((panels + most - 1) / most + wanted - 1) / wanted * wanted;
+    run = (panels + parts - 1) / parts;
+    while (block > kBlockRows && count() < wanted) block = (block / kBlockRows + 1) / 2 * kBlockRows;
+  }
+
+  int blocks() const { return (rows + block - 1) / block; }
+  int runs() const { return (panels + run - 1) / run; }
+  int count() const { return blocks() * runs(); }
+
+  Item operator[](int i) const {
+    const int panel = i % runs() * run, row = i / runs() * block;
+    return {panel, std::min(panels, panel + run), row, std::min(rows, row + block)};
+  }
+};
 
 }  // namespace
 

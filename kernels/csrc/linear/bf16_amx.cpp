@@ -1,15 +1,12 @@
 // bf16 weights on AMX tiles.
 //
 // Tiles are used for one row too: they outrun DRAM even then, and so a row's sums are the same in any
-// batch. With many rows, inputs are taken in chunks whose weights stay in the first-level cache while
-// all rows pass; each sum continues where the last chunk left it, in the same order of steps.
+// batch. They stay in tiles over all inputs: adding up in memory chunk by chunk, whose weights would then be
+// in the first-level cache, takes longer than loading weights and rows from the second.
 #include "linear/amx_tiles.h"
 
 namespace octavo::amx {
 namespace {
-
-constexpr int kItemRows = 512;
-constexpr int kChunkSteps = 8;  // 256 inputs of a panel: 32 KiB
 
 // From this number of rows on it pays to copy them into tiles.
 constexpr int kTiledRows = 8;
@@ -18,65 +15,48 @@ Activations arrange(const LinearCall& call) {
   const std::size_t padded = call.weight->shape.padded_inputs();
   const bf16_t* rows = bf16_rows(call);
   if (call.rows < kTiledRows) return {rows, padded, false};
-  const std::size_t tiled_rows = (call.rows + kTileRows - 1) / kTileRows * kTileRows;
-  bf16_t* tiles = static_cast<bf16_t*>(thread_scratch(sizeof(bf16_t) * padded * tiled_rows, 2));
-  parallel_for(call.rows, [&](int row) {
-    const bf16_t* from = rows + row * padded;
+  const std::size_t bytes = sizeof(bf16_t) * padded * tiled_rows(call.rows);
+  bf16_t* tiles = static_cast<bf16_t*>(thread_scratch(bytes, 2));
+  // The tiles of a block are one thread's.
+  parallel_for((call.rows + kBlockRows - 1) / kBlockRows, [&](int block) {
+    const int first = block * kBlockRows, last = std::min(call.rows, first + kBlockRows);
     for (std::size_t step = 0; step < padded / kTileInputs; ++step)
-      _mm512_storeu_si512(tiled_place(tiles, padded, row, step),
-                          _mm512_loadu_si512(from + step * kTileInputs));
+      for (int row = first; row < last; ++row)
+        _mm512_storeu_si512(tiled_place(tiles, padded, row, step),
+                            _mm512_loadu_si512(rows + row * padded + step * kTileInputs));
   });
   return {tiles, padded, true};
 }
 
-// A quarter of a step's bytes of weights, asked for in L2 while those before are multiplied: loads of tiles
-// alone keep too few lines under way.
-inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
-  constexpr int kAhead = 2048;  // bytes
-  const uint8_t* const from = weights + kAhead + kStepBytes / 4 * quarter;
-  for (int at = 0; at < kStepBytes / 4; at += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T1);
-}
-
-// Few rows: the whole panel goes by once, and sums stay in tiles.
-void run_block(const LinearCall& call, const Activations& x, const Item& item) {
-  alignas(64) float sums[kBlockRows * kPanel];
-  const Block block = x.block(item.first, item.last);
-  const int steps = static_cast<int>(x.inputs / kTileInputs);
-  const uint8_t* const panel = call.weight->panel(item.panel);
+// The panels of an item and what they are multiplied by, for each block of rows in turn.
+void run_panels(const LinearCall& call, const Activations& x, const Runs::Item& item) {
+  const int steps = static_cast<int>(x.inputs / kTileInputs), partner = call.partner();
   Tiles tiles;
-  tiles.configure(block.upper, block.lower);
-  if (block.lower > 0) multiply_both(block, panel, 0, steps, true, sums);
-  else multiply_upper(block, panel, 0, steps, true, sums, fetch_quarter);
-  finish_rows(call, item.panel, item.first, item.last - item.first, sums);
-}
-
-void run_chunks(const LinearCall& call, const Activations& x, const Item& item) {
-  const int steps = static_cast<int>(x.inputs / kTileInputs);
-  const uint8_t* panel = call.weight->panel(item.panel);
-  float* sums = static_cast<float*>(thread_scratch(sizeof(float) * kPanel * (item.last - item.first)));
-  Tiles tiles;
-  for (int step = 0; step < steps; step += kChunkSteps) {
-    const int count = steps - step < kChunkSteps ? steps - step : kChunkSteps;
-    for_blocks(item, [&](int first, int last) {
-      const Block block = x.block(first, last);
-      tiles.configure(block.upper, block.lower);
-      float* target = sums + (first - item.first) * kPanel;
-      multiply(block, panel + step * kStepBytes, step, count, step == 0, target);
-      if (step + count == steps) finish_rows(call, item.panel, first, last - first, target);
-    });
-  }
+  Finish<float> pending;
+  const auto finish = [&](int panel, int row, int rows, float* sums) {
+    finish_rows(call, panel, row, rows, sums);
+  };
+  for_blocks(item.first_row, item.last_row, [&](int first, int last) {
+    const Block block = x.block(first, last);
+    tiles.configure(block.upper, block.lower);
+    const auto run = [&](int panel) {
+      multiply<true>(block, call.weight->panel(panel), 0, steps, pending.sums(),
+                     [&] { pending.some(finish); });
+      pending.rest(finish);
+      pending.put(panel, first, last - first);
+    };
+    for (int panel = item.first_panel; panel < item.last_panel; ++panel) run(panel);
+    for (int panel = item.first_panel; panel < item.last_panel && partner > 0; ++panel) run(panel + partner);
+  });
+  pending.rest(finish);
 }
 
 }  // namespace
 
 void linear_bf16(const LinearCall& call) {
   const Activations x = arrange(call);
-  const Items items(call, item_rows(call, kItemRows));
-  for_items(items, [&](const Item& item) {
-    if (item.last - item.first <= kBlockRows) run_block(call, x, item);
-    else run_chunks(call, x, item);
-  });
+  const Runs runs(call, call.weight->shape.panel_bytes());
+  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs[i]); });
 }
 
 }  // namespace octavo::amx

@@ -138,7 +138,8 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
   const int count = last_tile - first_tile, parts = (count + kItemTiles - 1) / kItemTiles;
   if (call.weight->shape.bits == 4 && parts == 1)
     return multiply_panel(call, x, tiles, panel, first_tile, last_tile, nullptr);
-  const PanelBytes bytes = panel_bytes(*call.weight, panel);
+  const std::size_t wide = std::size_t{kPanel} * call.weight->shape.inputs;
+  const PanelBytes bytes = panel_bytes(*call.weight, panel, static_cast<uint8_t*>(thread_scratch(wide)));
   for (int part = 0; part < parts; ++part)
     multiply_panel(call, x, tiles, panel, first_tile + count * part / parts,
                    first_tile + count * (part + 1) / parts, &bytes);

@@ -18,20 +18,22 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits by blocks of inputs: codes [inputs / block][rows][block], so that what some rows have
-// of a block lies together; scales a and 128 * sum(codes), each [rows]. Before weights of 4 bits, sums of a
-// block's codes, too: [inputs / block][rows].
+// Activations in 8 bits by blocks of inputs, for `together` rows at a time: codes [rows / together][inputs /
+// block][together][block], so that what some rows have of a block lies together; scales a and 128 *
+// sum(codes), each [rows]. Before weights of 4 bits, sums of a block's codes, too: [inputs / block][rows].
 struct ChannelRows {
   int8_t* codes;
   float* scales;
   int32_t *starts, *sums;
-  int rows, block;
+  int rows, together, blocks, block;
 
   // Those of `row` from the first input of a block on.
-  const int8_t* at(int index, int row) const {
-    return codes + (static_cast<std::size_t>(index) * rows + row) * block;
+  int8_t* at(int index, int row) const {
+    if (row < together) return codes + (static_cast<std::size_t>(index) * together + row) * block;
+    const std::size_t first = static_cast<std::size_t>(row / together) * blocks + index;
+    return codes + (first * together + row % together) * block;
   }
-  std::size_t block_stride() const { return static_cast<std::size_t>(rows) * block; }
+  std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
 // Asks for a row's activations while the row before it is rounded: other threads computed many of them.
@@ -41,22 +43,32 @@ inline void ask_row(const LinearCall& call, std::size_t row) {
   for (std::size_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
 }
 
-// In the caller's scratch slot 1. A row that has an activation that is not finite gets a scale of NaN.
-inline ChannelRows quantize_channel_rows(const LinearCall& call) {
+// In the caller's scratch slot 1, `together` rows at a time, 0: all of them. A row that has an activation
+// that is not finite gets a scale of NaN.
+inline ChannelRows quantize_channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
-  const std::size_t rows = call.rows, inputs = shape.inputs, code_bytes = (rows * inputs + 63) / 64 * 64;
+  if (together == 0) together = std::max(1, call.rows);
+  const std::size_t rows = call.rows, inputs = shape.inputs,
+                    held = (rows + together - 1) / together * together,
+                    code_bytes = (held * inputs + 63) / 64 * 64;
   const bool with_sums = shape.bits == 4;
   const std::size_t bytes = code_bytes + 4 * rows * (2 + (with_sums ? shape.num_groups() : 0));
   uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes, 1));
   float* const scales = reinterpret_cast<float*>(scratch + code_bytes);
   int32_t* const starts = reinterpret_cast<int32_t*>(scales + rows);
-  const ChannelRows out{
-      reinterpret_cast<int8_t*>(scratch), scales, starts, starts + rows, call.rows, shape.group};
+  const ChannelRows out{reinterpret_cast<int8_t*>(scratch),
+                        scales,
+                        starts,
+                        starts + rows,
+                        call.rows,
+                        together,
+                        shape.num_groups(),
+                        shape.group};
   const auto quantize = [&](std::size_t m) {
     const float limit = largest_magnitude(call, m * inputs, shape.inputs), inverse = inverse_scale(limit);
     if (m + 1 < rows) ask_row(call, m + 1);
     __m512i sum = _mm512_setzero_si512();
-    int8_t* codes = out.codes + m * shape.group;
+    int8_t* codes = out.at(0, static_cast<int>(m));
     int32_t* sums = out.sums + m;
     for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride(), sums += rows) {
       const __m512i of_block = round_codes(call, m * inputs + k, shape.group, inverse, codes);
@@ -106,12 +118,11 @@ struct PanelBytes {
   std::size_t stride;
 };
 
-// Codes of 4 bits are widened, in this thread's scratch slot 0.
-inline PanelBytes panel_bytes(const PackedWeight& weight, int panel) {
+// Codes of 4 bits are widened, to `bytes` [inputs][64].
+inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* bytes) {
   const PackedShape& shape = weight.shape;
   if (shape.bits == 8) return {weight.panel(panel), shape.block_bytes()};
   const std::size_t wide = std::size_t{kPanel} * shape.group;
-  uint8_t* const bytes = static_cast<uint8_t*>(thread_scratch(wide * shape.num_groups(), 0));
   for (int g = 0; g < shape.num_groups(); ++g)
     widen_factored(weight.panel(panel) + shape.block_bytes() * g, weight.factors(panel) + 2 * kPanel * g,
                    shape.group, bytes + wide * g);

@@ -92,8 +92,7 @@ void prepare_row(const LinearCall& call, int row, bf16_t* tiles, float* sums) {
 Grouped prepare_rows(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.num_groups();
-  const std::size_t tiled_rows = (call.rows + kTileRows - 1) / kTileRows * kTileRows;
-  const std::size_t x_bytes = tiled_rows * shape.inputs * sizeof(bf16_t);
+  const std::size_t x_bytes = tiled_rows(call.rows) * shape.inputs * sizeof(bf16_t);
   uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(x_bytes + sizeof(float) * call.rows * groups, 1));
   bf16_t* tiles = reinterpret_cast<bf16_t*>(scratch);
   float* sums = reinterpret_cast<float*>(scratch + x_bytes);
@@ -153,7 +152,7 @@ void run_item(const LinearCall& call, const Grouped& grouped, const Item& item) 
         prefetch(block(g + 1), shape.block_bytes());
       }
       const uint8_t* weights = shared ? expanded + group_bytes * g : expanded;
-      multiply(rows, weights, g * group_steps, group_steps, true, dots);
+      multiply(rows, weights, g * group_steps, group_steps, dots);
       apply_scales(shape, block(g) + shape.code_bytes(), dots, grouped.sums + first * grouped.groups + g,
                    grouped.groups, last - first, sums);
     }

@@ -108,6 +108,10 @@ OCTAVO_EMULATED void _tile_loadd(int number, const void* from, size_t stride) {
     std::memcpy(tile.data[row], static_cast<const char*>(from) + row * stride, size_t(tile.row_bytes));
   x86_emulator::zero_rest(tile);
 }
+// A hint that the data need not stay in the first-level cache.
+OCTAVO_EMULATED void _tile_stream_loadd(int number, const void* from, size_t stride) {
+  _tile_loadd(number, from, stride);
+}
 OCTAVO_EMULATED void _tile_stored(int number, void* to, size_t stride) {
   const x86_emulator::Tile& tile = x86_emulator::tile_unit.use(number);
   for (int row = 0; row < tile.rows; ++row)
