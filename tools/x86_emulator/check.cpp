@@ -68,6 +68,8 @@ void memory() {
   EXPECT(words.at[0] == 0 && words.at[1] == 0x0302 && words.at[2] == 0 && words.at[31] == 0x3f3e);
   const Ints ints = Ints::from(_mm512_maskz_loadu_epi32(0x8001, bytes + 1));
   EXPECT(ints.at[0] == 0x04030201 && ints.at[1] == 0 && ints.at[15] == 0x403f3e3d);
+  const Ints merged = Ints::from(_mm512_mask_loadu_epi32(_mm512_set1_epi32(7), 0x8001, bytes + 1));
+  EXPECT(merged.at[0] == 0x04030201 && merged.at[1] == 7 && merged.at[15] == 0x403f3e3d);
   alignas(64) Ints copied;
   _mm512_store_si512(copied.at, _mm512_load_si512(Ints::of([](int i) { return 3 * i; }).at));
   EXPECT(copied.at[15] == 45);
@@ -144,6 +146,9 @@ void masks() {
   EXPECT(_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(32)) == 0xffffffff00000000);
   const Ints moved = Ints::from(_mm512_mask_mov_epi32(_mm512_set1_epi32(7), 0x8001, _mm512_set1_epi32(9)));
   EXPECT(moved.at[0] == 9 && moved.at[1] == 7 && moved.at[15] == 9);
+  const Words blended =
+      Words::from(_mm512_mask_blend_epi16(0x80000002, _mm512_set1_epi32(7), _mm512_set1_epi32(0x90009)));
+  EXPECT(blended.at[0] == 7 && blended.at[1] == 9 && blended.at[2] == 7 && blended.at[31] == 9);
   const Ints kept = Ints::from(_mm512_maskz_mov_epi32(0x8001, _mm512_set1_epi32(9)));
   EXPECT(kept.at[0] == 9 && kept.at[1] == 0 && kept.at[15] == 9);
   const Floats floats = Floats::from(_mm512_mask_mov_ps(_mm512_set1_ps(1), 2, _mm512_set1_ps(-0.0f)));

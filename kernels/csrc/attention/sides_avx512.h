@@ -11,9 +11,9 @@ namespace octavo::OCTAVO_ISA {
 extern const KeySide bf16_keys;
 extern const ValueSide bf16_values;
 
-// Latents in bf16 on AMX tiles. Null where the CPU has none, and for other calls.
-const KeySide* latent_keys(const AttendArgs& args);
-const ValueSide* latent_values(const AttendArgs& args);
+// The same, and latents in bf16, on AMX tiles. Null where the CPU has none, and for other calls.
+const KeySide* tiled_keys(const AttendArgs& args);
+const ValueSide* tiled_values(const AttendArgs& args);
 
 // Codes whose integers are multiplied as such, queries and weights in fixed point of 16 bits, as good as
 // float32, or of 8 (codes_avx512.h). Null for other formats.

@@ -27,6 +27,29 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
+// The same of up to four rows: only their columns are turned. Bits [128 c, 128 c + 128) of vector m are those
+// of position 4 c + m.
+void turn_few(const float* products, int num_rows, float* scores) {
+  __m512i lines[4];
+#pragma GCC unroll 4
+  for (int m = 0; m < 4; ++m) {
+    const float* const from = products + 16 * m;
+    lines[m] = _mm512_load_si512(from);
+#pragma GCC unroll 3
+    for (int c = 1; c < 4; ++c)  // row 4 c + m of the tile, its first four at lanes 4 c
+      lines[m] = _mm512_mask_loadu_epi32(lines[m], __mmask16(0xf << 4 * c), from + 64 * c - 4 * c);
+  }
+  const __m512i low01 = _mm512_unpacklo_epi32(lines[0], lines[1]),
+                low23 = _mm512_unpacklo_epi32(lines[2], lines[3]);
+  _mm512_storeu_si512(scores, _mm512_unpacklo_epi64(low01, low23));
+  if (num_rows > 1) _mm512_storeu_si512(scores + kPositions, _mm512_unpackhi_epi64(low01, low23));
+  if (num_rows < 3) return;
+  const __m512i high01 = _mm512_unpackhi_epi32(lines[0], lines[1]),
+                high23 = _mm512_unpackhi_epi32(lines[2], lines[3]);
+  _mm512_storeu_si512(scores + 2 * kPositions, _mm512_unpacklo_epi64(high01, high23));
+  if (num_rows > 3) _mm512_storeu_si512(scores + 3 * kPositions, _mm512_unpackhi_epi64(high01, high23));
+}
+
 // The step-th share of a block's rows, of `steps`.
 inline void ask(const uint8_t* rows, int64_t stride, int step, int steps) {
   if (rows == nullptr) return;
@@ -65,64 +88,58 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
   _tile_stored(3, products + 3 * kTileFloats, kRowBytes);
 }
 
-// All four blocks under 16 rows.
+// All four blocks under 16 rows, one after the other, as they lie in memory.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
   finish_stores();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int step = 0; step < steps; ++step) {
-    if (ahead)
-      for (const uint8_t* rows : keys.next) ask(rows, keys.stride, step, steps);
-    _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
-    _tile_loadd(4, keys.rows[0] + step * kRowBytes, keys.stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, keys.rows[1] + step * kRowBytes, keys.stride);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_loadd(4, keys.rows[2] + step * kRowBytes, keys.stride);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(5, keys.rows[3] + step * kRowBytes, keys.stride);
-    _tile_dpbf16ps(3, 5, 6);
+  for (int b = 0; b < 4; ++b, products += kTileFloats) {
+    const uint8_t *const rows = keys.rows[b], *const next = ahead ? keys.next[b] : nullptr;
+    _tile_zero(0);
+    for (int step = 0; step < steps; ++step) {
+      ask(next, keys.stride, step, steps);
+      _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
+      _tile_loadd(4, rows + step * kRowBytes, keys.stride);
+      _tile_dpbf16ps(0, 4, 6);
+    }
+    _tile_stored(0, products, kRowBytes);
   }
-  _tile_stored(0, products, kRowBytes);
-  _tile_stored(1, products + kTileFloats, kRowBytes);
-  _tile_stored(2, products + 2 * kTileFloats, kRowBytes);
-  _tile_stored(3, products + 3 * kTileFloats, kRowBytes);
+  finish_stores();
 }
 
-// Two vectors of up to 16 rows, or of up to 32 where there are `lower` ones.
+// All vectors of up to 16 rows, or of up to 32 where there are `lower` ones.
 template <bool kLower>
-void add_two(const uint16_t* weights, const uint16_t* values, uint32_t halves, int64_t stride,
-             float* accumulators) {
+void add_rows(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves, int64_t stride,
+              float* accumulators) {
   constexpr int64_t kWeightBytes = kPositions * sizeof(uint16_t);
-  float* const below = accumulators + kTileRows * stride / int64_t(sizeof(float));
   finish_stores();
-  _tile_loadd(0, accumulators, stride);
-  _tile_loadd(1, accumulators + 16, stride);
-  if constexpr (kLower) {
-    _tile_loadd(2, below, stride);
-    _tile_loadd(3, below + 16, stride);
-  }
-  for (int half = 0; half < 2; ++half) {
-    if (!(halves >> half & 1)) continue;
-    _tile_loadd(4, weights + half * kTileInputs, kWeightBytes);
-    _tile_loadd(6, values + half * kTileValues, kRowBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, values + (2 + half) * kTileValues, kRowBytes);
-    _tile_dpbf16ps(1, 4, 7);
+  for (int part = 0; part < parts; ++part, values += 4 * kTileValues, accumulators += 32) {
+    float* const below = accumulators + kTileRows * stride / int64_t(sizeof(float));
+    _tile_loadd(0, accumulators, stride);
+    _tile_loadd(1, accumulators + 16, stride);
     if constexpr (kLower) {
-      _tile_loadd(5, weights + kTileRows * kPositions + half * kTileInputs, kWeightBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      _tile_loadd(2, below, stride);
+      _tile_loadd(3, below + 16, stride);
+    }
+    for (int half = 0; half < 2; ++half) {
+      if (!(halves >> half & 1)) continue;
+      _tile_loadd(4, weights + half * kTileInputs, kWeightBytes);
+      _tile_loadd(6, values + half * kTileValues, kRowBytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, values + (2 + half) * kTileValues, kRowBytes);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (kLower) {
+        _tile_loadd(5, weights + kTileRows * kPositions + half * kTileInputs, kWeightBytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, accumulators, stride);
+    _tile_stored(1, accumulators + 16, stride);
+    if constexpr (kLower) {
+      _tile_stored(2, below, stride);
+      _tile_stored(3, below + 16, stride);
     }
   }
-  _tile_stored(0, accumulators, stride);
-  _tile_stored(1, accumulators + 16, stride);
-  if constexpr (kLower) {
-    _tile_stored(2, below, stride);
-    _tile_stored(3, below + 16, stride);
-  }
+  finish_stores();
 }
 
 }  // namespace
@@ -140,7 +157,7 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
     if (lower <= 0) {
       score_four(keys, from, steps, row == 0, products);
       for (int b = 0; b < 4; ++b)
-        if (blocks >> b & 1) turn(products + b * kTileFloats, upper, to + 16 * b);
+        if (blocks >> b & 1) (upper <= 4 ? turn_few : turn)(products + b * kTileFloats, upper, to + 16 * b);
       continue;
     }
     for (int b = 0; b < 4; b += 2) {
@@ -171,24 +188,19 @@ void configure(int upper, int lower) {
 
 }  // namespace
 
-WeightedSum::WeightedSum(int num_rows) : num_rows_(num_rows) { configure(kTileRows, kTileRows); }
+WeightedSum::WeightedSum(int num_rows) : num_rows_(num_rows), upper_(0), lower_(0) {}
 WeightedSum::~WeightedSum() { _tile_release(); }
 
-void WeightedSum::add(const uint16_t* weights, const uint16_t* values, uint32_t halves, int64_t stride,
-                      float* accumulators) {
+void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves,
+                      int64_t stride, float* accumulators) {
   const int64_t width = stride / int64_t(sizeof(float));
-  int row = 0;
-  for (; row + 2 * kTileRows <= num_rows_; row += 2 * kTileRows)
-    add_two<true>(weights + size_t(row) * kPositions, values, halves, stride, accumulators + row * width);
-  const int left = num_rows_ - row;
-  if (left == 0) return;
-  const uint16_t* from = weights + size_t(row) * kPositions;
-  if (left == kTileRows) return add_two<false>(from, values, halves, stride, accumulators + row * width);
-  const int upper = std::min(kTileRows, left);
-  configure(upper, left - upper);
-  if (left > upper) add_two<true>(from, values, halves, stride, accumulators + row * width);
-  else add_two<false>(from, values, halves, stride, accumulators + row * width);
-  configure(kTileRows, kTileRows);
+  for (int row = 0; row < num_rows_; row += 2 * kTileRows) {
+    const int upper = std::min(kTileRows, num_rows_ - row),
+              lower = std::min(kTileRows, num_rows_ - row - upper);
+    if (upper != upper_ || lower != lower_) configure(upper_ = upper, lower_ = lower);
+    (lower > 0 ? add_rows<true> : add_rows<false>)(weights + size_t(row) * kPositions, values, parts, halves,
+                                                   stride, accumulators + row * width);
+  }
 }
 
 ByteScores::ByteScores(int num_rows) : num_rows_(std::min(num_rows, kByteRows)) {

@@ -1,7 +1,9 @@
-// Products of attention over latents on AMX tiles, called by the sides in latents_avx512.cpp.
+// Products of attention on AMX tiles: over bf16 pages, called by the sides in bf16_tiles_avx512.cpp, and of
+// bytes.
 //
-// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Latents stand in pages row by row, so for scores
-// they are the rows and queries the columns; for the weighted sum they are the columns, two positions a pair.
+// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Keys stand in pages row by row, so for scores
+// they are the rows and queries the columns; of the weighted sum values are the columns, two positions a
+// pair.
 #pragma once
 
 #include <cstddef>
@@ -31,13 +33,13 @@ class WeightedSum {
   WeightedSum(const WeightedSum&) = delete;
   WeightedSum& operator=(const WeightedSum&) = delete;
 
-  // accumulators[row][stride bytes, the first 32 floats] += weights[row][64] . values [2 vectors][32 pairs of
-  // positions][16][2]. `halves` says in which halves of the 64 positions there are any.
-  void add(const uint16_t* weights, const uint16_t* values, uint32_t halves, int64_t stride,
+  // accumulators[row][stride bytes, the first 32 * parts floats] += weights[row][64] . values [parts][2
+  // vectors] [32 pairs of positions][16][2]. `halves` says in which halves of the 64 positions there are any.
+  void add(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves, int64_t stride,
            float* accumulators);
 
  private:
-  int num_rows_;
+  int num_rows_, upper_, lower_;
 };
 
 // ---- rows of two bytes a value: integer products, exact in any order ----

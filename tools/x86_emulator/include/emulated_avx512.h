@@ -118,6 +118,12 @@ OCTAVO_EMULATED __m512i octavo_select(uint64_t mask, __m512i set, __m512i unset)
     if (mask >> i & 1) to[i] = ((x86_emulator::Lanes<T>)set)[i];
   return (__m512i)to;
 }
+OCTAVO_EMULATED __m512i _mm512_mask_loadu_epi32(__m512i unset, __mmask16 mask, const void* from) {
+  return octavo_select<int32_t>(mask, _mm512_maskz_loadu_epi32(mask, from), unset);
+}
+OCTAVO_EMULATED __m512i _mm512_mask_blend_epi16(__mmask32 mask, __m512i unset, __m512i set) {
+  return octavo_select<int16_t>(mask, set, unset);
+}
 OCTAVO_EMULATED __m512i _mm512_mask_mov_epi32(__m512i unset, __mmask16 mask, __m512i set) {
   return octavo_select<int32_t>(mask, set, unset);
 }
@@ -419,3 +425,7 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int select) {
   }
   return to;
 }
+
+// The CPU's own control word: it bears on the emulated operations, too.
+OCTAVO_EMULATED unsigned _mm_getcsr() { return __builtin_ia32_stmxcsr(); }
+OCTAVO_EMULATED void _mm_setcsr(unsigned control) { __builtin_ia32_ldmxcsr(control); }

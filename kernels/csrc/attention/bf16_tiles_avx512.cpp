@@ -1,0 +1,277 @@
+// bf16 pages under bf16 queries where there are AMX tiles. Latents are such pages, of which a row is K and V.
+// A tile adds products up in an order of its own, so any number of rows goes through tiles: a row has the
+// same bits in a chunk and alone.
+//
+//   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
+//   V panel  [4 times 32 dims][2][32 pairs of positions][16 dims][2]
+#include <algorithm>
+#include <cstring>
+
+#include "attention/rows.h"
+#include "attention/sides_avx512.h"
+#include "attention/tiles_amx.h"
+#include "runtime/dispatch.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kRows = 16;        // of a tile
+constexpr int kStepValues = 32;  // dims, or positions, that a tile multiplies
+constexpr int kTileValues = kRows * kStepValues;
+constexpr int kPanelVectors = kTileTokens;  // of 32 dims: pairs of positions, two vectors each
+constexpr int kPanelParts = 4;              // of 32 dims, at once
+
+int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
+
+size_t query_bytes(int dim, int num_rows) { return size_t(padded_rows(num_rows)) * dim * 2; }
+
+void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
+  const int steps = dim / kStepValues;
+  alignas(64) float row[kMaxDim];
+  alignas(64) uint16_t rows[kRows][kMaxDim];
+  uint16_t* to = static_cast<uint16_t*>(memory);
+  for (int first = 0; first < num_rows; first += kRows) {
+    for (int i = 0; i < kRows; ++i) {
+      const int r = first + i;
+      if (r >= num_rows) {
+        std::memset(rows[i], 0, size_t(dim) * 2);
+        continue;
+      }
+      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+      for (int d = 0; d < dim; d += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows[i] + d),
+                            (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d)));
+    }
+    for (int step = 0; step < steps; ++step, to += kTileValues) {
+      __m512i lines[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i) lines[i] = _mm512_load_si512(rows[i] + step * kStepValues);
+      transpose16(lines);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * kStepValues, lines[i]);
+    }
+  }
+}
+
+size_t key_panel_bytes(int) { return 0; }
+
+void score(const PageLayout& layout, const Tile& tile, const void* queries, int num_rows, void*,
+           float* scores) {
+  amx::KeyBlocks keys{{}, {}, layout.k.row_bytes};
+  uint32_t blocks = 0;
+  const uint8_t* any = nullptr;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (next.base != nullptr) keys.next[b] = k_codes(layout, next.base, next.offset);
+    if (block.base == nullptr) continue;
+    any = keys.rows[b] = k_codes(layout, block.base, block.offset);
+    blocks |= 1u << b;
+  }
+  if (blocks == 0) return;
+  for (const uint8_t*& rows : keys.rows)
+    if (rows == nullptr) rows = any;
+  amx::score_tile(keys, blocks, static_cast<const uint16_t*>(queries), layout.k.dim / kStepValues, num_rows,
+                  scores);
+}
+
+// Rows of accumulators a little longer than a power of two: they would all fall into the same few sets of the
+// cache.
+int width(int dim) { return dim % 256 == 0 ? dim + 16 : dim; }
+
+size_t weight_bytes(int num_rows) { return size_t(padded_rows(num_rows)) * kTileTokens * 2; }
+
+size_t value_panel_bytes(int, int num_rows) {
+  return kPanelParts * kPanelVectors * sizeof(__m512i) + weight_bytes(num_rows);
+}
+
+// Where the values of a tile's blocks lie, and which of a block's rows any row sees. `next`: those of the
+// tile after it, to be asked for meanwhile, or null: latents are asked for as keys.
+struct Values {
+  const uint8_t *rows[kBlocks], *next[kBlocks];
+  uint32_t visible[kBlocks];
+  int64_t row_bytes;
+  uint32_t halves;  // in which halves of the tile there are any
+
+  Values(const PageLayout& layout, const Tile& tile) : row_bytes(layout.v.row_bytes), halves(0) {
+    for (int b = 0; b < kBlocks; ++b) {
+      const Tile::Block &block = tile.blocks[b], &after = tile.next[b];
+      const bool empty = block.base == nullptr;
+      rows[b] = empty ? nullptr : v_codes(layout, block.base, block.offset);
+      next[b] =
+          after.base == nullptr || layout.v_codes == 0 ? nullptr : v_codes(layout, after.base, after.offset);
+      visible[b] = empty ? 0 : tile.mask(b);
+      halves |= uint32_t(!empty) << (b / 2);
+    }
+  }
+};
+
+// Dims [32 * part, 32 * part + 32) of two positions, next to each other: even dims, then odd ones.
+OCTAVO_INLINE void store_pair(__m512i first, __m512i second, __m512i* to) {
+  to[0] = _mm512_mask_blend_epi16(0xaaaaaaaa, first, _mm512_slli_epi32(second, 16));
+  to[kTileTokens / 2] = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
+}
+
+// The panels of `count` times 32 dims, from `part` on. A block of which nothing is visible becomes zeros
+// where its half is multiplied. Rows are read, and the next tile's are asked for, in the order of memory.
+void load_columns(const Values& values, int part, int count, __m512i* panel) {
+  const int64_t row_bytes = values.row_bytes;
+  for (int b = 0; b < kBlocks; ++b) {
+    if (!(values.halves >> (b / 2) & 1)) continue;
+    const uint8_t* at = values.rows[b] + 64 * part;
+    const uint8_t* next = values.next[b] == nullptr ? nullptr : values.next[b] + 64 * part;
+    const uint32_t visible = values.visible[b];
+    for (int pair = 0; pair < 8; ++pair) {
+      // What no row sees may be NaN, and 0 * NaN is not 0.
+      const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
+      const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
+      __m512i* to = panel + 8 * b + pair;
+      for (int i = 0; i < count; ++i, to += kPanelVectors) {
+        if (next != nullptr) {
+          __builtin_prefetch(next + 64 * i, 0, 2);
+          __builtin_prefetch(next + row_bytes + 64 * i, 0, 2);
+        }
+        store_pair(_mm512_maskz_loadu_epi16(first_valid, at + 64 * i),
+                   _mm512_maskz_loadu_epi16(second_valid, at + row_bytes + 64 * i), to);
+      }
+      at += 2 * row_bytes;
+      if (next != nullptr) next += 2 * row_bytes;
+    }
+  }
+}
+
+// ---- a few rows: what a tile does, by FMAs on values as they are read ----
+
+OCTAVO_INLINE __m512 even_values(__m512i row) { return _mm512_castsi512_ps(_mm512_slli_epi32(row, 16)); }
+OCTAVO_INLINE __m512 odd_values(__m512i row) {
+  return _mm512_castsi512_ps(_mm512_and_si512(row, _mm512_set1_epi32(int(0xffff0000))));
+}
+OCTAVO_INLINE __m512 broadcast(uint16_t value) { return _mm512_set1_ps(bf16_to_float(value)); }
+
+// A tile adds up the products of first positions of pairs, and of second ones, each in turn; both sums are
+// added, and then to what was there (Intel SDM, TDPBF16PS). kParts times 32 dims at a time.
+template <int kRows, int kParts>
+void accumulate_directly(const Values& values, const uint16_t* weights, int parts, int width,
+                         float* accumulators) {
+  for (int part = 0; part < parts; part += kParts, accumulators += kParts * kStepValues) {
+    for (int half = 0; half < 2; ++half) {
+      if (!(values.halves >> half & 1)) continue;
+      __m512 sums[2][kRows][2 * kParts];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * kParts; ++v) sums[0][r][v] = sums[1][r][v] = _mm512_setzero_ps();
+      for (int b = 2 * half; b < 2 * half + 2; ++b) {
+        const uint32_t visible = values.visible[b];
+        if (visible == 0) continue;
+        const uint8_t* from = values.rows[b] + 64 * part;
+        const uint8_t* next = values.next[b] == nullptr ? nullptr : values.next[b] + 64 * part;
+        for (int t = 0; t < 16; t += 2) {
+#pragma GCC unroll 2
+          for (int i = 0; i < 2; ++i, from += values.row_bytes) {
+            const __mmask32 valid = visible >> (t + i) & 1 ? ~uint32_t(0) : 0;
+#pragma GCC unroll 4
+            for (int p = 0; p < kParts; ++p) {
+              if (next != nullptr) __builtin_prefetch(next + 64 * p, 0, 2);
+              const __m512i row = _mm512_maskz_loadu_epi16(valid, from + 64 * p);
+              const __m512 even = even_values(row), odd = odd_values(row);
+#pragma GCC unroll 4
+              for (int r = 0; r < kRows; ++r) {
+                const __m512 weight = broadcast(weights[r * kTileTokens + 16 * b + t + i]);
+                sums[i][r][2 * p] = _mm512_fmadd_ps(weight, even, sums[i][r][2 * p]);
+                sums[i][r][2 * p + 1] = _mm512_fmadd_ps(weight, odd, sums[i][r][2 * p + 1]);
+              }
+            }
+            if (next != nullptr) next += values.row_bytes;
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * kParts; ++v) {
+          float* const to = accumulators + r * width + 16 * v;
+          _mm512_storeu_ps(to,
+                           _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(sums[0][r][v], sums[1][r][v])));
+        }
+    }
+  }
+}
+
+// How so many rows go without a panel; null where they do not.
+using DirectValues = void (*)(const Values&, const uint16_t*, int, int, float*);
+DirectValues direct_values(int num_rows, int parts) {
+  switch (num_rows) {
+    case 1: return parts % 4 == 0 ? accumulate_directly<1, 4> : accumulate_directly<1, 1>;
+    case 2: return parts % 2 == 0 ? accumulate_directly<2, 2> : accumulate_directly<2, 1>;
+    case 3: return accumulate_directly<3, 1>;
+    case 4: return accumulate_directly<4, 1>;
+    default: return nullptr;
+  }
+}
+
+// Numbers below the smallest normal one are zeros, of operands and results: as they are to tiles.
+class FlushedToZero {
+ public:
+  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushedToZero() { _mm_setcsr(before_); }
+  FlushedToZero(const FlushedToZero&) = delete;
+  FlushedToZero& operator=(const FlushedToZero&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
+                float* accumulators) {
+  const int dim = layout.v.dim, parts = dim / kStepValues;
+  __m512i* const panels = static_cast<__m512i*>(scratch);
+  uint16_t* const rounded = reinterpret_cast<uint16_t*>(panels + kPanelParts * kPanelVectors);
+  for (int i = 0; i < num_rows * kTileTokens; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+  const Values values(layout, tile);
+  if (const DirectValues direct = direct_values(num_rows, parts)) {
+    const FlushedToZero flushed;
+    return direct(values, rounded, parts, width(dim), accumulators);
+  }
+  const int64_t stride = width(dim) * int64_t(sizeof(float));
+  amx::WeightedSum sum(num_rows);
+  for (int part = 0; part < parts; part += kPanelParts) {
+    const int count = std::min(kPanelParts, parts - part);
+    load_columns(values, part, count, panels);
+    sum.add(rounded, reinterpret_cast<const uint16_t*>(panels), count, values.halves, stride,
+            accumulators + part * kStepValues);
+  }
+}
+
+void to_natural(int dim, const float* accumulator, float* row) {
+  // Whole vectors, as in value_panel_avx512.h; the row's buffer is longer than dim.
+  alignas(64) static constexpr int32_t kFirst[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  const __m512i first = _mm512_load_si512(kFirst);
+  for (int to = 0; to < dim; to += 32) {
+    const __m512i even = _mm512_loadu_si512(accumulator + to),
+                  odd = _mm512_loadu_si512(accumulator + to + 16);
+    _mm512_storeu_si512(row + to, _mm512_permutex2var_epi32(even, first, odd));
+    _mm512_storeu_si512(row + to + 16,
+                        _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd));
+  }
+}
+
+const KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};
+const ValueSide values = {width, value_panel_bytes, accumulate, to_natural};
+
+bool has_tiles(const AttendArgs& args, const RowFormat& format) {
+  return isa() == Isa::amx && format.codes == CodeType::bf16 && args.queries.type == Float::bf16 &&
+         format.dim % kStepValues == 0 && format.dim <= kMaxDim;
+}
+
+}  // namespace
+
+const KeySide* tiled_keys(const AttendArgs& args) { return has_tiles(args, args.layout.k) ? &keys : nullptr; }
+
+const ValueSide* tiled_values(const AttendArgs& args) {
+  return has_tiles(args, args.layout.v) ? &values : nullptr;
+}
+
+}  // namespace octavo::OCTAVO_ISA
