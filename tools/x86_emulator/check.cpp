@@ -70,6 +70,11 @@ void memory() {
   EXPECT(ints.at[0] == 0x04030201 && ints.at[1] == 0 && ints.at[15] == 0x403f3e3d);
   const Ints merged = Ints::from(_mm512_mask_loadu_epi32(_mm512_set1_epi32(7), 0x8001, bytes + 1));
   EXPECT(merged.at[0] == 0x04030201 && merged.at[1] == 7 && merged.at[15] == 0x403f3e3d);
+  const unsigned control = _mm_getcsr();
+  _mm_setcsr(control | 0x8040);  // subnormals are zeros
+  EXPECT(_mm_getcsr() == (control | 0x8040));
+  _mm_setcsr(control);
+  EXPECT(_mm_getcsr() == control);
   alignas(64) Ints copied;
   _mm512_store_si512(copied.at, _mm512_load_si512(Ints::of([](int i) { return 3 * i; }).at));
   EXPECT(copied.at[15] == 45);

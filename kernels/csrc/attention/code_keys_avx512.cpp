@@ -153,20 +153,21 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
 template <class Code>
 void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m512i* panel,
                  const __m512 (&scales)[kBlocks], float* scores) {
+  using Tiles = amx::ByteScores<Code::kParts>;
   alignas(64) int32_t products[2 * amx::kByteProducts];
-  amx::ByteScores tiles(num_rows);
-  for (int first = 0; first < num_rows; first += amx::kByteRows) {
-    const int count = std::min(amx::kByteRows, num_rows - first);
-    tiles.multiply(queries.bytes + size_t(first) * 2 * dim, count, dim, panel, products);
+  Tiles tiles;
+  for (int first = 0; first < num_rows; first += Tiles::kRows) {
+    const int count = std::min(Tiles::kRows, num_rows - first);
+    tiles.multiply(queries.bytes + size_t(first) * Code::kParts * dim, count, dim, panel, products);
     for (int r = first; r < first + count; ++r) {
       const int32_t* const from = products + (r - first) * kTileTokens;
       const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
       const __m512 factor = _mm512_set1_ps(queries.factors[r]);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
-        const __m512i joined =
-            join(_mm512_load_si512(from + 16 * b), _mm512_load_si512(from + amx::kByteProducts + 16 * b));
-        store_scores(_mm512_sub_epi32(joined, offset), factor, scales[b],
+        const __m512i high = _mm512_load_si512(from + 16 * b);
+        const __m512i low = Code::kParts == 2 ? _mm512_load_si512(from + amx::kByteProducts + 16 * b) : high;
+        store_scores(_mm512_sub_epi32(join_parts<Code>(high, low), offset), factor, scales[b],
                      scores + size_t(r) * kTileTokens + 16 * b);
       }
     }
@@ -352,9 +353,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
                                         : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
                                                                 layout.k.scale_bytes, tile.mask(b));
     }
-    if constexpr (Code::kParts == 2)
-      if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
-        return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
+    if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
+      return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
     for_row_blocks(num_rows, [&]<int kRows>(int row) {
       score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
     });
@@ -368,15 +368,15 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_querie
 
 const KeySide* code_keys(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
-  const bool bytes = in_one_part(args), group_bytes = by_bytes(args);
+  const bool bytes = by_bytes(args);
   switch (format.codes) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
     case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
     case CodeType::int8: return format.dim <= 512 ? &sides<Int8> : nullptr;  // sums stay below 2^31
-    case CodeType::mxfp4: return group_bytes ? &sides<InBytes<Mxfp4>> : &sides<Mxfp4>;
-    case CodeType::nvfp4: return group_bytes ? &sides<InBytes<Nvfp4>> : &sides<Nvfp4>;
-    case CodeType::affine4: return group_bytes ? &sides<InBytes<Affine4>> : &sides<Affine4>;
+    case CodeType::mxfp4: return bytes ? &sides<InBytes<Mxfp4>> : &sides<Mxfp4>;
+    case CodeType::nvfp4: return bytes ? &sides<InBytes<Nvfp4>> : &sides<Nvfp4>;
+    case CodeType::affine4: return bytes ? &sides<InBytes<Affine4>> : &sides<Affine4>;
     case CodeType::affine8: return &sides<Affine8>;
     default: return nullptr;
   }

@@ -117,13 +117,14 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
 template <class Code>
 void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
                       float* accumulators) {
+  using Tiles = amx::ByteSums<Code::kParts>;
   constexpr int kLow = amx::kByteRows * 32;
   alignas(64)
       int32_t products[2][2 * kLow];  // in turns: what is added up does not hold up what is multiplied
-  amx::ByteSums tiles(num_rows);
-  for (int first = 0; first < num_rows; first += amx::kByteRows) {
-    const int count = std::min(amx::kByteRows, num_rows - first);
-    tiles.load_weights(weights.bytes + size_t(first) * 2 * kTileTokens, count);
+  Tiles tiles;
+  for (int first = 0; first < num_rows; first += Tiles::kRows) {
+    const int count = std::min(Tiles::kRows, num_rows - first);
+    tiles.load_weights(weights.bytes + size_t(first) * kWeightBytes<Code>, count);
     for (int vector = 0; vector < num_vectors; vector += 2) {
       int32_t* const pair = products[vector / 2 % 2];
       tiles.multiply(panel + vector, num_vectors * int64_t(sizeof(__m512i)), pair);
@@ -131,8 +132,11 @@ void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i*
         const int32_t* const from = pair + 32 * r;
         const __m512 factor = _mm512_set1_ps(weights.factors[first + r]);
         float* const to = accumulators + (size_t(first + r) * num_vectors + vector) * 16;
-        add_sums(join(_mm512_load_si512(from), _mm512_load_si512(from + kLow)), factor, to);
-        add_sums(join(_mm512_load_si512(from + 16), _mm512_load_si512(from + kLow + 16)), factor, to + 16);
+#pragma GCC unroll 2
+        for (int v = 0; v < 32; v += 16) {
+          const __m512i sums = _mm512_load_si512(from + v);
+          add_sums(Code::kParts == 2 ? join(sums, _mm512_load_si512(from + kLow + v)) : sums, factor, to + v);
+        }
       }
     }
   }
@@ -162,9 +166,8 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
       accumulate_rows<Code, kRows>(fixed, row, source, num_vectors, blocks, accumulators);
     });
   load_values<Code>(layout, tile, panel);
-  if constexpr (Code::kParts == 2)
-    if (takes_tiles<Code>(num_rows))
-      return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
+  if (takes_tiles<Code>(num_rows))
+    return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
     accumulate_rows<Code, kRows>(fixed, row, PanelValues{panel, num_vectors}, num_vectors, blocks,
                                  accumulators);
@@ -177,7 +180,7 @@ constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumul
 }  // namespace
 
 const ValueSide* code_values(const AttendArgs& args) {
-  const bool bytes = in_one_part(args);
+  const bool bytes = by_bytes(args);
   switch (args.layout.v.codes) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;

@@ -24,10 +24,6 @@ bool takes_tiles(int num_rows) {
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
-// Do queries and weights of a call have one part? AMX takes both in one tile; over codes with scales by
-// groups there are no tiles, and `by_bytes` alone decides.
-inline bool in_one_part(const AttendArgs& args) { return by_bytes(args) && isa() != Isa::amx; }
-
 // 1 / kScale of the integers is what the codes stand for. Adding kOffset makes them unsigned, as K has them;
 // its share of a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
 struct Nibble {

@@ -203,75 +203,111 @@ void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts
   }
 }
 
-ByteScores::ByteScores(int num_rows) : num_rows_(std::min(num_rows, kByteRows)) {
-  configure(num_rows_, num_rows_);
-}
-ByteScores::~ByteScores() { _tile_release(); }
+namespace {
 
-void ByteScores::multiply(const int8_t* queries, int num_rows, int dim, const void* panel,
-                          int32_t* products) {
+// The rows of both tiles.
+template <int kParts>
+void configure_bytes(int num_rows, int& configured) {
+  if (num_rows == configured) return;
+  configured = num_rows;
+  if (kParts == 2) configure(num_rows, num_rows);
+  else configure(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
+}
+
+// Products of two tiles of rows, or of one, with two blocks of positions.
+template <bool kLower>
+void multiply_bytes(const int8_t* upper, const int8_t* lower, int64_t stride, int dim, const uint8_t* keys,
+                    int32_t* products) {
   constexpr int kStep = 64, kPanelStep = kStep / 4;  // dims of a tile; rows of the panel that they take
-  if (num_rows != num_rows_) configure(num_rows, num_rows), num_rows_ = num_rows;
-  const int64_t query_stride = 2 * dim, panel_stride = 4 * kPositions;
-  const uint8_t* const keys = static_cast<const uint8_t*>(panel);
-  finish_stores();
-  for (int first = 0; first < kPositions; first += 32, products += 32) {
-    const uint8_t* from = keys + 4 * first;
-    _tile_zero(0);
-    _tile_zero(1);
+  constexpr int64_t kPanelStride = 4 * kPositions, kStride = kPositions * sizeof(int32_t);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (kLower) {
     _tile_zero(2);
     _tile_zero(3);
-    for (int d = 0; d < dim; d += kStep, from += kPanelStep * panel_stride) {
-      _tile_loadd(4, queries + d, query_stride);
-      _tile_loadd(6, from, panel_stride);
-      _tile_dpbsud(0, 4, 6);
-      _tile_loadd(7, from + kRowBytes, panel_stride);
-      _tile_dpbsud(1, 4, 7);
-      _tile_loadd(5, queries + dim + d, query_stride);
+  }
+  for (int d = 0; d < dim; d += kStep, keys += kPanelStep * kPanelStride) {
+    _tile_loadd(4, upper + d, stride);
+    _tile_loadd(6, keys, kPanelStride);
+    _tile_dpbsud(0, 4, 6);
+    _tile_loadd(7, keys + kRowBytes, kPanelStride);
+    _tile_dpbsud(1, 4, 7);
+    if constexpr (kLower) {
+      _tile_loadd(5, lower + d, stride);
       _tile_dpbsud(2, 5, 6);
       _tile_dpbsud(3, 5, 7);
     }
-    constexpr int64_t kStride = kPositions * sizeof(int32_t);
-    _tile_stored(0, products, kStride);
-    _tile_stored(1, products + 16, kStride);
+  }
+  _tile_stored(0, products, kStride);
+  _tile_stored(1, products + 16, kStride);
+  if constexpr (kLower) {
     _tile_stored(2, products + kByteProducts, kStride);
     _tile_stored(3, products + kByteProducts + 16, kStride);
+  }
+}
+
+}  // namespace
+
+template <int kParts>
+ByteScores<kParts>::~ByteScores() {
+  _tile_release();
+}
+
+template <int kParts>
+void ByteScores<kParts>::multiply(const int8_t* queries, int num_rows, int dim, const void* panel,
+                                  int32_t* products) {
+  configure_bytes<kParts>(num_rows, num_rows_);
+  const uint8_t* const keys = static_cast<const uint8_t*>(panel);
+  const int8_t* const lower = queries + (kParts == 2 ? dim : kTileRows * dim);
+  const auto body = kParts == 2 || num_rows > kTileRows ? multiply_bytes<true> : multiply_bytes<false>;
+  finish_stores();
+  for (int first = 0; first < kPositions; first += 32)
+    body(queries, lower, kParts * dim, dim, keys + 4 * first, products + first);
+  finish_stores();
+}
+
+template <int kParts>
+ByteSums<kParts>::~ByteSums() {
+  _tile_release();
+}
+
+template <int kParts>
+void ByteSums<kParts>::load_weights(const uint8_t* weights, int num_rows) {
+  configure_bytes<kParts>(num_rows, num_rows_);
+  finish_stores();
+  _tile_loadd(4, weights, kParts * kPositions);
+  if (kParts == 2) _tile_loadd(5, weights + kPositions, kParts * kPositions);
+  else if (num_rows > kTileRows) _tile_loadd(5, weights + kTileRows * kPositions, kParts * kPositions);
+}
+
+template <int kParts>
+void ByteSums<kParts>::multiply(const void* panel, int64_t stride, int32_t* products) {
+  constexpr int64_t kStride = 32 * sizeof(int32_t);
+  constexpr int kLower = kByteRows * 32;
+  const uint8_t* const values = static_cast<const uint8_t*>(panel);
+  finish_stores();
+  _tile_loadd(6, values, stride);
+  _tile_loadd(7, values + kRowBytes, stride);
+  _tile_zero(0);
+  _tile_dpbusd(0, 4, 6);
+  _tile_zero(1);
+  _tile_dpbusd(1, 4, 7);
+  _tile_stored(0, products, kStride);
+  _tile_stored(1, products + 16, kStride);
+  if (kParts == 2 || num_rows_ > kTileRows) {
+    _tile_zero(2);
+    _tile_dpbusd(2, 5, 6);
+    _tile_zero(3);
+    _tile_dpbusd(3, 5, 7);
+    _tile_stored(2, products + kLower, kStride);
+    _tile_stored(3, products + kLower + 16, kStride);
   }
   finish_stores();
 }
 
-ByteSums::ByteSums(int num_rows) : num_rows_(std::min(num_rows, kByteRows)) {
-  configure(num_rows_, num_rows_);
-}
-ByteSums::~ByteSums() { _tile_release(); }
-
-void ByteSums::load_weights(const uint8_t* weights, int num_rows) {
-  if (num_rows != num_rows_) configure(num_rows, num_rows), num_rows_ = num_rows;
-  finish_stores();
-  _tile_loadd(4, weights, 2 * kPositions);
-  _tile_loadd(5, weights + kPositions, 2 * kPositions);
-}
-
-void ByteSums::multiply(const void* panel, int64_t stride, int32_t* products) {
-  constexpr int64_t kStride = 32 * sizeof(int32_t);
-  constexpr int kLow = kByteRows * 32;
-  const uint8_t* const values = static_cast<const uint8_t*>(panel);
-  finish_stores();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_loadd(6, values, stride);
-  _tile_dpbusd(0, 4, 6);
-  _tile_dpbusd(2, 5, 6);
-  _tile_loadd(7, values + kRowBytes, stride);
-  _tile_dpbusd(1, 4, 7);
-  _tile_dpbusd(3, 5, 7);
-  _tile_stored(0, products, kStride);
-  _tile_stored(1, products + 16, kStride);
-  _tile_stored(2, products + kLow, kStride);
-  _tile_stored(3, products + kLow + 16, kStride);
-  finish_stores();
-}
+template class ByteScores<1>;
+template class ByteScores<2>;
+template class ByteSums<1>;
+template class ByteSums<2>;
 
 }  // namespace octavo::amx

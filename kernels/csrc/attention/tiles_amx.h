@@ -42,44 +42,52 @@ class WeightedSum {
   int num_rows_, upper_, lower_;
 };
 
-// ---- rows of two bytes a value: integer products, exact in any order ----
+// ---- rows of bytes: integer products, exact in any order ----
+//
+// Up to 16 rows in two bytes a value (parts 2: their high bytes, then their low ones), or up to 32 in one.
 
-constexpr int kByteRows = 16;                  // rows of a call, at most
-constexpr int kByteProducts = kByteRows * 64;  // of high bytes; as many of low ones follow
+constexpr int kByteRows = 16;  // of a tile
+constexpr int kByteProducts =
+    kByteRows * 64;  // of high bytes, or of the first 16 rows; as many others follow
 
 // Products of rows of queries with a panel of keys.
+template <int kParts>
 class ByteScores {
  public:
-  explicit ByteScores(int num_rows);
+  static constexpr int kRows = kByteRows * 2 / kParts;  // of a call, at most
+
+  ByteScores() = default;
   ~ByteScores();
   ByteScores(const ByteScores&) = delete;
   ByteScores& operator=(const ByteScores&) = delete;
 
-  // products[2][16][64] of the high and the low bytes of `num_rows` <= 16 rows, [row][2][dim] signed, with a
-  // panel [dim / 4][64 positions][4] unsigned; dim is a multiple of 64.
+  // products[2][16][64] of `num_rows` rows, [row][kParts][dim] signed, with a panel [dim / 4][64
+  // positions][4] unsigned; dim is a multiple of 64.
   void multiply(const int8_t* queries, int num_rows, int dim, const void* panel, int32_t* products);
 
  private:
-  int num_rows_;
+  int num_rows_ = 0;
 };
 
 // Products of weights with a panel of values.
+template <int kParts>
 class ByteSums {
  public:
-  explicit ByteSums(int num_rows);
+  static constexpr int kRows = kByteRows * 2 / kParts;  // of a call, at most
+
+  ByteSums() = default;
   ~ByteSums();
   ByteSums(const ByteSums&) = delete;
   ByteSums& operator=(const ByteSums&) = delete;
 
-  // Of `num_rows` <= 16 rows, the weights [row][2][64 positions] unsigned: those of the calls that follow.
+  // Of `num_rows` rows, the weights [row][kParts][64 positions] unsigned: those of the calls that follow.
   void load_weights(const uint8_t* weights, int num_rows);
 
-  // products[2][16][32] of their high and low bytes with two vectors of the panel [16][row of `stride`
-  // bytes][4 positions] signed.
+  // products[2][16][32] with two vectors of the panel [16][row of `stride` bytes][4 positions] signed.
   void multiply(const void* panel, int64_t stride, int32_t* products);
 
  private:
-  int num_rows_;
+  int num_rows_ = 0;
 };
 
 }  // namespace octavo::amx
