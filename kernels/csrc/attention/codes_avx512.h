@@ -20,7 +20,7 @@ namespace {
 // so it is a matter of speed alone (measured on a Sapphire Rapids).
 template <typename Code>
 bool takes_tiles(int num_rows) {
-  constexpr int kTiledRows = Code::kBits == 8 ? 16 : 8;
+  constexpr int kTiledRows = Code::kParts == 1 ? 20 : Code::kBits == 8 ? 16 : 8;
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 

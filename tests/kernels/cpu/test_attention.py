@@ -380,6 +380,18 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
         np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
+    """Values that cancel: what is left is rounding, of which every other order leaves something else."""
+    rng = np.random.default_rng(6)
+    values = (rng.standard_normal((128, 1, 64)) * 2.0 ** rng.integers(-8, 8, (128, 1, 64))).astype(np.float32)
+    values[64:] = -values[rng.permutation(64)]
+    queries, keys = np.zeros((20, 1, 64), np.float32), np.zeros((128, 1, 64), np.float32)
+    want = attend_once(name, (queries, keys, values))[-1]
+    for count in (1, 2, 3, 4, 5):
+        np.testing.assert_array_equal(attend_once(name, (queries[:count], keys, values))[-1], want)
+
+
 def test_queries_need_not_be_contiguous() -> None:
     batch = Batch(("fp4", "fp4"), mx.bfloat16)
     want = batch.attend([1])[1]
