@@ -296,12 +296,10 @@ inline void for_blocks(const Item& item, Body&& body) {
   for_blocks(item.first, item.last, body);
 }
 
-// Work of some rows: runs of panels that stay in the second-level cache while all rows pass, a block of them
-// after the other. Runs are as even as possible. Of a row's results a thread writes what a run has of them in
-// one go: two threads meet in a line of memory only where runs do.
+// Work on rows that stay in the second-level cache while a run of panels passes, one after the other. Of a
+// row's results a thread writes what a run has of them in one go: two threads meet in a line of memory only
+// where runs do.
 struct Runs {
-  static constexpr int kMostPanels = 16;  // of a run, without partners
-
   struct Item {
     int first_panel, last_panel;  // without partners
     int first_row, last_row;
@@ -309,16 +307,17 @@ struct Runs {
 
   int rows, block, panels, run;
 
-  Runs(const LinearCall& call, std::size_t panel_bytes)
-      : rows(call.rows),
-        block(std::max(1, (rows + kBlockRows - 1) / kBlockRows) * kBlockRows),
-        panels(call.weight->shape.num_panels() - call.partner()) {
-    constexpr std::size_t kRunBytes = 800 * 1024;
-    const int wanted = 2 * num_threads(), together = call.partner() > 0 ? 2 : 1;
-    const int most = std::clamp(static_cast<int>(kRunBytes / (panel_bytes * together)), 1, kMostPanels);
-    const int parts = ((panels + most - 1) / most + wanted - 1) / wanted * wanted;
-    run = (panels + parts - 1) / parts;
-    while (block > kBlockRows && count() < wanted) block = (block / kBlockRows + 1) / 2 * kBlockRows;
+  // `row_bytes`: of activations.
+  Runs(const LinearCall& call, std::size_t row_bytes)
+      : rows(call.rows), panels(call.weight->shape.num_panels() - call.partner()) {
+    constexpr std::size_t kRowBytes = 1024 * 1024;
+    constexpr int kMostPanels = 16;
+    const auto whole_blocks = [](int count) { return (count + kBlockRows - 1) / kBlockRows * kBlockRows; };
+    const int most = std::max(1, static_cast<int>(kRowBytes / row_bytes / kBlockRows)) * kBlockRows;
+    const int parts = std::max(1, (rows + most - 1) / most);
+    block = std::max(kBlockRows, whole_blocks((rows + parts - 1) / parts));
+    const int wanted = 2 * num_threads(), least = (panels + kMostPanels - 1) / kMostPanels;
+    run = std::max(1, panels / ((least + wanted - 1) / wanted * wanted));
   }
 
   int blocks() const { return (rows + block - 1) / block; }
@@ -329,6 +328,28 @@ struct Runs {
     const int panel = i % runs() * run, row = i / runs() * block;
     return {panel, std::min(panels, panel + run), row, std::min(rows, row + block)};
   }
+};
+
+// The panel after this one, asked for in L2, evenly over all steps: read at once when they are needed,
+// weights come at DRAM's rate, and tiles wait.
+class Ahead {
+ public:
+  explicit Ahead(std::size_t panel_bytes) : lines_(static_cast<int>(panel_bytes / 64)) {}
+
+  // From now on, over `steps` calls of step().
+  void start(const uint8_t* panel, int steps) {
+    at_ = panel, left_ = lines_;
+    per_step_ = (lines_ + steps - 1) / steps;
+  }
+
+  inline __attribute__((always_inline)) void step() {
+    for (int line = 0; line < per_step_ && left_ > 0; ++line, --left_, at_ += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+  }
+
+ private:
+  int lines_, left_ = 0, per_step_ = 0;
+  const uint8_t* at_ = nullptr;
 };
 
 }  // namespace

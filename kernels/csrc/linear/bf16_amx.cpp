@@ -28,26 +28,37 @@ Activations arrange(const LinearCall& call) {
   return {tiles, padded, true};
 }
 
-// The panels of an item and what they are multiplied by, for each block of rows in turn.
-void run_panels(const LinearCall& call, const Activations& x, const Runs::Item& item) {
+// The panels of an item, a gate before what it is multiplied by, and for each all blocks of rows.
+void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, int index) {
   const int steps = static_cast<int>(x.inputs / kTileInputs), partner = call.partner();
+  const PackedWeight& weight = *call.weight;
+  const Runs::Item item = runs[index];
+  const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   Tiles tiles;
+  Ahead ahead(weight.shape.panel_bytes());
   Finish<float> pending;
   const auto finish = [&](int panel, int row, int rows, float* sums) {
     finish_rows(call, panel, row, rows, sums);
   };
-  for_blocks(item.first_row, item.last_row, [&](int first, int last) {
-    const Block block = x.block(first, last);
-    tiles.configure(block.upper, block.lower);
-    const auto run = [&](int panel) {
-      multiply<true>(block, call.weight->panel(panel), 0, steps, pending.sums(),
-                     [&] { pending.some(finish); });
+  const auto run = [&](int panel, int next) {
+    if (call.rows > kTileRows) ahead.start(weight.panel(next), 2 * steps * blocks);  // else see fetch_quarter
+    for_blocks(item.first_row, item.last_row, [&](int first, int last) {
+      const Block block = x.block(first, last);
+      tiles.configure(block.upper, block.lower);
+      multiply<true>(block, weight.panel(panel), 0, steps, pending.sums(), [&] {
+        pending.some(finish);
+        ahead.step();
+      });
       pending.rest(finish);
       pending.put(panel, first, last - first);
-    };
-    for (int panel = item.first_panel; panel < item.last_panel; ++panel) run(panel);
-    for (int panel = item.first_panel; panel < item.last_panel && partner > 0; ++panel) run(panel + partner);
-  });
+    });
+  };
+  const int after = index + num_threads() < runs.count() ? runs[index + num_threads()].first_panel : 0;
+  for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
+    const int next = panel + 1 < item.last_panel ? panel + 1 : after;
+    run(panel, partner > 0 ? panel + partner : next);
+    if (partner > 0) run(panel + partner, next);
+  }
   pending.rest(finish);
 }
 
@@ -55,8 +66,8 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs::Item& 
 
 void linear_bf16(const LinearCall& call) {
   const Activations x = arrange(call);
-  const Runs runs(call, call.weight->shape.panel_bytes());
-  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs[i]); });
+  const Runs runs(call, x.inputs * sizeof(bf16_t));
+  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs, i); });
 }
 
 }  // namespace octavo::amx

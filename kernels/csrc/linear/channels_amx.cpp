@@ -6,38 +6,50 @@
 namespace octavo::amx {
 namespace {
 
-// The panels of an item and what they are multiplied by, for each block of rows in turn. Codes of 4 bits are
-// widened once for all rows.
-void run_panels(const LinearCall& call, const ChannelRows& x, const Runs::Item& item) {
+// The panels of an item, a gate before what it is multiplied by, and for each all blocks of rows. Codes of 4
+// bits are widened once for them.
+void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, int index) {
   const PackedShape& shape = call.weight->shape;
-  const int partner = call.partner(), count = item.last_panel - item.first_panel,
-            all = partner > 0 ? 2 * count : count;
-  const std::size_t wide = std::size_t{kPanel} * shape.inputs;
-  uint8_t* const scratch = shape.bits == 4 ? static_cast<uint8_t*>(thread_scratch(wide * all)) : nullptr;
-  const auto panel_at = [&](int i) { return item.first_panel + (i < count ? i : i - count + partner); };
-  PanelBytes panels[2 * Runs::kMostPanels];
-  for (int i = 0; i < all; ++i) panels[i] = panel_bytes(*call.weight, panel_at(i), scratch + wide * i);
+  const int partner = call.partner();
+  const Runs::Item item = runs[index];
+  const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
+  const int passes = call.rows > kTileRows ? 2 : 1;
+  const int steps = passes * shape.num_groups() * std::max(1, shape.group / kStepCodes);
+  uint8_t* const scratch =
+      shape.bits == 4 ? static_cast<uint8_t*>(thread_scratch(std::size_t{kPanel} * shape.inputs)) : nullptr;
   Tiles tiles;
+  Ahead ahead(shape.panel_bytes());
   Finish<int32_t> pending;
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
     finish_channels(call, x, panel, row, rows, dots);
   };
-  for_blocks(item.first_row, item.last_row, [&](int first, int last) {
-    const int rows = last - first, upper = std::min(rows, kTileRows);
-    tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
-    for (int i = 0; i < all; ++i) {
-      const CodeSteps steps{.x = x.at(0, first),
-                            .row_stride = static_cast<std::size_t>(shape.group),
-                            .codes = panels[i].codes,
-                            .block = shape.group,
-                            .blocks = shape.num_groups(),
-                            .x_stride = x.block_stride(),
-                            .stride = panels[i].stride};
-      multiply_codes<true>(steps, rows > upper, pending.sums(), [&] { pending.some(finish); });
+  const auto run = [&](int panel, int next) {
+    const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
+    ahead.start(call.weight->panel(next), steps * blocks);
+    for_blocks(item.first_row, item.last_row, [&](int first, int last) {
+      const int rows = last - first, upper = std::min(rows, kTileRows);
+      tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
+      const CodeSteps code_steps{.x = x.at(0, first),
+                                 .row_stride = static_cast<std::size_t>(shape.group),
+                                 .codes = bytes.codes,
+                                 .block = shape.group,
+                                 .blocks = shape.num_groups(),
+                                 .x_stride = x.block_stride(),
+                                 .stride = bytes.stride};
+      multiply_codes<true>(code_steps, rows > upper, pending.sums(), [&] {
+        pending.some(finish);
+        ahead.step();
+      });
       pending.rest(finish);
-      pending.put(panel_at(i), first, rows);
-    }
-  });
+      pending.put(panel, first, rows);
+    });
+  };
+  const int after = index + num_threads() < runs.count() ? runs[index + num_threads()].first_panel : 0;
+  for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
+    const int next = panel + 1 < item.last_panel ? panel + 1 : after;
+    run(panel, partner > 0 ? panel + partner : next);
+    if (partner > 0) run(panel + partner, next);
+  }
   pending.rest(finish);
 }
 
@@ -45,8 +57,8 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs::Item& 
 
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = quantize_channel_rows(call, std::min(call.rows, kBlockRows));
-  const Runs runs(call, std::size_t{kPanel} * call.weight->shape.inputs);
-  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs[i]); });
+  const Runs runs(call, call.weight->shape.inputs);
+  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs, i); });
 }
 
 }  // namespace octavo::amx
