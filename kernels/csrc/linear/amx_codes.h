@@ -55,7 +55,7 @@ inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots, Between&
 }
 
 // The same of 17 to 32 rows: two by two tiles, the two halves of the panel in turn.
-template <bool kFar, class Between>
+template <class Between>
 inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots, Between&& between) {
   Awake awake;
   const std::size_t lower_x = kTileRows * steps.row_stride;
@@ -66,12 +66,12 @@ inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots, Between&&
     start_sums();
     steps.each([&](const int8_t* x, const uint8_t* codes) {
       const uint8_t* w = codes + 128 * half;
-      load_tile<kFar, 4>(x, steps.row_stride);
-      load_tile<kFar, 6>(w, kQuadBytes);
+      load_tile<true, 4>(x, steps.row_stride);
+      load_tile<true, 6>(w, kQuadBytes);
       _tile_dpbsud(0, 4, 6);
-      load_tile<kFar, 7>(w + 64, kQuadBytes);
+      load_tile<true, 7>(w + 64, kQuadBytes);
       _tile_dpbsud(1, 4, 7);
-      load_tile<kFar, 5>(x + lower_x, steps.row_stride);
+      load_tile<true, 5>(x + lower_x, steps.row_stride);
       _tile_dpbsud(2, 5, 6);
       _tile_dpbsud(3, 5, 7);
       awake.step(index++);
@@ -84,11 +84,10 @@ inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots, Between&&
   }
 }
 
-// Tiles must be configured for the rows, and steps of at most kStepCodes; between() after each step. kFar:
-// what is loaded is too much for the first-level cache.
-template <bool kFar = false, class Between = Nothing>
-inline void multiply_codes(const CodeSteps& steps, bool has_lower, int32_t* dots, Between&& between = {}) {
-  if (has_lower) multiply_both_codes<kFar>(steps, dots, between);
+// Tiles must be configured for the rows, and steps of at most kStepCodes; between() after each step.
+template <class Between>
+inline void multiply_codes(const CodeSteps& steps, bool has_lower, int32_t* dots, Between&& between) {
+  if (has_lower) multiply_both_codes(steps, dots, between);
   else multiply_upper_codes(steps, dots, between);
 }
 

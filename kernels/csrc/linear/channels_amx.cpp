@@ -36,7 +36,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
                                  .blocks = shape.num_groups(),
                                  .x_stride = x.block_stride(),
                                  .stride = bytes.stride};
-      multiply_codes<true>(code_steps, rows > upper, pending.sums(), [&] {
+      multiply_codes(code_steps, rows > upper, pending.sums(), [&] {
         pending.some(finish);
         ahead.step();
       });

@@ -40,22 +40,17 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// Few rows do not repay what tiles take to load, and 4-bit codes to be spread for them; nor do some rows
-// repay panels laid out anew. As measured; the bits of the three kernels are the same.
-constexpr int kAmxByteRows = 5, kAmxSpreadRows = 20;
-
+// Rows that repay panels laid out anew for tiles, as measured; codes of 4 bits are widened anyway. The bits
+// of the two kernels are the same.
 void run_amx_int8(const LinearCall& call) {
-  constexpr int kManyRows = 48;
-  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : kAmxSpreadRows;
+  const int enough_rows = call.weight->shape.bits == 8 ? 56 : 28;
   if (call.rows < enough_rows) avx512::linear_int8(call);
-  else if (call.rows < kManyRows) amx::linear_int8(call);
   else amx::linear_int8_rows(call);
 }
 
-// Channels: the rows are those of groups; they were not timed on AMX.
 void run_amx_channels(const LinearCall& call) {
-  const int enough_rows = call.weight->shape.bits == 8 ? kAmxByteRows : kAmxSpreadRows;
-  if (call.rows < enough_rows) avx512::linear_channels(call);
+  constexpr int kEnoughRows = 17;  // of one tile: a second one uses the weights that are loaded for it
+  if (call.rows < kEnoughRows) avx512::linear_channels(call);
   else amx::linear_channels(call);
 }
 

@@ -1,4 +1,5 @@
-// Affine weights of 8 and 4 bits on AMX tiles, in integers, for calls of many rows: the bits of int8_amx.cpp.
+// Affine weights of 8 and 4 bits on AMX tiles, in integers, for calls of many rows: scales are applied as
+// avx512::linear_int8 does.
 //
 // A tile is 16 rows by 16 outputs. Its float32 sums stay in 16 vector registers while all groups pass: tiles
 // work on a group ahead while vectors apply the scales of the last one. Tiles are loaded one at a time, as

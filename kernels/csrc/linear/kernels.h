@@ -71,9 +71,8 @@ void linear_channels(const LinearCall& call);
 void linear_planes(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
-// The same integers by TDPBSUD: a row's results have the same bits as from avx512::linear_int8.
-void linear_int8(const LinearCall& call);
-// The same for many rows.
+// The same integers by TDPBSUD, for many rows: a row's results have the same bits as from
+// avx512::linear_int8.
 void linear_int8_rows(const LinearCall& call);
 // The same bits as from avx512::linear_channels, by TDPBSUD.
 void linear_channels(const LinearCall& call);
