@@ -328,17 +328,35 @@ struct Runs {
     const int panel = i % runs() * run, row = i / runs() * block;
     return {panel, std::min(panels, panel + run), row, std::min(rows, row + block)};
   }
+
+  // body(panel, the one after it) for the panels of items[index], a gate before what it is multiplied by. The
+  // last one's is that of the item that this thread most likely takes next, or -1.
+  template <class Body>
+  void each_panel(int index, int partner, Body&& body) const {
+    const Item item = (*this)[index];
+    const int later = index + num_threads();
+    for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
+      const int next = panel + 1 < item.last_panel ? panel + 1
+                       : later < count()           ? (*this)[later].first_panel
+                                                   : -1;
+      body(panel, partner > 0 ? panel + partner : next);
+      if (partner > 0) body(panel + partner, next);
+    }
+  }
 };
 
 // The panel after this one, asked for in L2, evenly over all steps: read at once when they are needed,
 // weights come at DRAM's rate, and tiles wait.
 class Ahead {
  public:
-  explicit Ahead(std::size_t panel_bytes) : lines_(static_cast<int>(panel_bytes / 64)) {}
+  explicit Ahead(const PackedWeight& weight)
+      : weight_(weight), lines_(static_cast<int>(weight.shape.panel_bytes() / 64)) {}
 
-  // From now on, over `steps` calls of step().
-  void start(const uint8_t* panel, int steps) {
-    at_ = panel, left_ = lines_;
+  // Panel `next`, none if it is negative, from now on, over `steps` calls of step().
+  void start(int next, int steps) {
+    left_ = next < 0 ? 0 : lines_;
+    if (next < 0) return;
+    at_ = weight_.panel(next);
     per_step_ = (lines_ + steps - 1) / steps;
   }
 
@@ -348,6 +366,7 @@ class Ahead {
   }
 
  private:
+  const PackedWeight& weight_;
   int lines_, left_ = 0, per_step_ = 0;
   const uint8_t* at_ = nullptr;
 };

@@ -28,20 +28,20 @@ Activations arrange(const LinearCall& call) {
   return {tiles, padded, true};
 }
 
-// The panels of an item, a gate before what it is multiplied by, and for each all blocks of rows.
+// The panels of an item, and for each all blocks of rows.
 void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, int index) {
-  const int steps = static_cast<int>(x.inputs / kTileInputs), partner = call.partner();
+  const int steps = static_cast<int>(x.inputs / kTileInputs);
   const PackedWeight& weight = *call.weight;
   const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   Tiles tiles;
-  Ahead ahead(weight.shape.panel_bytes());
+  Ahead ahead(weight);
   Finish<float> pending;
   const auto finish = [&](int panel, int row, int rows, float* sums) {
     finish_rows(call, panel, row, rows, sums);
   };
-  const auto run = [&](int panel, int next) {
-    if (call.rows > kTileRows) ahead.start(weight.panel(next), 2 * steps * blocks);  // else see fetch_quarter
+  runs.each_panel(index, call.partner(), [&](int panel, int next) {
+    if (call.rows > kTileRows) ahead.start(next, 2 * steps * blocks);  // else see fetch_quarter
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       const Block block = x.block(first, last);
       tiles.configure(block.upper, block.lower);
@@ -52,13 +52,7 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, 
       pending.rest(finish);
       pending.put(panel, first, last - first);
     });
-  };
-  const int after = index + num_threads() < runs.count() ? runs[index + num_threads()].first_panel : 0;
-  for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
-    const int next = panel + 1 < item.last_panel ? panel + 1 : after;
-    run(panel, partner > 0 ? panel + partner : next);
-    if (partner > 0) run(panel + partner, next);
-  }
+  });
   pending.rest(finish);
 }
 

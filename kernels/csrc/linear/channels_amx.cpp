@@ -6,26 +6,23 @@
 namespace octavo::amx {
 namespace {
 
-// The panels of an item, a gate before what it is multiplied by, and for each all blocks of rows. Codes of 4
-// bits are widened once for them.
+// The panels of an item, and for each all blocks of rows. Codes of 4 bits are widened once for them.
 void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, int index) {
   const PackedShape& shape = call.weight->shape;
-  const int partner = call.partner();
   const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
-  const int passes = call.rows > kTileRows ? 2 : 1;
-  const int steps = passes * shape.num_groups() * std::max(1, shape.group / kStepCodes);
+  const int steps = 2 * shape.num_groups() * std::max(1, shape.group / kStepCodes);
   uint8_t* const scratch =
       shape.bits == 4 ? static_cast<uint8_t*>(thread_scratch(std::size_t{kPanel} * shape.inputs)) : nullptr;
   Tiles tiles;
-  Ahead ahead(shape.panel_bytes());
+  Ahead ahead(*call.weight);
   Finish<int32_t> pending;
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
     finish_channels(call, x, panel, row, rows, dots);
   };
-  const auto run = [&](int panel, int next) {
+  runs.each_panel(index, call.partner(), [&](int panel, int next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
-    ahead.start(call.weight->panel(next), steps * blocks);
+    ahead.start(next, steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       const int rows = last - first, upper = std::min(rows, kTileRows);
       tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
@@ -43,13 +40,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
       pending.rest(finish);
       pending.put(panel, first, rows);
     });
-  };
-  const int after = index + num_threads() < runs.count() ? runs[index + num_threads()].first_panel : 0;
-  for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
-    const int next = panel + 1 < item.last_panel ? panel + 1 : after;
-    run(panel, partner > 0 ? panel + partner : next);
-    if (partner > 0) run(panel + partner, next);
-  }
+  });
   pending.rest(finish);
 }
 
