@@ -222,6 +222,18 @@ def check_batch_invariance() -> None:
                 assert mx.array_equal(part, whole[600 - rows :]), (dtype, rows, threads, exact)
 
 
+def check_row_blocks() -> None:
+    """More rows than stay in a cache are taken in parts, which no row's bits show."""
+    rng = np.random.default_rng(12)
+    dense = random(rng, (140, 4096), mx.bfloat16)
+    x = random(rng, (400, 4096), mx.bfloat16)  # 3.1 MiB, 1.6 in codes
+    for packed in (_ext.pack_dense(dense), *(by_channels(dense, 128, bits)[0] for bits in (8, 4))):
+        whole = _ext.linear(x, packed)
+        for first in (0, 123, 256, 380):
+            rows = slice(first, first + 20)
+            assert mx.array_equal(_ext.linear(x[rows], packed), whole[rows]), (packed.nbytes, first)
+
+
 def nodes_of(y: mx.array) -> str:
     graph = io.StringIO()
     mx.export_to_dot(graph, y)
@@ -314,7 +326,7 @@ def check_small_ops() -> None:
 def main() -> None:
     mx.set_default_device(mx.cpu)
     checks = (check_dense, check_quantized, check_channels, check_extreme_rows, check_batch_invariance)
-    for check in (*checks, check_gated, check_argmax, check_small_ops):
+    for check in (*checks, check_row_blocks, check_gated, check_argmax, check_small_ops):
         check()
     print(f"checked {_ext.isa()}")
 
