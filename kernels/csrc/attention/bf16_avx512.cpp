@@ -316,9 +316,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   uint32_t blocks = 0;
   for (int b = 0; b < kBlocks; ++b) blocks |= uint32_t(tile.blocks[b].base != nullptr) << b;
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panel + size_t(width) * kTileTokens * 2 / 64);
-  for (int i = 0; i < num_rows * kTileTokens; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+  round_weights(weights, num_rows * kTileTokens, rounded);
   if (const DirectValues direct = direct_values(layout.v.dim, num_rows))
     return direct(layout, tile, rounded, accumulators);
   load_values(layout, tile, panel);
@@ -329,17 +327,9 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   });
 }
 
-void to_natural(int dim, const float* accumulator, float* row) {
-  // Whole vectors, as in value_panel_avx512.h; the row's buffer is longer than dim.
-  alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
-  const __m512i first = _mm512_load_si512(kFirst);
-  for (int to = 0; to < dim; to += 32) {
-    const __m512i even = _mm512_loadu_si512(accumulator + to),
-                  odd = _mm512_loadu_si512(accumulator + to + 16);
-    _mm512_storeu_si512(row + to, _mm512_permutex2var_epi32(even, first, odd));
-    _mm512_storeu_si512(row + to + 16,
-                        _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd));
-  }
+void to_natural(int dim, const float* accumulator, float* row) {  // the row's buffer is longer than dim
+  alignas(64) static constexpr int32_t kOrder[16] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+  merge_row(dim, accumulator, kOrder, row);
 }
 
 }  // namespace

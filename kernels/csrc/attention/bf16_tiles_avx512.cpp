@@ -227,9 +227,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   const int dim = layout.v.dim, parts = dim / kStepValues;
   __m512i* const panels = static_cast<__m512i*>(scratch);
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panels + kPanelParts * kPanelVectors);
-  for (int i = 0; i < num_rows * kTileTokens; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+  round_weights(weights, num_rows * kTileTokens, rounded);
   const Values values(layout, tile);
   if (const DirectValues direct = direct_values(num_rows, parts)) {
     const FlushedToZero flushed;
@@ -245,17 +243,9 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   }
 }
 
-void to_natural(int dim, const float* accumulator, float* row) {
-  // Whole vectors, as in value_panel_avx512.h; the row's buffer is longer than dim.
-  alignas(64) static constexpr int32_t kFirst[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  const __m512i first = _mm512_load_si512(kFirst);
-  for (int to = 0; to < dim; to += 32) {
-    const __m512i even = _mm512_loadu_si512(accumulator + to),
-                  odd = _mm512_loadu_si512(accumulator + to + 16);
-    _mm512_storeu_si512(row + to, _mm512_permutex2var_epi32(even, first, odd));
-    _mm512_storeu_si512(row + to + 16,
-                        _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd));
-  }
+void to_natural(int dim, const float* accumulator, float* row) {  // the row's buffer is longer than dim
+  alignas(64) static constexpr int32_t kOrder[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  merge_row(dim, accumulator, kOrder, row);
 }
 
 const KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};

@@ -33,6 +33,35 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   if (row < num_rows) body.template operator()<1>(row);
 }
 
+// 32 words of an accumulator in the order of `first`, as VPERMT2D takes them from its two vectors: 16 of
+// them, and those 8 lanes further on. Whole vectors: a row is read again at once, and what was stored in
+// parts would have to reach the cache first.
+struct Merged {
+  __m512i low, high;
+};
+OCTAVO_INLINE Merged merge(const float* accumulator, __m512i first) {
+  const __m512i even = _mm512_loadu_si512(accumulator), odd = _mm512_loadu_si512(accumulator + 16);
+  return {_mm512_permutex2var_epi32(even, first, odd),
+          _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd)};
+}
+
+// Row [dim, and up to the next 32] of an accumulator whose every 32 words are merged so.
+inline void merge_row(int dim, const float* accumulator, const int32_t* order, float* row) {
+  const __m512i first = _mm512_load_si512(order);
+  for (int to = 0; to < dim; to += 32) {
+    const Merged words = merge(accumulator + to, first);
+    _mm512_storeu_si512(row + to, words.low);
+    _mm512_storeu_si512(row + to + 16, words.high);
+  }
+}
+
+// Softmax weights, a multiple of 16, to bf16.
+inline void round_weights(const float* weights, int count, uint16_t* rounded) {
+  for (int i = 0; i < count; i += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+}
+
 // Rows of 32-bit words to columns: lane i of word j becomes lane j of word i.
 OCTAVO_INLINE void transpose16(__m512i (&r)[16]) {
   __m512i t[16];

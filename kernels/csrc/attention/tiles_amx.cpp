@@ -172,22 +172,6 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
   }
 }
 
-namespace {
-
-void configure(int upper, int lower) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.row_bytes[tile] = kRowBytes;
-    config.rows[tile] = kTileRows;
-  }
-  config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
-  config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
-  finish_stores();
-  _tile_loadconfig(&config);
-}
-
-}  // namespace
-
 WeightedSum::WeightedSum(int num_rows) : num_rows_(num_rows), upper_(0), lower_(0) {}
 WeightedSum::~WeightedSum() { _tile_release(); }
 
@@ -197,7 +181,7 @@ void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts
   for (int row = 0; row < num_rows_; row += 2 * kTileRows) {
     const int upper = std::min(kTileRows, num_rows_ - row),
               lower = std::min(kTileRows, num_rows_ - row - upper);
-    if (upper != upper_ || lower != lower_) configure(upper_ = upper, lower_ = lower);
+    if (upper != upper_ || lower != lower_) load_config(upper_ = upper, lower_ = lower);
     (lower > 0 ? add_rows<true> : add_rows<false>)(weights + size_t(row) * kPositions, values, parts, halves,
                                                    stride, accumulators + row * width);
   }
@@ -210,8 +194,8 @@ template <int kParts>
 void configure_bytes(int num_rows, int& configured) {
   if (num_rows == configured) return;
   configured = num_rows;
-  if (kParts == 2) configure(num_rows, num_rows);
-  else configure(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
+  if (kParts == 2) load_config(num_rows, num_rows);
+  else load_config(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
 }
 
 // Products of two tiles of rows, or of one, with two blocks of positions.

@@ -198,8 +198,6 @@ OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
 
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
-  // Whole vectors: a row is read again at once, and what was stored in parts would have to reach the cache
-  // first.
   if constexpr (Code::kBits == 8) {  // lane 4 c + k of vector m is dim 16 c + 4 m + k
     alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19,
                                                        4, 5, 6, 7, 20, 21, 22, 23};
@@ -207,10 +205,8 @@ void to_natural(int dim, const float* accumulator, float* row) {
     for (int to = 0; to < dim; to += 64, accumulator += 64) {
       __m512i low[2], high[2];  // 128 bits of vectors 0 and 1, of 2 and 3, by turns
       for (int half = 0; half < 2; ++half) {
-        const __m512i even = _mm512_loadu_si512(accumulator + 32 * half),
-                      odd = _mm512_loadu_si512(accumulator + 32 * half + 16);
-        low[half] = _mm512_permutex2var_epi32(even, first, odd);
-        high[half] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+        const Merged words = merge(accumulator + 32 * half, first);
+        low[half] = words.low, high[half] = words.high;
       }
       _mm512_storeu_si512(row + to, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
       _mm512_storeu_si512(row + to + 16, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
@@ -226,10 +222,8 @@ void to_natural(int dim, const float* accumulator, float* row) {
     for (int half = 0; half < 2; ++half) {
       __m512i low[2], high[2];  // of c = 0 and 1, of 2 and 3
       for (int m = 0; m < 2; ++m) {
-        const float* const from = accumulator + 64 * half + 32 * m;
-        const __m512i even = _mm512_loadu_si512(from), odd = _mm512_loadu_si512(from + 16);
-        low[m] = _mm512_permutex2var_epi32(even, first, odd);
-        high[m] = _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+        const Merged words = merge(accumulator + 64 * half + 32 * m, first);
+        low[m] = words.low, high[m] = words.high;
       }
       float* const at = row + to + 16 * half;
       _mm512_storeu_si512(at, _mm512_shuffle_i32x4(low[0], low[1], 0x44));

@@ -35,6 +35,22 @@ static_assert(sizeof(TileConfig) == 64);
 // their layout do not tell it what they read, so it may drop or move stores that look unused (GCC 12 does).
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
+// Tiles of `upper` and, if there are any, `lower` rows: steps of `step_bytes` per row of activations, four
+// bytes per row of weights.
+inline void load_config(int upper, int lower, int step_bytes = 64) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.row_bytes[tile] = 64;
+    config.rows[tile] = kTileRows;
+  }
+  config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
+  config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
+  config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
+  config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
+  finish_stores();
+  _tile_loadconfig(&config);
+}
+
 // The tile registers, in use for the life of the object.
 class Tiles {
  public:
@@ -43,20 +59,10 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Steps of `step_bytes` per row of activations, four bytes per row of weights.
+  // As load_config has it, unless that is what there is.
   void configure(int upper, int lower, int step_bytes = 64) {
     if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.row_bytes[tile] = 64;
-      config.rows[tile] = kTileRows;
-    }
-    config.rows[0] = config.rows[1] = config.rows[4] = static_cast<uint8_t>(upper);
-    config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(step_bytes);
-    config.rows[6] = config.rows[7] = static_cast<uint8_t>(step_bytes / 4);
-    config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower > 0 ? lower : upper);
-    finish_stores();
-    _tile_loadconfig(&config);
+    load_config(upper, lower, step_bytes);
     upper_ = upper;
     lower_ = lower;
     step_bytes_ = step_bytes;
@@ -318,6 +324,7 @@ struct Runs {
     block = std::max(kBlockRows, whole_blocks((rows + parts - 1) / parts));
     const int wanted = 2 * num_threads(), least = (panels + kMostPanels - 1) / kMostPanels;
     run = std::max(1, panels / ((least + wanted - 1) / wanted * wanted));
+    while (block > kBlockRows && count() < wanted) block = whole_blocks(block / 2);
   }
 
   int blocks() const { return (rows + block - 1) / block; }

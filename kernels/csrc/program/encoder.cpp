@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "program/step_memory.h"
-#include "runtime/lines.h"
 
 namespace octavo {
 namespace {
@@ -44,7 +43,7 @@ Arena::Place Arena::take(std::size_t bytes) {
     }
   std::size_t size = std::max(bytes, kSmallestSegment);
   for (const Segment& segment : segments_) size += segment.size;
-  segments_.push_back({Lines(static_cast<char*>(allocate_lines(size))), size, 0, {{0, size}}});
+  segments_.push_back({allocate_lines(size), size, 0, {{0, size}}});
   return take(bytes);
 }
 

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,6 +12,7 @@
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
+#include "runtime/lines.h"
 
 namespace octavo {
 
@@ -35,11 +35,6 @@ class Arena : public std::enable_shared_from_this<Arena> {
   struct Range {
     std::size_t begin, end;
   };
-
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
-  using Lines = std::unique_ptr<char, Free>;
 
   // Programs keep addresses, so it stays where it is.
   struct Segment {

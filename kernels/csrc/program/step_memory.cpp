@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "mlx/allocator.h"
@@ -24,24 +24,24 @@ std::size_t block_size(std::size_t bytes) {
 
 class KeptBlocks {
  public:
-  char* take(std::size_t size) {
+  Lines take(std::size_t size) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       ++time_;
       for (std::size_t i = blocks_.size(); i-- > 0;) {  // the one used last: most of it is in a cache
         if (blocks_[i].size != size) continue;
-        char* const memory = blocks_[i].memory;
+        Lines memory = std::move(blocks_[i].memory);
         bytes_ -= size;
         blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(i));
         return memory;
       }
     }
-    return static_cast<char*>(allocate_lines(kLine + size));
+    return allocate_lines(kLine + size);
   }
 
-  void give(char* memory, std::size_t size) {
+  void give(Lines memory, std::size_t size) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    blocks_.push_back({memory, size, time_});
+    blocks_.push_back({std::move(memory), size, time_});
     bytes_ += size;
     while (!blocks_.empty() && (bytes_ > kKeptBytes || time_ - blocks_.front().since > kPatience))
       release_oldest();
@@ -59,13 +59,12 @@ class KeptBlocks {
 
  private:
   struct Block {
-    char* memory;  // a line, then `size` bytes
+    Lines memory;  // a line, then `size` bytes
     std::size_t size;
     int64_t since;  // allocations before it was given back
   };
 
   void release_oldest() {
-    std::free(blocks_.front().memory);
     bytes_ -= blocks_.front().size;
     blocks_.erase(blocks_.begin());
   }
@@ -88,9 +87,9 @@ void allocate_for_step(mx::array& output) {
   const std::size_t bytes = output.nbytes();
   if (bytes < kSmallest || bytes > kKeptBytes) return output.set_data(mx::allocator::malloc(bytes));
   const std::size_t size = block_size(bytes);
-  char* const memory = kept().take(size);
+  char* const memory = kept().take(size).release();
   output.set_data(mx::array::Data(buffer_in(memory, size),
-                                  [memory, size](mx::allocator::Buffer) { kept().give(memory, size); }));
+                                  [memory, size](mx::allocator::Buffer) { kept().give(Lines(memory), size); }));
 }
 
 // raw_ptr() says how far in front of them.

@@ -2,14 +2,21 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
+#include <memory>
 
 namespace octavo {
 
 inline constexpr std::size_t kLine = 64;  // bytes of a cache line
 
-// At least `bytes`, from a cache line on, for std::free; std::bad_alloc. From 1 MiB on they lie in huge pages
-// but for what is left over at their end: rows of activations are far apart, and a look-up of a small page
-// for each costs a virtual machine two walks.
-void* allocate_lines(std::size_t bytes);
+struct FreeLines {
+  void operator()(char* memory) const { std::free(memory); }
+};
+using Lines = std::unique_ptr<char, FreeLines>;
+
+// At least `bytes`, from a cache line on; std::bad_alloc. From 1 MiB on they lie in huge pages but for what
+// is left over at their end: rows of activations are far apart, and a look-up of a small page for each costs
+// a virtual machine two walks.
+Lines allocate_lines(std::size_t bytes);
 
 }  // namespace octavo

@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -144,9 +143,8 @@ ThreadPool& pool() {
 }
 
 struct Scratch {
-  void* data = nullptr;
+  Lines lines;
   std::size_t size = 0;
-  ~Scratch() { std::free(data); }
 };
 
 }  // namespace
@@ -185,12 +183,10 @@ void* thread_scratch(std::size_t bytes, int slot) {
   static thread_local Scratch slots[4];
   Scratch& scratch = slots[slot];
   if (scratch.size < bytes) {
-    std::free(std::exchange(scratch.data, nullptr));
-    scratch.size = 0;  // for the next call, should this one throw
-    scratch.data = allocate_lines(bytes);
-    scratch.size = bytes;
+    scratch = {};  // first: both need not be there at once
+    scratch = {allocate_lines(bytes), bytes};
   }
-  return scratch.data;
+  return scratch.lines.get();
 }
 
 }  // namespace octavo
