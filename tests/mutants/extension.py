@@ -38,16 +38,17 @@ BYTES = tuple(
         "test_long_contexts_equal_truth",
     )
 )
-GROUPS = tuple(
-    f"tests/kernels/cpu/test_attention.py::{name}"
-    for name in (
-        "test_every_instruction_set_equals_truth[avx512]",
-        "test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps",
-        "test_the_chunk_that_a_row_is_in_changes_no_bit",
-        "test_few_rows_have_the_bits_of_many",
-        "test_rounding_weights_to_bytes_loses_no_mass",
-        "test_long_contexts_equal_truth",
-    )
+GROUPS = (
+    *(
+        f"tests/kernels/cpu/test_attention.py::{name}"
+        for name in (
+            "test_every_instruction_set_equals_truth[avx512]",
+            "test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps",
+            "test_rounding_weights_to_bytes_loses_no_mass",
+            "test_long_contexts_equal_truth",
+        )
+    ),
+    "tests/kernels/cpu/test_attention_bits.py",
 )
 STORES = tuple(
     f"tests/kernels/cpu/test_pages.py::{name}"
