@@ -88,8 +88,8 @@ void allocate_for_step(mx::array& output) {
   if (bytes < kSmallest || bytes > kKeptBytes) return output.set_data(mx::allocator::malloc(bytes));
   const std::size_t size = block_size(bytes);
   char* const memory = kept().take(size).release();
-  output.set_data(mx::array::Data(buffer_in(memory, size),
-                                  [memory, size](mx::allocator::Buffer) { kept().give(Lines(memory), size); }));
+  output.set_data(mx::array::Data(
+      buffer_in(memory, size), [memory, size](mx::allocator::Buffer) { kept().give(Lines(memory), size); }));
 }
 
 // raw_ptr() says how far in front of them.
