@@ -316,7 +316,7 @@ struct Runs {
   // `row_bytes`: of activations.
   Runs(const LinearCall& call, std::size_t row_bytes)
       : rows(call.rows), panels(call.weight->shape.num_panels() - call.partner()) {
-    constexpr std::size_t kRowBytes = 1024 * 1024;
+    constexpr std::size_t kRowBytes = 768 * 1024;
     constexpr int kMostPanels = 16;
     const auto whole_blocks = [](int count) { return (count + kBlockRows - 1) / kBlockRows * kBlockRows; };
     const int most = std::max(1, static_cast<int>(kRowBytes / row_bytes / kBlockRows)) * kBlockRows;
@@ -337,45 +337,45 @@ struct Runs {
   }
 
   // body(panel, the one after it) for the panels of items[index], a gate before what it is multiplied by. The
-  // last one's is that of the item that this thread most likely takes next, or -1.
+  // last one's is that of the item that this thread most likely takes next, or null.
   template <class Body>
-  void each_panel(int index, int partner, Body&& body) const {
+  void each_panel(const PackedWeight& weight, int index, int partner, Body&& body) const {
     const Item item = (*this)[index];
     const int later = index + num_threads();
     for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
-      const int next = panel + 1 < item.last_panel ? panel + 1
-                       : later < count()           ? (*this)[later].first_panel
-                                                   : -1;
-      body(panel, partner > 0 ? panel + partner : next);
+      const uint8_t* const next = panel + 1 < item.last_panel ? weight.panel(panel + 1)
+                                  : later < count()           ? weight.panel((*this)[later].first_panel)
+                                                              : nullptr;
+      body(panel, partner > 0 ? weight.panel(panel + partner) : next);
       if (partner > 0) body(panel + partner, next);
     }
   }
 };
 
-// The panel after this one, asked for in L2, evenly over all steps: read at once when they are needed,
-// weights come at DRAM's rate, and tiles wait.
+// Weights that come next, asked for in L2, evenly over all steps: read at once when they are needed, they
+// come at DRAM's rate, and tiles wait. Parts of them are asked for by turns: beside loads of tiles the
+// prefetcher follows what is read in one page of memory only slowly, but it follows many pages.
 class Ahead {
  public:
-  explicit Ahead(const PackedWeight& weight)
-      : weight_(weight), lines_(static_cast<int>(weight.shape.panel_bytes() / 64)) {}
-
-  // Panel `next`, none if it is negative, from now on, over `steps` calls of step().
-  void start(int next, int steps) {
-    left_ = next < 0 ? 0 : lines_;
-    if (next < 0) return;
-    at_ = weight_.panel(next);
-    per_step_ = (lines_ + steps - 1) / steps;
+  // `bytes` from `from` on, nothing if it is null, over `steps` calls of step().
+  void start(const uint8_t* from, std::size_t bytes, int steps) {
+    at_ = from, part_ = (bytes / 64 + kParts - 1) / kParts * 64;
+    steps_ = steps, passed_ = 0;
+    per_step_ = from == nullptr ? 0 : static_cast<int>(part_ / 64);
   }
 
   inline __attribute__((always_inline)) void step() {
-    for (int line = 0; line < per_step_ && left_ > 0; ++line, --left_, at_ += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
+    for (passed_ += per_step_; passed_ >= steps_; passed_ -= steps_, at_ += 64)
+      for (int part = 0; part < kParts; ++part)
+        _mm_prefetch(reinterpret_cast<const char*>(at_ + part_ * part), _MM_HINT_T1);
   }
 
  private:
-  const PackedWeight& weight_;
-  int lines_, left_ = 0, per_step_ = 0;
-  const uint8_t* at_ = nullptr;
+  static constexpr int kParts = 8;
+
+  const uint8_t* at_ = nullptr;                // in the first part
+  std::size_t part_ = 0;                       // bytes
+  int steps_ = 1, per_step_ = 0, passed_ = 0;  // `per_step_` lines of each part in `steps_` steps
 };
 
 }  // namespace

@@ -35,13 +35,14 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, 
   const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   Tiles tiles;
-  Ahead ahead(weight);
+  Ahead ahead;
   Finish<float> pending;
   const auto finish = [&](int panel, int row, int rows, float* sums) {
     finish_rows(call, panel, row, rows, sums);
   };
-  runs.each_panel(index, call.partner(), [&](int panel, int next) {
-    if (call.rows > kTileRows) ahead.start(next, 2 * steps * blocks);  // else see fetch_quarter
+  runs.each_panel(weight, index, call.partner(), [&](int panel, const uint8_t* next) {
+    if (call.rows > kTileRows)  // else see fetch_quarter
+      ahead.start(next, weight.shape.panel_bytes(), 2 * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       const Block block = x.block(first, last);
       tiles.configure(block.upper, block.lower);

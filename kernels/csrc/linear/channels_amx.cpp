@@ -15,14 +15,14 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
   uint8_t* const scratch =
       shape.bits == 4 ? static_cast<uint8_t*>(thread_scratch(std::size_t{kPanel} * shape.inputs)) : nullptr;
   Tiles tiles;
-  Ahead ahead(*call.weight);
+  Ahead ahead;
   Finish<int32_t> pending;
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
     finish_channels(call, x, panel, row, rows, dots);
   };
-  runs.each_panel(index, call.partner(), [&](int panel, int next) {
+  runs.each_panel(*call.weight, index, call.partner(), [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
-    ahead.start(next, steps * blocks);
+    ahead.start(next, shape.panel_bytes(), steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       const int rows = last - first, upper = std::min(rows, kTileRows);
       tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
