@@ -85,6 +85,10 @@ void memory() {
   uint8_t stored[65] = {};
   _mm512_storeu_si512(stored + 1, _mm512_set1_epi8(7));
   EXPECT(stored[0] == 0 && stored[1] == 7 && stored[64] == 7);
+  Ints streamed;
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(streamed.at), Ints::of([](int i) { return 5 - i; }));
+  _mm_sfence();
+  EXPECT(streamed.at[0] == 5 && streamed.at[15] == -10);
   _mm512_storeu_ps(stored, _mm512_setzero_ps());
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(stored + 1), _mm256_loadu_si256(reinterpret_cast<__m256i*>(bytes)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(stored + 33), sixteen);

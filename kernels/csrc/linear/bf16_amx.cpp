@@ -3,7 +3,7 @@
 // Tiles are used for one row too: they outrun DRAM even then, and so a row's sums are the same in any
 // batch. They stay in tiles over all inputs: adding up in memory chunk by chunk, whose weights would then be
 // in the first-level cache, takes longer than loading weights and rows from the second.
-#include "linear/amx_tiles.h"
+#include "linear/amx_results.h"
 
 namespace octavo::amx {
 namespace {
@@ -37,8 +37,10 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, 
   Tiles tiles;
   Ahead ahead;
   Finish<float> pending;
+  const Results results(call, item.first_row,
+                        thread_scratch(Results::bytes(call, item.last_row - item.first_row)));
   const auto finish = [&](int panel, int row, int rows, float* sums) {
-    finish_rows(call, panel, row, rows, sums);
+    finish_rows(call, panel, row, rows, sums, results.at(row));
   };
   runs.each_panel(weight, index, call.partner(), [&](int panel, const uint8_t* next) {
     if (call.rows > kTileRows)  // else see fetch_quarter

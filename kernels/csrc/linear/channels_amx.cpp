@@ -1,6 +1,7 @@
 // AMX: weights of one scale per output channel. Integer sums stay in tiles over all inputs, which
 // scales per group do not allow.
 #include "linear/amx_codes.h"
+#include "linear/amx_results.h"
 #include "linear/channels_avx512.h"
 
 namespace octavo::amx {
@@ -12,13 +13,15 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
   const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   const int steps = 2 * shape.num_groups() * std::max(1, shape.group / kStepCodes);
-  uint8_t* const scratch =
-      shape.bits == 4 ? static_cast<uint8_t*>(thread_scratch(std::size_t{kPanel} * shape.inputs)) : nullptr;
+  const std::size_t wide_bytes = shape.bits == 4 ? std::size_t{kPanel} * shape.inputs : 0;
+  uint8_t* const scratch = static_cast<uint8_t*>(
+      thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
+  const Results results(call, item.first_row, scratch + wide_bytes);
   Tiles tiles;
   Ahead ahead;
   Finish<int32_t> pending;
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
-    finish_channels(call, x, panel, row, rows, dots);
+    finish_channels(call, x, panel, row, rows, dots, results.at(row));
   };
   runs.each_panel(*call.weight, index, call.partner(), [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);

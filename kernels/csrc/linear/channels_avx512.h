@@ -131,7 +131,7 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
 
 // Integer sums [count][64] of rows from `row` on, to results: scaled, in place, and finished.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
-                            int32_t* dots) {
+                            int32_t* dots, const Writing& writing = {}) {
   constexpr int kRows = 16;  // at once: they are finished where they still are in the first cache
   const float* const scales = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
   __m512 scale[4];
@@ -147,7 +147,8 @@ inline void finish_channels(const LinearCall& call, const ChannelRows& x, int pa
         _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale[n]), of_row));
       }
     }
-    finish_rows(call, panel, row + first, end - first, reinterpret_cast<float*>(dots + first * kPanel));
+    finish_rows(call, panel, row + first, end - first, reinterpret_cast<float*>(dots + first * kPanel),
+                writing.from(first, call.y_type));
   }
 }
 

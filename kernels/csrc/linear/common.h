@@ -8,7 +8,7 @@
 #include "runtime/threads.h"
 
 #if defined(__AVX512BF16__)
-#include <immintrin.h>
+#include "runtime/loads_avx512.h"
 #endif
 
 namespace octavo {
@@ -127,50 +127,140 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
   return {most, start + place};
 }
 
-// The same of a layer with gates: these are stored where the results will be, until their partners come.
-inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
-                         const float* bias, float* sums) {
-  constexpr int kRows = 16;  // at once
-  alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
+// What is added to a panel's sums before they are rounded; null: nothing.
+struct Added {
+  const float* bias;     // [64]
+  const void* residual;  // of y's type, rows `stride` values apart
+  int64_t stride = 0;
+
+  // To the first `width` of the 64 sums of row m.
+  void add_to(float* sums, Float type, int m, int width) const {
+    if (bias != nullptr)
+      for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
+    if (residual == nullptr) return;
+    alignas(64) float values[kPanel];
+    load_floats(residual, type, m * stride, width, values);
+    for (int n = 0; n < width; ++n) sums[n] += values[n];
+  }
+  Added from(int m, Float type) const {
+    const void* const row =
+        residual == nullptr ? nullptr : static_cast<const char*>(residual) + m * stride * float_size(type);
+    return {bias, row, stride};
+  }
+};
+
+#if defined(__AVX512BF16__)
+// store_rows of whole panels as bf16, in registers.
+inline void store_vectors(const Added& added, int count, const float* sums, bf16_t* y, int64_t stride) {
+  const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
+  for (int m = 0; m < count; ++m, sums += kPanel, y += stride) {
+    __m512 values[kPanel / 16];
+    for (int i = 0; i < kPanel / 16; ++i) {
+      values[i] = _mm512_loadu_ps(sums + 16 * i);
+      if (added.bias != nullptr) values[i] = _mm512_add_ps(values[i], _mm512_loadu_ps(added.bias + 16 * i));
+      if (residual != nullptr)
+        values[i] = _mm512_add_ps(values[i], load_bf16(residual + m * added.stride + 16 * i));
+    }
+    for (int i = 0; i < kPanel / 16; i += 2) store_pair(values[i], values[i + 1], y + 16 * i);
+  }
+}
+#endif
+
+// The first `width` of each row of sums [count][64], and what is added to them, rounded to `type` once, to
+// rows of y that are `stride` values apart.
+inline void store_rows(const Added& added, int count, int width, float* sums, Float type, void* y,
+                       int64_t stride) {
+#if defined(__AVX512BF16__)
+  if (type == Float::bf16 && width == kPanel)
+    return store_vectors(added, count, sums, static_cast<bf16_t*>(y), stride);
+#endif
+  for (int m = 0; m < count; ++m, sums += kPanel) {
+    added.add_to(sums, type, m, width);
+    store_floats(y, type, m * stride, width, sums);
+  }
+}
+
+// Rows [count][64] of a type of 2 bytes to rows of y, whole lines that are `stride` values apart, past the
+// caches: they need not come from memory first, only to be overwritten.
+inline void stream_rows(const void* rows, int count, void* y, int64_t stride) {
+  const uint8_t* from = static_cast<const uint8_t*>(rows);
+  for (int m = 0; m < count; ++m) {
+    uint8_t* to = static_cast<uint8_t*>(y) + 2 * m * stride;
+#if defined(__AVX512BF16__)
+    for (int line = 0; line < 2 * kPanel / 64; ++line, to += 64, from += 64)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#else
+    std::memcpy(to, from, 2 * kPanel);
+    from += 2 * kPanel;
+#endif
+  }
+}
+
+// How results are written; without gates or `stream`, as most kernels do it.
+struct Writing {
+  void* gates = nullptr;  // where those of these rows are kept until their partners come, [count][64] of y's
+                          // type; null: in y
+  bool stream = false;    // whole panels by stream_rows
+
+  // The same of rows from the m-th of these on.
+  Writing from(int m, Float type) const {
+    char* const kept = static_cast<char*>(gates);
+    return {kept == nullptr ? nullptr : kept + m * kPanel * float_size(type), stream};
+  }
+};
+
+// Of a layer with gates.
+inline void finish_gated(const LinearCall& call, int panel, int first, int count, const Added& added,
+                         float* sums, const Writing& writing) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
   const bool is_gate = start < outputs;
-  const int64_t column = is_gate ? start : start - outputs;
+  const std::size_t value_bytes = float_size(call.y_type);
+  char* y = static_cast<char*>(call.y) +
+            value_bytes * (static_cast<std::size_t>(first) * outputs + (is_gate ? start : start - outputs));
+  char* kept = writing.gates == nullptr ? y : static_cast<char*>(writing.gates);
+  const int64_t stride = writing.gates == nullptr ? outputs : kPanel;
+  if (is_gate) return store_rows(added, count, kPanel, sums, call.y_type, kept, stride);
+  constexpr int kRows = 16;  // at once
+  alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
   for (int row = 0; row < count; row += kRows) {
     const int rows = count - row < kRows ? count - row : kRows;
-    const int64_t offset = int64_t{first + row} * outputs + column;
-    for (int m = 0; m < rows; ++m, sums += kPanel) {
-      if (bias != nullptr)
-        for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
-      if (is_gate) store_floats(call.y, call.y_type, offset + int64_t{m} * outputs, kPanel, sums);
-      else store_floats(others, call.y_type, m * kPanel, kPanel, sums);
-    }
-    if (is_gate) continue;
-    void* const y = static_cast<char*>(call.y) + offset * float_size(call.y_type);
-    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel});
+    store_rows(added, rows, kPanel, sums, call.y_type, others, kPanel);
+    GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel};
+    if (writing.stream) gate.y = others, gate.y_stride = kPanel;
+    run_gated_here(gate);
+    if (writing.stream) stream_rows(others, rows, y, outputs);
+    sums += rows * kPanel;
+    kept += value_bytes * rows * stride;
+    y += value_bytes * rows * outputs;
   }
 }
 
 // Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
 // round once, and leave out the outputs past the last.
-inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums) {
+inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums,
+                        const Writing& writing = {}) {
   const PackedShape& shape = call.weight->shape;
   const int start = panel * kPanel;
   const int width = shape.outputs - start < kPanel ? shape.outputs - start : kPanel;
-  const float* bias = call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start;
-  if (call.gate) return finish_gated(call, *call.gate, panel, first, count, bias, sums);
-  for (int m = 0; m < count; ++m, sums += kPanel) {
-    const std::size_t offset = static_cast<std::size_t>(first + m) * shape.outputs + start;
-    if (bias != nullptr)
-      for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
-    if (call.residual != nullptr) {
-      alignas(64) float added[kPanel];
-      load_floats(call.residual, call.y_type, offset, width, added);
-      for (int n = 0; n < width; ++n) sums[n] += added[n];
-    }
-    if (call.largest == nullptr) store_floats(call.y, call.y_type, offset, width, sums);
-    else
+  Added added{call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start, nullptr, shape.outputs};
+  if (call.gate) return finish_gated(call, panel, first, count, added, sums, writing);
+  const std::size_t at = float_size(call.y_type) * (static_cast<std::size_t>(first) * shape.outputs + start);
+  if (call.residual != nullptr) added.residual = static_cast<const char*>(call.residual) + at;
+  if (call.largest != nullptr) {
+    for (int m = 0; m < count; ++m, sums += kPanel) {
+      added.add_to(sums, call.y_type, m, width);
       call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
           largest_of(call.y_type, start, width, sums);
+    }
+    return;
+  }
+  char* const y = static_cast<char*>(call.y) + at;
+  if (!writing.stream || width < kPanel)
+    return store_rows(added, count, width, sums, call.y_type, y, shape.outputs);
+  alignas(64) uint8_t row[sizeof(float) * kPanel];
+  for (int m = 0; m < count; ++m, sums += kPanel) {
+    store_rows(added.from(m, call.y_type), 1, kPanel, sums, call.y_type, row, kPanel);
+    stream_rows(row, 1, y + 2 * static_cast<std::size_t>(m) * shape.outputs, shape.outputs);
   }
 }
 

@@ -28,7 +28,7 @@ struct StridedRows {
 struct GateCall {
   StridedRows gate, up;  // `up` without data: the activation of the gate alone
   void* y;
-  int64_t y_stride;  // values from row to row; y may be what the gate is read from
+  int64_t y_stride;  // values from row to row; y may be what the gate or `up` is read from
   Float type;
   Activation activation;
   int64_t rows;

@@ -3,8 +3,8 @@
 
 #include "runtime/numeric.h"
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
+#if defined(__AVX512BF16__)
+#include "runtime/loads_avx512.h"
 #endif
 
 namespace octavo {
@@ -13,35 +13,6 @@ namespace {
 constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
 constexpr int kBlock = 256;  // values converted at once, on the stack
 constexpr std::size_t kItemBytes = 32 << 10;  // of one operand: less is not worth waking a thread for
-
-#if defined(__AVX512BF16__)
-// 16 bf16 values as floats.
-inline __m512 load_bf16(const bf16_t* from) {
-  const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
-}
-
-// As if the values had been stored as bf16 and loaded again.
-inline __m512 round_to_bf16(__m512 values) {
-  if (!has_subnormal(values))
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
-  float floats[16];
-  _mm512_storeu_ps(floats, values);
-  for (float& value : floats) value = bf16_to_float(float_to_bf16(value));
-  return _mm512_loadu_ps(floats);
-}
-
-// 32 floats as bf16 values.
-inline void store_pair(__m512 low, __m512 high, bf16_t* to) {
-  if (!has_subnormal(low) && !has_subnormal(high))
-    return _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-  float values[32];
-  _mm512_storeu_ps(values, low);
-  _mm512_storeu_ps(values + 16, high);
-  for (int i = 0; i < 32; ++i) to[i] = float_to_bf16(values[i]);
-}
-#endif
 
 // Adds term(value) of `count` values to the lanes. Blocks start at a multiple of kLanes.
 template <class Term>

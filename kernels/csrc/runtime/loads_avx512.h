@@ -1,4 +1,4 @@
-// Vectors of float32 from any float type, on AVX-512. Internal linkage: see numeric.h.
+// Vectors of float32 from any float type, and as bf16, on AVX-512. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -19,6 +19,27 @@ inline __m512 load16(const void* p, Float type, std::size_t at) {
   if (type == Float::bf16) return load_bf16(from);
   if (type == Float::f32) return _mm512_loadu_ps(from);
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+// As if the values had been stored as bf16 and loaded again.
+inline __m512 round_to_bf16(__m512 values) {
+  if (!has_subnormal(values))
+    return _mm512_castsi512_ps(
+        _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
+  float floats[16];
+  _mm512_storeu_ps(floats, values);
+  for (float& value : floats) value = bf16_to_float(float_to_bf16(value));
+  return _mm512_loadu_ps(floats);
+}
+
+// 32 floats as bf16 values.
+inline void store_pair(__m512 low, __m512 high, bf16_t* to) {
+  if (!has_subnormal(low) && !has_subnormal(high))
+    return _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  float values[32];
+  _mm512_storeu_ps(values, low);
+  _mm512_storeu_ps(values + 16, high);
+  for (int i = 0; i < 32; ++i) to[i] = float_to_bf16(values[i]);
 }
 
 }  // namespace

@@ -37,6 +37,12 @@ OCTAVO_EMULATED void _mm512_store_ps(void* to, __m512 value) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("an aligned store is not aligned");
   x86_emulator::write(to, value);
 }
+// Past the caches: what emulates it is in order anyway, so that a fence has nothing to do.
+OCTAVO_EMULATED void _mm512_stream_si512(__m512i* to, __m512i value) {
+  if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("a streaming store is not aligned");
+  x86_emulator::write(to, value);
+}
+OCTAVO_EMULATED void _mm_sfence() {}
 // The lower half of a register.
 OCTAVO_EMULATED __m128i _mm_loadl_epi64(const __m128i* from) {
   return __m128i{x86_emulator::read<long long>(from), 0};

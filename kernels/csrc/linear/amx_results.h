@@ -1,0 +1,48 @@
+// How kernels on AMX tiles write results. Internal linkage: see numeric.h.
+#pragma once
+
+#include "linear/amx_tiles.h"
+
+namespace octavo::amx {
+namespace {
+
+// How a thread writes results of rows from `first_row` on. Lines of y come from far, some from another core:
+// gates are kept near until their partners come, and results of many rows go past the caches.
+class Results {
+ public:
+  // Of memory to keep the gates of some rows in.
+  static std::size_t bytes(const LinearCall& call, int rows) {
+    return call.gate ? row_bytes(call) * rows : 0;
+  }
+
+  Results(const LinearCall& call, int first_row, void* memory)
+      : first_row_(first_row),
+        row_bytes_(row_bytes(call)),
+        gates_(call.gate ? static_cast<char*>(memory) : nullptr),
+        stream_(call.rows > kTileRows && can_stream(call)) {}
+  // What went past the caches is there before what this thread writes next.
+  ~Results() { _mm_sfence(); }
+  Results(const Results&) = delete;
+  Results& operator=(const Results&) = delete;
+
+  // Of rows from `row` on.
+  Writing at(int row) const {
+    return {gates_ == nullptr ? nullptr : gates_ + row_bytes_ * (row - first_row_), stream_};
+  }
+
+ private:
+  static std::size_t row_bytes(const LinearCall& call) { return kPanel * float_size(call.y_type); }
+  // Panels of rows of y start at whole lines.
+  static bool can_stream(const LinearCall& call) {
+    const int outputs = call.weight->shape.outputs / (call.gate ? 2 : 1);
+    return float_size(call.y_type) == 2 && outputs % 32 == 0 && reinterpret_cast<uintptr_t>(call.y) % 64 == 0;
+  }
+
+  int first_row_;
+  std::size_t row_bytes_;
+  char* gates_;
+  bool stream_;
+};
+
+}  // namespace
+}  // namespace octavo::amx
