@@ -29,20 +29,25 @@ struct CodeSteps {
   }
 };
 
-// dots[rows][64] of up to 16 rows: all four columns of tiles at once.
-template <class Between>
+// dots[rows][64] of up to 16 rows: all four columns of tiles at once. kFar: codes are asked for as they lie
+// in memory, see fetch_quarter; steps are of kStepCodes then.
+template <bool kFar, class Between>
 inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots, Between&& between) {
   Awake awake;
   int index = 0;
   start_sums();
   steps.each([&](const int8_t* x, const uint8_t* codes) {
+    if constexpr (kFar) fetch_quarter(codes, 0);
     _tile_loadd(4, x, steps.row_stride);
     _tile_loadd(6, codes, kQuadBytes);
     _tile_dpbsud(0, 4, 6);
+    if constexpr (kFar) fetch_quarter(codes, 1);
     _tile_loadd(7, codes + 64, kQuadBytes);
     _tile_dpbsud(1, 4, 7);
+    if constexpr (kFar) fetch_quarter(codes, 2);
     _tile_loadd(6, codes + 128, kQuadBytes);
     _tile_dpbsud(2, 4, 6);
+    if constexpr (kFar) fetch_quarter(codes, 3);
     _tile_loadd(7, codes + 192, kQuadBytes);
     _tile_dpbsud(3, 4, 7);
     awake.step(index++);
@@ -88,7 +93,7 @@ inline void multiply_both_codes(const CodeSteps& steps, int32_t* dots, Between&&
 template <class Between>
 inline void multiply_codes(const CodeSteps& steps, bool has_lower, int32_t* dots, Between&& between) {
   if (has_lower) multiply_both_codes(steps, dots, between);
-  else multiply_upper_codes(steps, dots, between);
+  else multiply_upper_codes<false>(steps, dots, between);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
   uint8_t* const scratch = static_cast<uint8_t*>(
       thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
   const Results results(call, item.first_row, scratch + wide_bytes);
+  // One tile of rows reads codes of 8 bits as they lie in memory, and asks for them as it goes.
+  const bool one_tile = call.rows <= kTileRows && shape.bits == 8 && shape.group >= kStepCodes;
   Tiles tiles;
   Ahead ahead;
   Finish<int32_t> pending;
@@ -25,7 +27,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
   };
   runs.each_panel(*call.weight, index, call.partner(), [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
-    ahead.start(next, shape.panel_bytes(), steps * blocks);
+    if (!one_tile) ahead.start(next, shape.panel_bytes(), steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       const int rows = last - first, upper = std::min(rows, kTileRows);
       tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
@@ -36,10 +38,12 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
                                  .blocks = shape.num_groups(),
                                  .x_stride = x.block_stride(),
                                  .stride = bytes.stride};
-      multiply_codes(code_steps, rows > upper, pending.sums(), [&] {
+      const auto between = [&] {
         pending.some(finish);
         ahead.step();
-      });
+      };
+      if (one_tile) multiply_upper_codes<true>(code_steps, pending.sums(), between);
+      else multiply_codes(code_steps, rows > upper, pending.sums(), between);
       pending.rest(finish);
       pending.put(panel, first, rows);
     });

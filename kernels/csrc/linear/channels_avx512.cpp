@@ -13,6 +13,10 @@ constexpr int kSharedInputs = 256;
 // Row tiles for which a panel of 4-bit codes is widened once, in the second cache.
 constexpr int kWidenedTiles = 4 * kItemTiles;
 
+// Bytes that a single row asks for ahead of its codes on Intel's CPUs: these read a page of memory most
+// quickly where requests do not run far ahead of reads.
+constexpr int kNearAhead = 2048;
+
 // Row tiles that take codes of 4 bits as they are, as measured.
 constexpr int kFewTiles = 2;
 
@@ -24,8 +28,9 @@ struct Blocks {
   bool first;          // of the panel: sums start at zero
 };
 
-// sums[R][64] += products of some blocks; each step asks for kLines of `ahead`.
-template <int R, int kLines>
+// sums[R][64] += products of some blocks; each step asks for kLines of `ahead`, or if kNear, of what comes
+// kNearAhead bytes after the codes.
+template <int R, int kLines, bool kNear = false>
 __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_stride, const Blocks& blocks,
                                                const uint8_t* ahead, int32_t* sums) {
   Sums<R> dots;
@@ -44,7 +49,7 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
       __m512i codes[4];
       unrolled<4>([&](auto c) __attribute__((always_inline)) {
         codes[c] = _mm512_loadu_si512(words + 64 * c);
-        if constexpr (c < kLines) fetch_weights(ahead + 64 * c);
+        if constexpr (c < kLines) fetch_weights((kNear ? words + kNearAhead : ahead) + 64 * c);
       });
       add_words<R>(x + k, inputs, codes, dots);
     }
@@ -105,6 +110,7 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   alignas(64) int32_t sums[kItemTiles * kTileRows * kPanel];
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
+  const bool is_near = rows == 1 && shape.bits == 8 && !kAsksPastL2;
   // What several tiles share is asked for before they come to it, of widened panels the next one; what one
   // reads once, not so far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
@@ -122,6 +128,9 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       with_rows<kTileRows>(tiles.size(tile), [&](auto R) {
+        if constexpr (R == 1)
+          if (is_near)
+            return multiply_blocks<1, 4, true>(x.at(g, row), x.block_stride(), blocks, nullptr, sums);
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           multiply_blocks<decltype(R)::value, decltype(lines)::value>(x.at(g, row), x.block_stride(), blocks,
                                                                       next, sums + (row - first) * kPanel);
