@@ -42,10 +42,13 @@ class StateMetadata:
     snapshots: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int32))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepRows:
     """T tokens of B sequences, wherever their pages are: all that a model sees of a step. The rows of a
     sequence are adjacent and in order.
+
+    Nobody changes one that was made. It is not frozen because one is made for every step, and freezing
+    triples the time that takes.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
@@ -74,7 +77,7 @@ class StepRows:
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AttentionMetadata(StepRows):
     """The rows of a step, and their pages.
 

@@ -309,11 +309,11 @@ class EngineCore:
     def _take(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
         """Give a sample its next token."""
         delta = _advance(sample, sampled)
-        failed = delta.finish_reason is FinishReason.ERROR
+        failed = delta.error is not None
         if not failed:
             self._stats.token(sample, now)
         self._tell(sample, delta)
-        return SampleResult(None if failed else sampled.token, finished=delta.finish_reason is not None)
+        return SampleResult(None if failed else sampled.token, delta.finish_reason is not None)
 
     def _take_run(
         self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
@@ -351,7 +351,8 @@ class EngineCore:
             self._guesses.guess(going_on, times.cost)
             self._speculation.allot(drafting, len(going_on), times)
         for sample in going_on:
-            sample.state.prepare(sample.sequence.drafts)
+            if sample.state.constraint is not None:
+                sample.state.constraint.prepare(sample.sequence.drafts)
 
     def _fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
         """End the sequences whose K/V went wrong in the middle of the prompt.

@@ -168,8 +168,8 @@ class Sample:
             text = self._stops.flush()
             reason, match = FinishReason.STOP, token
         else:
-            text = self._detokenizer.add(token)
-            if self.num_tokens > self.request.params.min_tokens:
+            text, params = self._detokenizer.add(token), self.request.params
+            if params.stop and self.num_tokens > params.min_tokens:
                 text = self._stops.add(text)
             if (match := self._stops.match) is not None:
                 reason = FinishReason.STOP
@@ -202,7 +202,7 @@ class Sample:
         error: str | None = None,
     ) -> Delta:
         self.finish_reason = reason
-        return Delta(
+        delta = Delta(
             request_id=self.request.request_id,
             index=self.index,
             token_ids=() if token is None else (token,),
@@ -213,11 +213,10 @@ class Sample:
             error=error,
             prompt_tokens=self.request.num_prompt,
             cached_tokens=self.request.num_cached,
-            embedding=self.request.embedding if token is not None and self.num_tokens == 1 else None,
-            prompt_logprobs=self.request.prompt_logprobs
-            if token is not None and self.num_tokens == 1
-            else None,
         )
+        if token is not None and self.num_tokens == 1:
+            delta.embedding, delta.prompt_logprobs = self.request.embedding, self.request.prompt_logprobs
+        return delta
 
 
 class Update(NamedTuple):

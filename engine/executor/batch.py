@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,14 +99,16 @@ def _decode_batch(step: SchedulerOutput, page_size: int) -> Batch:
 
 def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
     """The rows at these positions of each table; its page table as that of ``in_group`` below."""
-    page_table = np.zeros((len(tables), max(positions) // page_size + 1), np.int32)
+    width = max(positions) // page_size + 1
+    pages, unused = array("i"), array("i", [0]) * width
     slots = []
-    for row, (table, position) in enumerate(zip(tables, positions, strict=True)):
-        held, last = table.parts[group].pages, position // page_size
-        page_table[row, : last + 1] = np.frombuffer(held, np.int32, last + 1)
+    for row, position in enumerate(positions):
+        held, last = tables[row].parts[group].pages, position // page_size
+        pages += held[: last + 1]
+        pages += unused[last + 1 :]
         slots.append(held[last] * page_size + position % page_size)
     assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
-    return GroupMetadata(np.array(slots, np.int32), page_table)
+    return GroupMetadata(np.array(slots, np.int32), np.frombuffer(pages, np.int32).reshape(-1, width))
 
 
 def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:

@@ -143,10 +143,9 @@ class PagedRunner:
                 failed += self._write(token_ids, part, first)
                 continue
             out = self._model.forward_greedy(token_ids, part, wanted)
-            failed += self._evaluate([out.ids, out.logits], first)
-            ids: Any = out.ids.tolist()
-            logits: Any = out.logits.tolist()
-            drawn += map(greedy_sample, ids, logits)
+            failed += self._evaluate(out, first)
+            tokens, logits = out
+            drawn += greedy_samples(tokens.tolist(), logits.tolist())
         samples = drawn if isinstance(which, range) else [drawn[i] for i in which]
         assert len(samples) == len(states), "a token is drawn for each state"
         return RunOutput(with_failures(samples, batch, failed), tuple(failed))
@@ -290,9 +289,14 @@ class PagedRunner:
         release_kept_memory(self._info.backend)
 
 
-def greedy_sample(token: int, logit: float) -> Sampled:
-    """The sample of a plain greedy row whose largest logit is this one (NaN if any of it is)."""
-    return Sampled(token=token) if math.isfinite(logit) else Sampled(token=None, error=NOT_FINITE)
+def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
+    """Those of plain greedy rows, of which these are the largest logits (NaN if any of a row is)."""
+    if all(map(math.isfinite, logits)):
+        return list(map(Sampled, tokens))
+    rows = zip(tokens, logits, strict=True)
+    return [
+        Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows
+    ]
 
 
 def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -30,14 +29,6 @@ class UnusedShim:
 
     def __getattr__(self, name: str) -> object:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
-
-
-class GreedyOutput(NamedTuple):
-    """Ids int32 [S] of the largest logits of rows (the lowest among equals), and those logits, float32
-    [S]: NaN where any of the row is, and then the id means nothing. Not evaluated."""
-
-    ids: mx.array
-    logits: mx.array
 
 
 class PagedModel:
@@ -117,13 +108,15 @@ class PagedModel:
         logits, hidden = self._step(self._build_hidden, token_ids, step, rows, hidden_rows)
         return logits, hidden
 
-    def forward_greedy(self, token_ids: Ints, step: StepRows, rows: Ints) -> GreedyOutput:
-        """The greedy choice of each of those rows, without their logits; evaluated like ``forward``.
+    def forward_greedy(self, token_ids: Ints, step: StepRows, rows: Ints) -> list[mx.array]:
+        """The greedy choice of each of those rows, without all of their logits; evaluated like ``forward``:
+        ids int32 [S] of the largest logits (the lowest among equals), and those logits, float32 [S]: NaN
+        where any of the row is, and then the id means nothing.
 
         Raises HookError if the model's output is not exactly what its head gives, or its head
         cannot choose: a matter of the model, which the check at load asks once.
         """
-        return GreedyOutput(*self._step(self._build_greedy, token_ids, step, rows))
+        return self._step(self._build_greedy, token_ids, step, rows)
 
     @property
     def is_paged(self) -> bool:
@@ -174,7 +167,7 @@ class PagedModel:
         values = [step.positions] if rows is None else [step.positions, rows]
         values += more
         if self.graph_runner is not None:
-            assert not isinstance(token_ids, mx.array), "programs are given tokens that are known"
+            assert isinstance(token_ids, np.ndarray), "programs are given tokens that are known"
             return self.graph_runner(build, [token_ids, *values])
         return build([mx.array(token_ids), *(mx.array(value) for value in values)], False)
 

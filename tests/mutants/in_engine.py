@@ -13,8 +13,8 @@ MUTANTS = (
     ),
     bug(
         "a decode step reads and writes the first group's pages in every group",
-        "held, last = table.parts[group].pages, position // page_size",
-        "held, last = table.parts[0].pages, position // page_size",
+        "held, last = tables[row].parts[group].pages, position // page_size",
+        "held, last = tables[row].parts[0].pages, position // page_size",
     ),
     bug(
         "a step reads and writes the first group's pages in every group",
@@ -85,7 +85,7 @@ MUTANTS = (
     bug(
         "flags of a replayed step are lost",
         "        self._program.run(host)\n"
-        "        for pool, written in zip(self._pools, self._pending, strict=True):\n"
+        "        for pool, written in self._pending:\n"
         "            pool.bind_pending(written)\n",
         "        self._program.run(host)\n",
     ),

@@ -9,13 +9,13 @@ STEPS = (
     # steps as programs
     bug(
         "a program computes with its first values",
-        "std::memcpy(mx::array(*input).data<int32_t>(), from, 4 * input->size());",
-        'if (each.size() == 0) throw std::invalid_argument("no values");',
+        "std::memcpy(inputs[input].memory, from, sizeof(int32_t) * inputs[input].size);",
+        "continue;",
     ),
     bug(
         "a program takes values of any number",
-        "require(size == values.size(),",
-        "require(size > 0,",
+        "if (size != values.size())",
+        "if (size == 0)",
     ),
     bug(
         "a program runs its work once only",

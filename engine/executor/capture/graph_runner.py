@@ -120,7 +120,6 @@ class CapturedStep:
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
     ) -> None:
-        self._pools = pools
         inputs = [pool.step_inputs() for pool in pools]
         counts = [len(pool.step_values()) for pool in pools]
         arrays = [mx.array(value) for value in values]
@@ -146,13 +145,15 @@ class CapturedStep:
         finally:
             _bind(pools, inputs)
         results = iter(self._program.outputs)
-        self._pending = [[next(results) for _ in written] for written in pending]
+        self._pending = [
+            (pool, [next(results) for _ in written]) for pool, written in zip(pools, pending, strict=True)
+        ]
         self._outputs = [next(results) for _ in outputs]
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
         """``host`` as given to ``GraphRunner``, with the step's values of every pool behind it."""
         self._program.run(host)
-        for pool, written in zip(self._pools, self._pending, strict=True):
+        for pool, written in self._pending:
             pool.bind_pending(written)
         return self._outputs
 

@@ -134,12 +134,6 @@ class SampleState:
         ahead.constraint = ahead._behind = None
         return ahead
 
-    def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """Begin what the next token needs, and those behind ``drafts``, and other threads can do, beside the
-        forward."""
-        if self.constraint is not None:
-            self.constraint.prepare(drafts)
-
     @property
     def changes(self) -> LogitAdjustments | None:
         """What the next token's logits are changed by, before structured output; None: nothing."""

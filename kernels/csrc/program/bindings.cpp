@@ -1,5 +1,4 @@
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
@@ -21,36 +20,59 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-using Values = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
+// An array of int32 without gaps, as the buffer protocol shows it: nb::ndarray asks for more of it, and takes
+// an exception to learn that it is read-only.
+class Values {
+ public:
+  explicit Values(nb::handle array, int flags = PyBUF_CONTIG_RO) {
+    if (PyObject_GetBuffer(array.ptr(), &buffer_, flags | PyBUF_FORMAT) != 0) PyErr_Clear();
+  }
+  ~Values() { PyBuffer_Release(&buffer_); }
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
 
-// The input behind those that `values` fill, of which the first is `input`.
-std::size_t end_of(const std::vector<mx::array>& filled, std::size_t input, const Values& values) {
-  const std::size_t first = input;
-  std::size_t size = 0;
-  while (input < filled.size() && (input == first || size < values.size())) size += filled[input++].size();
-  require(size == values.size(), "input " + std::to_string(first) + " of the program has shape " +
-                                     shape_text(filled[first]) + ", got " + std::to_string(values.size()) +
-                                     " values, which end with neither it nor a later one");
-  return input;
+  // Whether it is one; of others nothing else is known.
+  bool are_ints() const { return buffer_.obj && std::strcmp(buffer_.format, "i") == 0; }
+  bool are_ints(int num_dims) const { return are_ints() && buffer_.ndim == num_dims; }
+
+  std::size_t size() const { return static_cast<std::size_t>(buffer_.len) / sizeof(int32_t); }
+  int64_t width() const { return buffer_.shape[1]; }
+  int32_t* data() const { return static_cast<int32_t*>(buffer_.buf); }
+  Ints ints() const { return {data(), size()}; }
+
+ private:
+  Py_buffer buffer_ = {};
+};
+
+// Copies values to the inputs that they fill, of which the first is `input`; the one behind them.
+std::size_t fill(const Program& program, std::size_t input, const Values& values) {
+  const std::vector<Program::Input>& inputs = program.inputs();
+  std::size_t end = input, size = 0;
+  while (end < inputs.size() && (end == input || size < values.size())) size += inputs[end++].size;
+  if (size != values.size())
+    throw std::invalid_argument("input " + std::to_string(input) + " of the program has shape " +
+                                shape_text(program.filled()[input]) + ", got " +
+                                std::to_string(values.size()) +
+                                " values, which end with neither it nor a later one");
+  const int32_t* from = values.data();
+  for (; input < end; from += inputs[input++].size)
+    std::memcpy(inputs[input].memory, from, sizeof(int32_t) * inputs[input].size);
+  return end;
 }
 
-void run(Program& program, const std::vector<Values>& values) {
-  const std::vector<mx::array>& filled = program.filled();
-  std::size_t num_filled = 0, num_given = 0;
-  for (; num_given < values.size() && num_filled < filled.size(); ++num_given)
-    num_filled = end_of(filled, num_filled, values[num_given]);
-  require(num_given == values.size() && num_filled == filled.size(),
-          "the program has " + std::to_string(filled.size()) + " inputs, got " +
-              std::to_string(values.size()) + " values for " + std::to_string(num_filled) + " of them");
-  auto input = filled.begin();
-  for (const Values& each : values) {
-    const int32_t* from = each.data();
-    do {
-      std::memcpy(mx::array(*input).data<int32_t>(), from, 4 * input->size());
-      from += input->size();
-      ++input;
-    } while (from < each.data() + each.size());
+void run(Program& program, const nb::sequence& arrays) {
+  const std::size_t num_inputs = program.inputs().size();
+  std::size_t num_filled = 0, num_more = 0;
+  for (const nb::handle array : arrays) {
+    const Values values(array);
+    if (!values.are_ints()) throw nb::type_error("values must be arrays of int32 without gaps");
+    if (num_filled < num_inputs) num_filled = fill(program, num_filled, values);
+    else ++num_more;
   }
+  if (num_filled != num_inputs || num_more != 0)
+    throw std::invalid_argument("the program has " + std::to_string(num_inputs) + " inputs, got " +
+                                std::to_string(nb::len(arrays)) + " values for " +
+                                std::to_string(num_filled) + " of them");
   const nb::gil_scoped_release release;
   program.run();
 }
@@ -65,28 +87,26 @@ void create(Program* self, const std::shared_ptr<Arena>& arena, std::vector<mx::
   new (self) Program(arena, std::move(filled), std::move(fixed), std::move(outputs), evaluate_released);
 }
 
-using Array = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-
-bool are_ints(const Array& array, std::size_t num_dims) {
-  return array.ndim() == num_dims && array.dtype() == nb::dtype<int32_t>();
-}
-
-Ints ints(const Array& array) { return {static_cast<const int32_t*>(array.data()), array.size()}; }
-
-using Packed = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-bool pack_indices(const Packed& packed, const Array& positions, const Array& slots, const Array& q_start,
-                  const Array& kv_len, const Array& page_table, const std::optional<Array>& quantize_after,
-                  int64_t page_size, int64_t num_pages) {
-  for (const Array* array : {&positions, &slots, &q_start, &kv_len})
-    if (!are_ints(*array, 1)) return false;
-  if (!are_ints(page_table, 2) || page_table.shape(0) != kv_len.size()) return false;
-  if (quantize_after && (!are_ints(*quantize_after, 1) || quantize_after->size() != kv_len.size()))
+bool pack_indices(nb::handle packed, nb::handle positions, nb::handle slots, nb::handle q_start,
+                  nb::handle kv_len, nb::handle page_table, nb::handle quantize_after, int64_t page_size,
+                  int64_t num_pages) {
+  const Values rows(positions), places(slots), starts(q_start), lengths(kv_len), table(page_table);
+  for (const Values* values : {&rows, &places, &starts, &lengths})
+    if (!values->are_ints(1)) return false;
+  if (!table.are_ints(2) || table.size() != lengths.size() * static_cast<std::size_t>(table.width()))
     return false;
-  const StepIndices step = {ints(positions), ints(slots),      ints(q_start),
-                            ints(kv_len),    ints(page_table), static_cast<int64_t>(page_table.shape(1))};
+  const StepIndices step = {rows.ints(),    places.ints(), starts.ints(),
+                            lengths.ints(), table.ints(),  table.width()};
   if (!are_inside(step, page_size, num_pages)) return false;
-  pack(step, quantize_after ? ints(*quantize_after) : Ints{}, {packed.data(), packed.size()});
+  const Values to(packed, PyBUF_CONTIG);
+  if (!to.are_ints(1)) throw nb::type_error("packed must be an array [N] of int32 that can be written");
+  if (quantize_after.is_none()) {
+    pack(step, {}, {to.data(), to.size()});
+    return true;
+  }
+  const Values after(quantize_after);
+  if (!after.are_ints(1) || after.size() != lengths.size()) return false;
+  pack(step, after.ints(), {to.data(), to.size()});
   return true;
 }
 

@@ -85,6 +85,7 @@ Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> fil
     require(input.dtype() == mx::int32 && !is_pending(input) && input.flags().row_contiguous,
             "inputs that are filled must be evaluated arrays of int32, got " + dtype_text(input.dtype()));
     inputs.insert(input.id());
+    inputs_.push_back({mx::array(input).data<int32_t>(), input.size()});
   }
   for (const mx::array& input : fixed) inputs.insert(input.id());
   std::vector<mx::array> order = in_order(outputs_);

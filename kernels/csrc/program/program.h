@@ -31,7 +31,14 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
+  // Where a filled input is, and how many numbers it has.
+  struct Input {
+    int32_t* memory;
+    std::size_t size;
+  };
+
   const std::vector<mx::array>& filled() const { return filled_; }
+  const std::vector<Input>& inputs() const { return inputs_; }  // the filled ones
   const std::vector<mx::array>& outputs() const { return outputs_; }
   std::size_t num_tasks() const { return tasks_.size(); }
   std::size_t num_evaluated() const { return queued_.size(); }  // of them, by MLX
@@ -45,6 +52,7 @@ class Program {
   void evaluate(Capture& capture, mx::array& x);
 
   std::vector<mx::array> filled_, outputs_;
+  std::vector<Input> inputs_;
   std::vector<mx::array> read_;  // by the tasks, besides each other's results
   Tasks tasks_;
   std::vector<std::size_t> queued_;  // as Capture's

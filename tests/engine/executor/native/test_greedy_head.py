@@ -18,8 +18,7 @@ from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load as startup
-from octavo.engine.executor.paged_model import GreedyOutput
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
 pytestmark = pytest.mark.parity
@@ -81,7 +80,7 @@ def test_heads_choose_what_their_logits_say(
     calls: list[int] = []
     choose = runner._model.forward_greedy
 
-    def counted(ids: Ints, *rest: Any) -> GreedyOutput:
+    def counted(ids: Ints, *rest: Any) -> list[mx.array]:
         calls.append(len(ids))
         return choose(ids, *rest)
 
@@ -145,10 +144,9 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
     choose = runner._model.forward_greedy
 
-    def spoilt(*args: Any) -> GreedyOutput:
-        choices = choose(*args)
-        nan = mx.where(mx.arange(2) == 1, mx.array(float("nan")), choices.logits)
-        return GreedyOutput(choices.ids, nan)
+    def spoilt(*args: Any) -> list[mx.array]:
+        ids, logits = choose(*args)
+        return [ids, mx.where(mx.arange(2) == 1, mx.array(float("nan")), logits)]
 
     monkeypatch.setattr(runner._model, "forward_greedy", spoilt)
     first, bad = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
@@ -165,6 +163,6 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
 
 
 def test_only_a_finite_logit_is_a_token() -> None:
-    assert paged.greedy_sample(3, -1.5).token == 3
-    for logit in (np.nan, np.inf, -np.inf):
-        assert paged.greedy_sample(3, logit).error == NOT_FINITE
+    good, *others = paged.greedy_samples([3] * 4, [-1.5, np.nan, np.inf, -np.inf])
+    assert good == Sampled(3)
+    assert others == [Sampled(None, error=NOT_FINITE)] * 3
