@@ -210,8 +210,8 @@ struct Writing {
 };
 
 // Of a layer with gates.
-inline void finish_gated(const LinearCall& call, int panel, int first, int count, const Added& added,
-                         float* sums, const Writing& writing) {
+inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
+                         const Added& added, float* sums, const Writing& writing) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
   const bool is_gate = start < outputs;
   const std::size_t value_bytes = float_size(call.y_type);
@@ -225,7 +225,7 @@ inline void finish_gated(const LinearCall& call, int panel, int first, int count
   for (int row = 0; row < count; row += kRows) {
     const int rows = count - row < kRows ? count - row : kRows;
     store_rows(added, rows, kPanel, sums, call.y_type, others, kPanel);
-    GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel};
+    GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel};
     if (writing.stream) gate.y = others, gate.y_stride = kPanel;
     run_gated_here(gate);
     if (writing.stream) stream_rows(others, rows, y, outputs);
@@ -243,7 +243,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
   const int start = panel * kPanel;
   const int width = shape.outputs - start < kPanel ? shape.outputs - start : kPanel;
   Added added{call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start, nullptr, shape.outputs};
-  if (call.gate) return finish_gated(call, panel, first, count, added, sums, writing);
+  if (call.gate) return finish_gated(call, *call.gate, panel, first, count, added, sums, writing);
   const std::size_t at = float_size(call.y_type) * (static_cast<std::size_t>(first) * shape.outputs + start);
   if (call.residual != nullptr) added.residual = static_cast<const char*>(call.residual) + at;
   if (call.largest != nullptr) {
