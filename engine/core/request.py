@@ -168,8 +168,8 @@ class Sample:
             text = self._stops.flush()
             reason, match = FinishReason.STOP, token
         else:
-            text, params = self._detokenizer.add(token), self.request.params
-            if params.stop and self.num_tokens > params.min_tokens:
+            text = self._detokenizer.add(token)
+            if self.num_tokens > self.request.params.min_tokens:
                 text = self._stops.add(text)
             if (match := self._stops.match) is not None:
                 reason = FinishReason.STOP
