@@ -291,8 +291,6 @@ class PagedRunner:
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
     """Those of plain greedy rows, of which these are the largest logits (NaN if any of a row is)."""
-    if all(map(math.isfinite, logits)):
-        return list(map(Sampled, tokens))
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

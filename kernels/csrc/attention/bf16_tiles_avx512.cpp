@@ -107,7 +107,7 @@ struct Values {
 };
 
 // Dims [32 * part, 32 * part + 32) of two positions, next to each other: even dims, then odd ones.
-OCTAVO_INLINE void store_pair(__m512i first, __m512i second, __m512i* to) {
+OCTAVO_INLINE void interleave(__m512i first, __m512i second, __m512i* to) {
   to[0] = _mm512_mask_blend_epi16(0xaaaaaaaa, first, _mm512_slli_epi32(second, 16));
   to[kTileTokens / 2] = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
 }
@@ -131,7 +131,7 @@ void load_columns(const Values& values, int part, int count, __m512i* panel) {
           __builtin_prefetch(next + 64 * i, 0, 2);
           __builtin_prefetch(next + row_bytes + 64 * i, 0, 2);
         }
-        store_pair(_mm512_maskz_loadu_epi16(first_valid, at + 64 * i),
+        interleave(_mm512_maskz_loadu_epi16(first_valid, at + 64 * i),
                    _mm512_maskz_loadu_epi16(second_valid, at + row_bytes + 64 * i), to);
       }
       at += 2 * row_bytes;

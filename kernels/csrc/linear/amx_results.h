@@ -32,10 +32,10 @@ class Results {
 
  private:
   static std::size_t row_bytes(const LinearCall& call) { return kPanel * float_size(call.y_type); }
-  // Panels of rows of y start at whole lines.
+  // Panels of rows of y begin where lines do.
   static bool can_stream(const LinearCall& call) {
     const int outputs = call.weight->shape.outputs / (call.gate ? 2 : 1);
-    return float_size(call.y_type) == 2 && outputs % 32 == 0 && reinterpret_cast<uintptr_t>(call.y) % 64 == 0;
+    return call.y_type == Float::bf16 && outputs % 32 == 0 && reinterpret_cast<uintptr_t>(call.y) % 64 == 0;
   }
 
   int first_row_;

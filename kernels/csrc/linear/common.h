@@ -142,16 +142,12 @@ struct Added {
     load_floats(residual, type, m * stride, width, values);
     for (int n = 0; n < width; ++n) sums[n] += values[n];
   }
-  Added from(int m, Float type) const {
-    const void* const row =
-        residual == nullptr ? nullptr : static_cast<const char*>(residual) + m * stride * float_size(type);
-    return {bias, row, stride};
-  }
 };
 
 #if defined(__AVX512BF16__)
 // store_rows of whole panels as bf16, in registers.
-inline void store_vectors(const Added& added, int count, const float* sums, bf16_t* y, int64_t stride) {
+inline void store_vectors(const Added& added, int count, const float* sums, bf16_t* y, int64_t stride,
+                          bool stream) {
   const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
   for (int m = 0; m < count; ++m, sums += kPanel, y += stride) {
     __m512 values[kPanel / 16];
@@ -161,18 +157,22 @@ inline void store_vectors(const Added& added, int count, const float* sums, bf16
       if (residual != nullptr)
         values[i] = _mm512_add_ps(values[i], load_bf16(residual + m * added.stride + 16 * i));
     }
-    for (int i = 0; i < kPanel / 16; i += 2) store_pair(values[i], values[i + 1], y + 16 * i);
+    for (int i = 0; i < kPanel / 16; i += 2) {
+      const __m512i rounded = as_bf16(values[i], values[i + 1]);
+      if (stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(y + 16 * i), rounded);
+      else _mm512_storeu_si512(y + 16 * i, rounded);
+    }
   }
 }
 #endif
 
 // The first `width` of each row of sums [count][64], and what is added to them, rounded to `type` once, to
-// rows of y that are `stride` values apart.
+// rows of y that are `stride` values apart. `stream`: see Writing.
 inline void store_rows(const Added& added, int count, int width, float* sums, Float type, void* y,
-                       int64_t stride) {
+                       int64_t stride, [[maybe_unused]] bool stream = false) {
 #if defined(__AVX512BF16__)
   if (type == Float::bf16 && width == kPanel)
-    return store_vectors(added, count, sums, static_cast<bf16_t*>(y), stride);
+    return store_vectors(added, count, sums, static_cast<bf16_t*>(y), stride, stream);
 #endif
   for (int m = 0; m < count; ++m, sums += kPanel) {
     added.add_to(sums, type, m, width);
@@ -180,27 +180,13 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
   }
 }
 
-// Rows [count][64] of a type of 2 bytes to rows of y, whole lines that are `stride` values apart, past the
-// caches: they need not come from memory first, only to be overwritten.
-inline void stream_rows(const void* rows, int count, void* y, int64_t stride) {
-  const uint8_t* from = static_cast<const uint8_t*>(rows);
-  for (int m = 0; m < count; ++m) {
-    uint8_t* to = static_cast<uint8_t*>(y) + 2 * m * stride;
-#if defined(__AVX512BF16__)
-    for (int line = 0; line < 2 * kPanel / 64; ++line, to += 64, from += 64)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
-#else
-    std::memcpy(to, from, 2 * kPanel);
-    from += 2 * kPanel;
-#endif
-  }
-}
-
 // How results are written; without gates or `stream`, as most kernels do it.
 struct Writing {
   void* gates = nullptr;  // where those of these rows are kept until their partners come, [count][64] of y's
                           // type; null: in y
-  bool stream = false;    // whole panels by stream_rows
+  // Whole panels of bf16 past the caches: lines of y need not come from memory first, only to be overwritten.
+  // They begin where lines do.
+  bool stream = false;
 
   // The same of rows from the m-th of these on.
   Writing from(int m, Float type) const {
@@ -228,7 +214,11 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
     GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel};
     if (writing.stream) gate.y = others, gate.y_stride = kPanel;
     run_gated_here(gate);
-    if (writing.stream) stream_rows(others, rows, y, outputs);
+#if defined(__AVX512BF16__)
+    for (int line = 0; writing.stream && line < 2 * rows; ++line)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(y + 2 * outputs * (line / 2)) + line % 2,
+                          _mm512_load_si512(others + 64 * line));
+#endif
     sums += rows * kPanel;
     kept += value_bytes * rows * stride;
     y += value_bytes * rows * outputs;
@@ -254,14 +244,8 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
     }
     return;
   }
-  char* const y = static_cast<char*>(call.y) + at;
-  if (!writing.stream || width < kPanel)
-    return store_rows(added, count, width, sums, call.y_type, y, shape.outputs);
-  alignas(64) uint8_t row[sizeof(float) * kPanel];
-  for (int m = 0; m < count; ++m, sums += kPanel) {
-    store_rows(added.from(m, call.y_type), 1, kPanel, sums, call.y_type, row, kPanel);
-    stream_rows(row, 1, y + 2 * static_cast<std::size_t>(m) * shape.outputs, shape.outputs);
-  }
+  store_rows(added, count, width, sums, call.y_type, static_cast<char*>(call.y) + at, shape.outputs,
+             writing.stream);
 }
 
 // x as bf16 [rows, padded_inputs], zero in the padding; where it is not that already, in the caller's

@@ -33,14 +33,17 @@ inline __m512 round_to_bf16(__m512 values) {
 }
 
 // 32 floats as bf16 values.
-inline void store_pair(__m512 low, __m512 high, bf16_t* to) {
-  if (!has_subnormal(low) && !has_subnormal(high))
-    return _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+inline __m512i as_bf16(__m512 low, __m512 high) {
+  if (!has_subnormal(low) && !has_subnormal(high)) return (__m512i)_mm512_cvtne2ps_pbh(high, low);
   float values[32];
+  bf16_t rounded[32];
   _mm512_storeu_ps(values, low);
   _mm512_storeu_ps(values + 16, high);
-  for (int i = 0; i < 32; ++i) to[i] = float_to_bf16(values[i]);
+  for (int i = 0; i < 32; ++i) rounded[i] = float_to_bf16(values[i]);
+  return _mm512_loadu_si512(rounded);
 }
+
+inline void store_pair(__m512 low, __m512 high, bf16_t* to) { _mm512_storeu_si512(to, as_bf16(low, high)); }
 
 }  // namespace
 }  // namespace octavo
