@@ -16,12 +16,12 @@ mlx=$("$python" -c 'import importlib.util as u; print(u.find_spec("mlx").submodu
 flags=(-std=gnu++20 -O2 -Wall -Wextra -ffp-contract=off -pthread -DOCTAVO_ISA=generic -Ikernels/csrc "-isystem$mlx/include")
 mkdir -p "$build"
 objects=()
-for source in kernels/csrc/*/*_portable.cpp kernels/csrc/attention/plan.cpp kernels/csrc/runtime/threads.cpp kernels/csrc/runtime/dispatch.cpp tests/cross/*.cpp; do
+for source in kernels/csrc/*/*_portable.cpp kernels/csrc/attention/plan.cpp kernels/csrc/runtime/{dispatch,lines,threads}.cpp tests/cross/*.cpp; do
     object=$build/$(tr / - <<<"${source%.cpp}").o
     echo "cross: $source"
     "$compiler" "${flags[@]}" -c "$source" -o "$object"
     case $source in
-        */attention/*.cpp | */pages/*.cpp | */threads.cpp | */dispatch.cpp | */check_*.cpp) objects+=("$object") ;;
+        */attention/*.cpp | */pages/*.cpp | */runtime/dispatch.cpp | */runtime/lines.cpp | */runtime/threads.cpp | */check_*.cpp) objects+=("$object") ;;
     esac
 done
 "$compiler" "${objects[@]}" -static -pthread -o "$build/check"
