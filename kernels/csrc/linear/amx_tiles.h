@@ -256,7 +256,7 @@ class Finish {
   // finish(panel, first row, rows, sums), in the order in which blocks came.
   template <class Body>
   void some(Body&& finish) {
-    constexpr int kRows = 4;  // after each step
+    constexpr int kRows = 2;  // after each step
     if (left_ == 0) return;
     const int rows = std::min(kRows, left_);
     finish(panel_, row_, rows, next_);
@@ -301,56 +301,6 @@ template <class Body>
 inline void for_blocks(const Item& item, Body&& body) {
   for_blocks(item.first, item.last, body);
 }
-
-// Work on rows that stay in the second-level cache while a run of panels passes, one after the other. Of a
-// row's results a thread writes what a run has of them in one go: two threads meet in a line of memory only
-// where runs do.
-struct Runs {
-  struct Item {
-    int first_panel, last_panel;  // without partners
-    int first_row, last_row;
-  };
-
-  int rows, block, panels, run;
-
-  // `row_bytes`: of activations.
-  Runs(const LinearCall& call, std::size_t row_bytes)
-      : rows(call.rows), panels(call.weight->shape.num_panels() - call.partner()) {
-    constexpr std::size_t kRowBytes = 768 * 1024;
-    constexpr int kMostPanels = 16;
-    const auto whole_blocks = [](int count) { return (count + kBlockRows - 1) / kBlockRows * kBlockRows; };
-    const int most = std::max(1, static_cast<int>(kRowBytes / row_bytes / kBlockRows)) * kBlockRows;
-    const int parts = std::max(1, (rows + most - 1) / most);
-    block = std::max(kBlockRows, whole_blocks((rows + parts - 1) / parts));
-    const int wanted = 2 * num_threads(), least = (panels + kMostPanels - 1) / kMostPanels;
-    run = std::max(1, panels / ((least + wanted - 1) / wanted * wanted));
-    while (block > kBlockRows && count() < wanted) block = whole_blocks(block / 2);
-  }
-
-  int blocks() const { return (rows + block - 1) / block; }
-  int runs() const { return (panels + run - 1) / run; }
-  int count() const { return blocks() * runs(); }
-
-  Item operator[](int i) const {
-    const int panel = i % runs() * run, row = i / runs() * block;
-    return {panel, std::min(panels, panel + run), row, std::min(rows, row + block)};
-  }
-
-  // body(panel, the one after it) for the panels of items[index], a gate before what it is multiplied by. The
-  // last one's is that of the item that this thread most likely takes next, or null.
-  template <class Body>
-  void each_panel(const PackedWeight& weight, int index, int partner, Body&& body) const {
-    const Item item = (*this)[index];
-    const int later = index + num_threads();
-    for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
-      const uint8_t* const next = panel + 1 < item.last_panel ? weight.panel(panel + 1)
-                                  : later < count()           ? weight.panel((*this)[later].first_panel)
-                                                              : nullptr;
-      body(panel, partner > 0 ? weight.panel(panel + partner) : next);
-      if (partner > 0) body(panel + partner, next);
-    }
-  }
-};
 
 // Weights that come next, asked for in L2, evenly over all steps: read at once when they are needed, they
 // come at DRAM's rate, and tiles wait. Parts of them are asked for by turns: beside loads of tiles the

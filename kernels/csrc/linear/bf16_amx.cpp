@@ -4,6 +4,7 @@
 // batch. They stay in tiles over all inputs: adding up in memory chunk by chunk, whose weights would then be
 // in the first-level cache, takes longer than loading weights and rows from the second.
 #include "linear/amx_results.h"
+#include "linear/amx_work.h"
 
 namespace octavo::amx {
 namespace {
@@ -11,28 +12,25 @@ namespace {
 // From this number of rows on it pays to copy them into tiles.
 constexpr int kTiledRows = 8;
 
-Activations arrange(const LinearCall& call) {
+Activations arranged(const LinearCall& call) {
   const std::size_t padded = call.weight->shape.padded_inputs();
-  const bf16_t* rows = bf16_rows(call);
-  if (call.rows < kTiledRows) return {rows, padded, false};
-  const std::size_t bytes = sizeof(bf16_t) * padded * tiled_rows(call.rows);
-  bf16_t* tiles = static_cast<bf16_t*>(thread_scratch(bytes, 2));
-  // The tiles of a block are one thread's.
-  parallel_for((call.rows + kBlockRows - 1) / kBlockRows, [&](int block) {
-    const int first = block * kBlockRows, last = std::min(call.rows, first + kBlockRows);
-    for (std::size_t step = 0; step < padded / kTileInputs; ++step)
-      for (int row = first; row < last; ++row)
-        _mm512_storeu_si512(tiled_place(tiles, padded, row, step),
-                            _mm512_loadu_si512(rows + row * padded + step * kTileInputs));
-  });
-  return {tiles, padded, true};
+  if (call.rows < kTiledRows) return {bf16_rows(call), padded, false};
+  return {static_cast<bf16_t*>(thread_scratch(sizeof(bf16_t) * padded * tiled_rows(call.rows), 2)), padded,
+          true};
+}
+
+// Rows [first, last) into tiles.
+void arrange(const bf16_t* rows, const Activations& x, int first, int last) {
+  for (int row = first; row < last; ++row)
+    for (std::size_t step = 0; step < x.inputs / kTileInputs; ++step)
+      _mm512_store_si512(tiled_place(const_cast<bf16_t*>(x.data), x.inputs, row, step),
+                         _mm512_loadu_si512(rows + row * x.inputs + step * kTileInputs));
 }
 
 // The panels of an item, and for each all blocks of rows.
-void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, int index) {
+void run_panels(const LinearCall& call, const Activations& x, const Work& work, const Work::Item& item) {
   const int steps = static_cast<int>(x.inputs / kTileInputs);
   const PackedWeight& weight = *call.weight;
-  const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   Tiles tiles;
   Ahead ahead;
@@ -42,7 +40,7 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, 
   const auto finish = [&](int panel, int row, int rows, float* sums) {
     finish_rows(call, panel, row, rows, sums, results.at(row));
   };
-  runs.each_panel(weight, index, call.partner(), [&](int panel, const uint8_t* next) {
+  work.each_panel(weight, item, [&](int panel, const uint8_t* next) {
     if (call.rows > kTileRows)  // else see fetch_quarter
       ahead.start(next, weight.shape.panel_bytes(), 2 * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
@@ -62,9 +60,14 @@ void run_panels(const LinearCall& call, const Activations& x, const Runs& runs, 
 }  // namespace
 
 void linear_bf16(const LinearCall& call) {
-  const Activations x = arrange(call);
-  const Runs runs(call, x.inputs * sizeof(bf16_t));
-  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs, i); });
+  const Activations x = arranged(call);
+  const bf16_t* const rows = x.tiled ? bf16_rows(call) : nullptr;
+  const Work work(call, x.inputs * sizeof(bf16_t));
+  work.run(
+      [&](int first, int last) {
+        if (x.tiled) arrange(rows, x, first, last);
+      },
+      [&](const Work::Item& item) { run_panels(call, x, work, item); });
 }
 
 }  // namespace octavo::amx

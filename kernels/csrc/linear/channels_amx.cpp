@@ -2,15 +2,15 @@
 // scales per group do not allow.
 #include "linear/amx_codes.h"
 #include "linear/amx_results.h"
+#include "linear/amx_work.h"
 #include "linear/channels_avx512.h"
 
 namespace octavo::amx {
 namespace {
 
 // The panels of an item, and for each all blocks of rows. Codes of 4 bits are widened once for them.
-void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, int index) {
+void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, const Work::Item& item) {
   const PackedShape& shape = call.weight->shape;
-  const Runs::Item item = runs[index];
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   const int steps = 2 * shape.num_groups() * std::max(1, shape.group / kStepCodes);
   const std::size_t wide_bytes = shape.bits == 4 ? std::size_t{kPanel} * shape.inputs : 0;
@@ -25,7 +25,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
     finish_channels(call, x, panel, row, rows, dots, results.at(row));
   };
-  runs.each_panel(*call.weight, index, call.partner(), [&](int panel, const uint8_t* next) {
+  work.each_panel(*call.weight, item, [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
     if (!one_tile) ahead.start(next, shape.panel_bytes(), steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
@@ -54,9 +54,10 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Runs& runs, 
 }  // namespace
 
 void linear_channels(const LinearCall& call) {
-  const ChannelRows x = quantize_channel_rows(call, std::min(call.rows, kBlockRows));
-  const Runs runs(call, call.weight->shape.inputs);
-  parallel_for(runs.count(), [&](int i) { run_panels(call, x, runs, i); });
+  const ChannelRows x = channel_rows(call, std::min(call.rows, kBlockRows));
+  const Work work(call, call.weight->shape.inputs);
+  work.run([&](int first, int last) { quantize_channel_rows(call, x, first, last); },
+           [&](const Work::Item& item) { run_panels(call, x, work, item); });
 }
 
 }  // namespace octavo::amx

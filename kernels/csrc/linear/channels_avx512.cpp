@@ -157,7 +157,11 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
 }  // namespace
 
 void linear_channels(const LinearCall& call) {
-  const ChannelRows x = quantize_channel_rows(call);
+  const ChannelRows x = channel_rows(call);
+  constexpr int kRows = 16;  // at once: rows whose scales share a line of the cache are one thread's
+  parallel_for((call.rows + kRows - 1) / kRows, [&](int i) {
+    quantize_channel_rows(call, x, i * kRows, std::min(call.rows, (i + 1) * kRows));
+  });
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;
   for_items(call, tiles, is_wide ? kItemTiles : kWidenedTiles, [&](int panel, int first_tile, int last_tile) {

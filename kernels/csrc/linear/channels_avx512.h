@@ -43,9 +43,8 @@ inline void ask_row(const LinearCall& call, std::size_t row) {
   for (std::size_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
 }
 
-// In the caller's scratch slot 1, `together` rows at a time, 0: all of them. A row that has an activation
-// that is not finite gets a scale of NaN.
-inline ChannelRows quantize_channel_rows(const LinearCall& call, int together = 0) {
+// Room for them in the caller's scratch slot 1, `together` rows at a time, 0: all of them.
+inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
   if (together == 0) together = std::max(1, call.rows);
   const std::size_t rows = call.rows, inputs = shape.inputs,
@@ -56,35 +55,36 @@ inline ChannelRows quantize_channel_rows(const LinearCall& call, int together = 
   uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes, 1));
   float* const scales = reinterpret_cast<float*>(scratch + code_bytes);
   int32_t* const starts = reinterpret_cast<int32_t*>(scales + rows);
-  const ChannelRows out{reinterpret_cast<int8_t*>(scratch),
-                        scales,
-                        starts,
-                        starts + rows,
-                        call.rows,
-                        together,
-                        shape.num_groups(),
-                        shape.group};
-  const auto quantize = [&](std::size_t m) {
-    const float limit = largest_magnitude(call, m * inputs, shape.inputs), inverse = inverse_scale(limit);
-    if (m + 1 < rows) ask_row(call, m + 1);
+  return {reinterpret_cast<int8_t*>(scratch),
+          scales,
+          starts,
+          starts + rows,
+          call.rows,
+          together,
+          shape.num_groups(),
+          shape.group};
+}
+
+// Rows [first, last) to codes. A row that has an activation that is not finite gets a scale of NaN.
+inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out, int first, int last) {
+  const PackedShape& shape = call.weight->shape;
+  const std::size_t rows = out.rows, inputs = shape.inputs;
+  for (int m = first; m < last; ++m) {
+    const std::size_t start = m * inputs;
+    const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
+    if (m + 1 < out.rows) ask_row(call, m + 1);
     __m512i sum = _mm512_setzero_si512();
-    int8_t* codes = out.at(0, static_cast<int>(m));
+    int8_t* codes = out.at(0, m);
     int32_t* sums = out.sums + m;
     for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride(), sums += rows) {
-      const __m512i of_block = round_codes(call, m * inputs + k, shape.group, inverse, codes);
+      const __m512i of_block = round_codes(call, start + k, shape.group, inverse, codes);
       sum = _mm512_add_epi32(sum, of_block);
-      if (with_sums) *sums = _mm512_reduce_add_epi32(of_block);
+      if (shape.bits == 4) *sums = _mm512_reduce_add_epi32(of_block);
     }
     out.scales[m] = limit / 127.0f;
     // Wraps where a row is not finite, whose results are NaN whatever this is.
     out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
-  };
-  // Rows whose scales share a line of the cache are one thread's.
-  constexpr int kRows = 16;
-  parallel_for((call.rows + kRows - 1) / kRows, [&](int item) {
-    for (int m = item * kRows; m < std::min(call.rows, (item + 1) * kRows); ++m) quantize(m);
-  });
-  return out;
+  }
 }
 
 // 16 bytes as words of 32 bits, times `copies`: 0x01010101 puts each into all four bytes of its word.

@@ -21,7 +21,7 @@ Lines aligned(std::size_t alignment, std::size_t bytes) {
 Lines allocate_lines(std::size_t bytes) {
 #if defined(__linux__)
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  constexpr std::size_t kSmallest = std::size_t{1} << 20;
+  constexpr std::size_t kSmallest = std::size_t{256} << 10;
   if (bytes >= kSmallest) {
     bytes = std::max(bytes, kHugePage);
     Lines lines = aligned(kHugePage, bytes);

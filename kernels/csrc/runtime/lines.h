@@ -14,7 +14,7 @@ struct FreeLines {
 };
 using Lines = std::unique_ptr<char, FreeLines>;
 
-// At least `bytes`, from a cache line on; std::bad_alloc. From 1 MiB on they lie in huge pages but for what
+// At least `bytes`, from a cache line on; std::bad_alloc. From 256 KiB on they lie in huge pages but for what
 // is left over at their end: rows of activations are far apart, and a look-up of a small page for each costs
 // a virtual machine two walks.
 Lines allocate_lines(std::size_t bytes);

@@ -1,0 +1,115 @@
+// How the work of a layer on AMX tiles is cut, and who does which part. Internal linkage: see numeric.h.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "linear/amx_tiles.h"
+
+namespace octavo::amx {
+namespace {
+
+// Blocks of rows that stay in the second-level cache while runs of panels pass, one after the other. Of a
+// row's results a thread writes what a run has of them in one go: two threads meet in a line of memory only
+// where runs do.
+//
+// Many rows are shared out: all runs of a block of rows are one thread's, who lays them out itself, because
+// rows that another core has laid out come slowly. Both then read all weights. Few rows are every thread's,
+// and weights are shared out.
+class Work {
+ public:
+  struct Item {
+    int first_panel, last_panel;  // without partners
+    int first_row, last_row;
+    int next_panel;  // what this thread most likely begins with after it, or -1
+  };
+
+  // `row_bytes`: of activations.
+  Work(const LinearCall& call, std::size_t row_bytes)
+      : rows_(call.rows),
+        panels_(call.weight->shape.num_panels() - call.partner()),
+        partner_(call.partner()),
+        shared_out_(rows_ >= kLeastRows * num_threads() &&
+                    rows_ * kOutputsPerRow >= call.weight->shape.outputs) {
+    const int threads = num_threads(),
+              most = std::max(1, static_cast<int>(kRowBytes / row_bytes / kBlockRows));
+    int parts = (rows_ + most * kBlockRows - 1) / (most * kBlockRows);
+    if (shared_out_) parts = (parts + threads - 1) / threads * threads;
+    block_ = std::max(kBlockRows, whole_blocks((rows_ + parts - 1) / std::max(1, parts)));
+    const int wanted = 2 * threads, least = (panels_ + kMostPanels - 1) / kMostPanels;
+    run_ = std::max(1, panels_ / ((least + wanted - 1) / wanted * wanted));
+    while (!shared_out_ && block_ > kBlockRows && blocks() * runs() < wanted)
+      block_ = whole_blocks(block_ / 2);
+  }
+
+  // Calls lay_out(first row, last row) for all rows, a tile's or more at a time, and body(item) for every
+  // item, whose rows are laid out then.
+  template <class LayOut, class Body>
+  void run(LayOut&& lay_out, Body&& body) const {
+    if (!shared_out_) {
+      parallel_for((rows_ + kTileRows - 1) / kTileRows,
+                   [&](int i) { lay_out(i * kTileRows, std::min(rows_, (i + 1) * kTileRows)); });
+      parallel_for(blocks() * runs(), [&](int i) {
+        const int later = i + num_threads();
+        body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));
+      });
+      return;
+    }
+    std::vector<Share> shares(blocks());
+    parallel_for(blocks(), [&](int own) {
+      lay_out(own * block_, std::min(rows_, (own + 1) * block_));
+      shares[own].is_laid_out.store(true, std::memory_order_release);
+      take(own, shares[own], body);
+      if (own + num_threads() < blocks()) return;  // there are shares that nobody has begun with
+      for (int other = 0; other < blocks(); ++other)
+        if (shares[other].is_laid_out.load(std::memory_order_acquire)) take(other, shares[other], body);
+    });
+  }
+
+  // body(panel, the weights after it) for the panels of an item, a gate before what it is multiplied by; null
+  // if nothing is known of what comes after.
+  template <class Body>
+  void each_panel(const PackedWeight& weight, const Item& item, Body&& body) const {
+    for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
+      const int later = panel + 1 < item.last_panel ? panel + 1 : item.next_panel;
+      const uint8_t* const next = later < 0 ? nullptr : weight.panel(later);
+      body(panel, partner_ > 0 ? weight.panel(panel + partner_) : next);
+      if (partner_ > 0) body(panel + partner_, next);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kRowBytes = 768 * 1024;
+  static constexpr int kMostPanels = 16;
+  // Rows are shared out if a thread has so many, and outputs, whose weights all threads then read, are no
+  // more than so many for each row: one core gives rows to another about as slowly as memory gives weights.
+  static constexpr int kLeastRows = 64, kOutputsPerRow = 12;
+
+  // A block of rows, and its next run.
+  struct Share {
+    std::atomic<int> next{0};
+    std::atomic<bool> is_laid_out{false};
+  };
+
+  static int whole_blocks(int count) { return (count + kBlockRows - 1) / kBlockRows * kBlockRows; }
+  int blocks() const { return (rows_ + block_ - 1) / block_; }
+  int runs() const { return (panels_ + run_ - 1) / run_; }
+
+  Item item(int block, int run, int next_panel) const {
+    return {run * run_, std::min(panels_, (run + 1) * run_), block * block_,
+            std::min(rows_, (block + 1) * block_), next_panel};
+  }
+
+  template <class Body>
+  void take(int block, Share& share, Body&& body) const {
+    for (int run; (run = share.next.fetch_add(1, std::memory_order_relaxed)) < runs();)
+      body(item(block, run, run + 1 < runs() ? (run + 1) * run_ : -1));
+  }
+
+  int rows_, panels_, partner_;
+  bool shared_out_;
+  int block_ = 0, run_ = 0;
+};
+
+}  // namespace
+}  // namespace octavo::amx
