@@ -23,10 +23,10 @@ inline void load_codes(const PackedShape& shape, const uint8_t* block, int k, ui
 }
 
 // A group as float32 [group][64].
-inline void decode_group(const PackedShape& shape, const uint8_t* block, float* out) {
+inline void decode_group(const PackedShape& shape, const uint8_t* block, const uint8_t* parameters,
+                         float* out) {
   alignas(64) float scale[2 * kPanel];
   const float* bias = scale + kPanel;
-  const uint8_t* parameters = block + shape.code_bytes();
   if (shape.affine()) load_floats(parameters, shape.scale_type, 0, 2 * kPanel, scale);
   else
     for (int n = 0; n < kPanel; ++n) scale[n] = fp4_scale(shape.kind == WeightKind::mxfp4, parameters[n]);
@@ -43,10 +43,14 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, float* 
 
 // Inputs [k, k + count) of `panel` as float32 [count][64]: a group of a quantized weight, or any run of
 // inputs of an f16 or f32 one.
-inline void decode(const PackedShape& shape, const uint8_t* panel, int k, int count, float* out) {
-  if (shape.quantized()) return decode_group(shape, panel + shape.block_bytes() * (k / shape.group), out);
+inline void decode(const PackedWeight& weight, int panel, int k, int count, float* out) {
+  const PackedShape& shape = weight.shape;
+  if (shape.quantized()) {
+    const int group = k / shape.group;
+    return decode_group(shape, weight.codes(panel, group), weight.parameters(panel, group), out);
+  }
   const std::size_t at = static_cast<std::size_t>(k) * kPanel;
-  load_floats(panel, shape.scale_type, at, count * kPanel, out);
+  load_floats(weight.panel(panel), shape.scale_type, at, count * kPanel, out);
 }
 
 }  // namespace

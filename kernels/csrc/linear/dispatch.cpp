@@ -51,7 +51,7 @@ void run_amx_int8(const LinearCall& call) {
 // Rows that repay tiles, as measured. Codes of 4 bits are widened for them: that takes two tiles, which use
 // what is loaded once. The bits of the two kernels are the same.
 void run_amx_channels(const LinearCall& call) {
-  const int enough_rows = call.weight->shape.bits == 8 ? 4 : 17;
+  const int enough_rows = call.weight->shape.bits == 8 ? 4 : 13;
   if (call.rows < enough_rows) avx512::linear_channels(call);
   else amx::linear_channels(call);
 }

@@ -192,7 +192,9 @@ struct Tiles {
 };
 
 // Of any weight but bf16, block by block of a panel: a group, or some inputs.
-void multiply_blocks(const PackedShape& shape, const uint8_t* panel, const Tiles& tiles, float* decoded) {
+void multiply_blocks(const PackedWeight& weight, int panel_index, const Tiles& tiles, float* decoded) {
+  const PackedShape& shape = weight.shape;
+  const uint8_t* const panel = weight.panel(panel_index);
   const int block = shape.quantized() ? shape.group : kBlockInputs;
   const std::size_t bytes =
       shape.quantized() ? shape.block_bytes() : kBlockInputs * kPanel * float_size(shape.scale_type);
@@ -200,7 +202,7 @@ void multiply_blocks(const PackedShape& shape, const uint8_t* panel, const Tiles
   for (int k = 0; k < tiles.inputs; k += block, following += bytes) {
     const int count = tiles.inputs - k < block ? tiles.inputs - k : block;
     const bool as_it_is = shape.kind == WeightKind::f32;
-    if (!as_it_is) decode(shape, panel, k, count, decoded);
+    if (!as_it_is) decode(weight, panel_index, k, count, decoded);
     const float* w = as_it_is ? reinterpret_cast<const float*>(panel) + k * kPanel : decoded;
     Fetch next{following, 64, tiles.share(static_cast<int>(bytes / 64))};
     tiles.each(k, [&](auto size, const float* x, float* sums) {
@@ -255,7 +257,7 @@ void run_item(const LinearCall& call, const float* x, const RowTiles& tiles, int
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
   const uint8_t* panel = call.weight->panel(panel_index);
   const Tiles item{tiles, x, shape.padded_inputs(), first_tile, last_tile, sums};
-  if (shape.kind != WeightKind::bf16) multiply_blocks(shape, panel, item, w);
+  if (shape.kind != WeightKind::bf16) multiply_blocks(*call.weight, panel_index, item, w);
   else if (rows <= kWidenedRows) multiply_words(panel, item);
   else multiply_strips<kWidth * kVectors<kTileRows>>(panel, item, w);
   finish_rows(call, panel_index, first, rows, sums);

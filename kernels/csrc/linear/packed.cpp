@@ -161,11 +161,10 @@ struct Place {
 std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
 
 void pack_group(const PackedShape& shape, int panel, int group, const void* codes, const void* scales,
-                const void* biases, uint8_t* block) {
+                const void* biases, uint8_t* block, uint8_t* scale_row) {
   const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
   const Codes planes(shape, block);
   uint8_t stream[kMaxGroup + 4] = {};  // of bits, with room to read four bytes anywhere
-  uint8_t* scale_row = block + shape.code_bytes();
   for (int n = 0; n < panel_outputs(shape, panel); ++n) {
     const Place from(shape, panel * kPanel + n, group);
     std::memcpy(stream, static_cast<const uint8_t*>(codes) + from.code_byte, bytes);
@@ -186,9 +185,7 @@ void unpack_group(const PackedWeight& weight, int output, int group, void* codes
                   void* biases) {
   const PackedShape& shape = weight.shape;
   const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
-  uint8_t* block =
-      weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * group;
-  const Codes planes(shape, block);
+  const Codes planes(shape, weight.panels.data() + shape.codes_at(output / kPanel, group));
   const Place to(shape, output, group);
   const int n = output % kPanel;
   uint8_t stream[kMaxGroup + 4] = {};
@@ -200,7 +197,7 @@ void unpack_group(const PackedWeight& weight, int output, int group, void* codes
     std::memcpy(stream + bit / 8, &window, 4);
   }
   std::memcpy(static_cast<uint8_t*>(codes) + to.code_byte, stream, bytes);
-  const uint8_t* scale_row = block + shape.code_bytes();
+  const uint8_t* scale_row = weight.parameters(output / kPanel, group);
   std::memcpy(static_cast<uint8_t*>(scales) + to.scale * size, scale_row + n * size, size);
   if (shape.affine())
     std::memcpy(static_cast<uint8_t*>(biases) + to.scale * size, scale_row + (kPanel + n) * size, size);
@@ -210,9 +207,8 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
   const PackedShape& shape = weight.shape;
   const int n = output % kPanel;
   for (int g = 0; g < shape.num_groups(); ++g, out += shape.group) {
-    uint8_t* block = weight.panels.data() + shape.panel_bytes() * (output / kPanel) + shape.block_bytes() * g;
-    const Codes planes(shape, block);
-    const uint8_t* parameters = block + shape.code_bytes();
+    const Codes planes(shape, weight.panels.data() + shape.codes_at(output / kPanel, g));
+    const uint8_t* parameters = weight.parameters(output / kPanel, g);
     float scale, bias = 0;
     if (shape.affine()) {
       load_floats(parameters, shape.scale_type, n, 1, &scale);
@@ -311,12 +307,14 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows
 
 PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,
                            const void* biases)
-    : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
+    : shape(shape), panels(shape.num_bytes()) {
   find_channels(scales, biases);
+  PackedShape& layout = this->shape;
+  layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower levels take the scales of groups
   parallel_for(shape.num_panels(), [&](int p) {
     for (int g = 0; g < shape.num_groups(); ++g)
-      pack_group(shape, p, g, codes, scales, biases,
-                 panels.data() + shape.panel_bytes() * p + shape.block_bytes() * g);
+      pack_group(layout, p, g, codes, scales, biases, panels.data() + layout.codes_at(p, g),
+                 panels.data() + layout.parameters_at(p, g));
   });
 }
 

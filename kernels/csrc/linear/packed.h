@@ -7,7 +7,7 @@
 //               inputs padded with zeros to a multiple of 32
 //   f16, f32    [inputs][64]
 //   affine      per group of inputs a block: codes, then scales [64] and biases [64] in the float type
-//               they came in; weight = scale * code + bias (MLX's affine format)
+//               they came in; weight = scale * code + bias (MLX's affine format). See scales_last
 //   mxfp4       per group of 32 a block: codes (E2M1), then scales [64], E8M0
 //   nvfp4       per group of 16 a block: codes (E2M1), then scales [64], E4M3
 //
@@ -74,8 +74,15 @@ struct PackedShape {
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
   int bits = 0;   // of a code; 0 for a dense weight
+  // Blocks are codes alone, and the scales and biases of all blocks come after the last panel: where kernels
+  // have no use for them, a step would read them from memory with the codes all the same.
+  bool scales_last = false;
 
-  bool operator==(const PackedShape&) const = default;
+  // Of the matrix, however it is laid out.
+  bool operator==(const PackedShape& other) const {
+    return kind == other.kind && scale_type == other.scale_type && outputs == other.outputs &&
+           inputs == other.inputs && group == other.group && bits == other.bits;
+  }
 
   bool quantized() const { return group > 0; }
   bool affine() const { return kind == WeightKind::affine; }
@@ -89,12 +96,25 @@ struct PackedShape {
     return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
   }
   std::size_t code_bytes() const { return plane_bytes(group, bits); }
-  std::size_t block_bytes() const {
-    return code_bytes() + (affine() ? 2 * kPanel * float_size(scale_type) : kPanel);
-  }
+  // Of a group's scales and biases.
+  std::size_t parameter_bytes() const { return affine() ? 2 * kPanel * float_size(scale_type) : kPanel; }
+  // From a group's codes to the next one's.
+  std::size_t block_bytes() const { return code_bytes() + (scales_last ? 0 : parameter_bytes()); }
   std::size_t panel_bytes() const {
     if (quantized()) return block_bytes() * num_groups();
     return static_cast<std::size_t>(padded_inputs()) * kPanel * (kind == WeightKind::f32 ? 4 : 2);
+  }
+  // Where the codes of a group of a panel begin, and its scales and biases: bytes from the first panel on.
+  std::size_t codes_at(int panel, int group) const { return panel_bytes() * panel + block_bytes() * group; }
+  std::size_t parameters_at(int panel, int group) const {
+    if (!scales_last) return codes_at(panel, group) + code_bytes();
+    return panel_bytes() * num_panels() +
+           parameter_bytes() * (static_cast<std::size_t>(panel) * num_groups() + group);
+  }
+  // Of all panels, and of what comes after them.
+  std::size_t num_bytes() const {
+    const std::size_t last = scales_last ? parameter_bytes() * num_groups() : 0;
+    return (panel_bytes() + last) * num_panels();
   }
 };
 
@@ -112,6 +132,12 @@ struct PackedWeight {
   PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales, const void* biases);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
+
+  // Of a quantized weight: the codes of a group of a panel, and its scales, then biases if it is affine.
+  const uint8_t* codes(int panel, int group) const { return panels.data() + shape.codes_at(panel, group); }
+  const uint8_t* parameters(int panel, int group) const {
+    return panels.data() + shape.parameters_at(panel, group);
+  }
 
   // Of a bf16 weight that AVX2's kernels may take in fixed point: the steps of a panel [groups][64], powers
   // of two, as exponents of float32. Null if they may not: on other levels, or for weights that are not

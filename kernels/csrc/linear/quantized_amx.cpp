@@ -153,8 +153,8 @@ void run_item(const LinearCall& call, const Grouped& grouped, const Item& item) 
       }
       const uint8_t* weights = shared ? expanded + group_bytes * g : expanded;
       multiply(rows, weights, g * group_steps, group_steps, dots);
-      apply_scales(shape, block(g) + shape.code_bytes(), dots, grouped.sums + first * grouped.groups + g,
-                   grouped.groups, last - first, sums);
+      apply_scales(shape, call.weight->parameters(item.panel, g), dots,
+                   grouped.sums + first * grouped.groups + g, grouped.groups, last - first, sums);
     }
     finish_rows(call, item.panel, first, last - first, sums);
   });
