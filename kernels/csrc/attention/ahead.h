@@ -38,11 +38,11 @@ struct Ahead {
   __attribute__((always_inline)) void ask_line(int line) const { ask_byte(int64_t{64} * line); }
 
  private:
-  // A step reads it once.
+  // A step reads it once. Not into the first cache, whose few lines under way are for loads.
   __attribute__((always_inline)) void ask_byte(int64_t byte) const {
     if (codes == nullptr) return;
     if (kAsksPastL2) __builtin_prefetch(codes + byte, 0, 0);
-    else __builtin_prefetch(codes + byte);
+    else __builtin_prefetch(codes + byte, 0, 2);
   }
 };
 

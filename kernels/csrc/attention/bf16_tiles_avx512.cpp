@@ -93,6 +93,13 @@ struct Values {
   int64_t row_bytes;
   uint32_t halves;  // in which halves of the tile there are any
 
+  // A line of the next tile: of its blocks by turns, as prefetchers follow several pages of memory better
+  // than one. `index` < 4 times the lines of a block.
+  __attribute__((always_inline)) void ask(int index) const {
+    if (const uint8_t* const from = next[index % kBlocks])
+      __builtin_prefetch(from + 64 * (index / kBlocks), 0, 2);
+  }
+
   Values(const PageLayout& layout, const Tile& tile) : row_bytes(layout.v.row_bytes), halves(0) {
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block &block = tile.blocks[b], &after = tile.next[b];
@@ -153,6 +160,7 @@ OCTAVO_INLINE __m512 broadcast(uint16_t value) { return _mm512_set1_ps(bf16_to_f
 template <int kRows, int kParts>
 void accumulate_directly(const Values& values, const uint16_t* weights, int parts, int width,
                          float* accumulators) {
+  int asked = 0;
   for (int part = 0; part < parts; part += kParts, accumulators += kParts * kStepValues) {
     for (int half = 0; half < 2; ++half) {
       if (!(values.halves >> half & 1)) continue;
@@ -165,14 +173,13 @@ void accumulate_directly(const Values& values, const uint16_t* weights, int part
         const uint32_t visible = values.visible[b];
         if (visible == 0) continue;
         const uint8_t* from = values.rows[b] + 64 * part;
-        const uint8_t* next = values.next[b] == nullptr ? nullptr : values.next[b] + 64 * part;
         for (int t = 0; t < 16; t += 2) {
 #pragma GCC unroll 2
           for (int i = 0; i < 2; ++i, from += values.row_bytes) {
             const __mmask32 valid = visible >> (t + i) & 1 ? ~uint32_t(0) : 0;
 #pragma GCC unroll 4
             for (int p = 0; p < kParts; ++p) {
-              if (next != nullptr) __builtin_prefetch(next + 64 * p, 0, 2);
+              values.ask(asked++);
               const __m512i row = _mm512_maskz_loadu_epi16(valid, from + 64 * p);
               const __m512 even = even_values(row), odd = odd_values(row);
 #pragma GCC unroll 4
@@ -182,7 +189,6 @@ void accumulate_directly(const Values& values, const uint16_t* weights, int part
                 sums[i][r][2 * p + 1] = _mm512_fmadd_ps(weight, odd, sums[i][r][2 * p + 1]);
               }
             }
-            if (next != nullptr) next += values.row_bytes;
           }
         }
       }
