@@ -117,8 +117,10 @@ void arithmetic() {
          Floats::from(_mm512_min_ps(x, _mm512_setzero_ps())).at[9] == 0);
   EXPECT(Floats::from(_mm512_min_ps(_mm512_set1_ps(kNaN), _mm512_set1_ps(1))).at[0] == 1);
   EXPECT(Floats::from(_mm512_div_ps(x, _mm512_set1_ps(4))).at[5] == 0.25f);
+  const Floats rough = Floats::from(_mm512_rcp14_ps(Floats::of([](int i) { return i == 0 ? 8.0f : 1 + 0.37f * i; })));
+  EXPECT(rough.at[0] == 0.125f);
+  for (int i = 1; i < 16; ++i) EXPECT(std::fabs(rough.at[i] * (1 + 0.37f * i) - 1) < 0x1p-14f);
   EXPECT(Floats::from(_mm512_fnmadd_ps(_mm512_set1_ps(3), _mm512_set1_ps(5), _mm512_set1_ps(7))).at[2] == -8);
-  EXPECT(Floats::from(_mm512_and_ps(_mm512_set1_ps(-3), _mm512_set1_ps(2))).at[4] == 2);
   // Halves, quarters, then 0 + 2 and 1 + 3: 2^24 and 1 meet only where each order puts them.
   EXPECT(_mm512_reduce_add_ps(Floats::of([](int i) { return i == 0 ? 0x1p24f : i == 1 || i == 3 ? 1.0f : 0.0f; })) ==
          0x1p24f + 2);
@@ -130,6 +132,10 @@ void arithmetic() {
          0x03008000);
   const __m512i high = _mm512_set1_epi32(int(0x80010003));
   EXPECT(Ints::from(_mm512_mullo_epi32(high, _mm512_set1_epi32(-2))).at[11] == int(0xfffdfffa));
+  EXPECT(Ints::from(_mm512_mulhi_epu16(high, _mm512_set1_epi32(int(0xffff8000)))).at[11] == int(0x80000001));
+  EXPECT(Ints::from(_mm512_sub_epi16(high, _mm512_set1_epi32(0x00020004))).at[11] == int(0x7fffffff));
+  EXPECT(Ints::from(_mm512_min_epi32(high, _mm512_set1_epi32(1))).at[11] == int(0x80010003) &&
+         Ints::from(_mm512_min_epi32(_mm512_set1_epi32(2), _mm512_set1_epi32(1))).at[3] == 1);
   EXPECT(Ints::from(_mm512_mullo_epi16(high, _mm512_set1_epi32(0x0002ffff))).at[11] == 0x0002fffd);
   EXPECT(Ints::from(_mm512_slli_epi32(high, 1)).at[0] == 0x00020006);
   EXPECT(Ints::from(_mm512_srli_epi32(high, 1)).at[0] == 0x40008001);
@@ -292,6 +298,12 @@ void dots() {
   const Ints sums = Ints::from(_mm512_dpbusd_epi32(_mm512_set1_epi32(1), a, b));
   EXPECT(sums.at[0] == 1 - 4 * 255 * 128 && sums.at[1] == 1 + 255 * 127 - 3 * 255);
   EXPECT(Ints::from(_mm512_dpbusd_epi32(_mm512_set1_epi32(INT32_MIN), a, b)).at[0] == INT32_MAX - 130559);  // wraps
+
+  const __m512i words = _mm512_set1_epi32(int(0x80000003));
+  EXPECT(Ints::from(_mm512_dpwssd_epi32(_mm512_set1_epi32(5), words, _mm512_set1_epi32(0x0002fffe))).at[9] ==
+         5 - 6 - 65536);
+  EXPECT(Ints::from(_mm512_dpwssd_epi32(_mm512_set1_epi32(INT32_MAX), words, words)).at[9] ==
+         INT32_MIN + (1 << 30) + 8);  // wraps
 
   const auto product = [](float sum, uint16_t low, uint16_t high, uint16_t with_low, uint16_t with_high) {
     const Words x = Words::of([&](int i) { return i % 2 == 0 ? low : high; });

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "attention/attention.h"
 #include "attention/vectors.h"
 #include "runtime/numeric.h"
@@ -42,8 +46,13 @@ inline Vec hadamard_lanes(Vec x) {
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
 #pragma GCC unroll 4
   for (int h = 1; h < kLanes; h *= 2) {
+#if defined(__AVX512F__)  // one rounding, because a product by 1 or -1 has none
+    const IntVec one_or_minus = (lane & h) != 0 ? IntVec{} - 0x40800000 : IntVec{} + 0x3f800000;
+    x = (Vec)_mm512_fmadd_ps((__m512)x, (__m512)one_or_minus, (__m512)__builtin_shuffle(x, lane ^ h));
+#else
     const IntVec negative = (lane & h) != 0 ? IntVec{} + INT32_MIN : IntVec{};
     x = __builtin_shuffle(x, lane ^ h) + (Vec)((IntVec)x ^ negative);
+#endif
   }
   return x;
 }

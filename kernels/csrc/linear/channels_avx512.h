@@ -36,13 +36,6 @@ struct ChannelRows {
   std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
-// Asks for a row's activations while the row before it is rounded: other threads computed many of them.
-inline void ask_row(const LinearCall& call, std::size_t row) {
-  const std::size_t bytes = float_size(call.x_type) * call.weight->shape.inputs;
-  const char* const from = static_cast<const char*>(call.x) + row * bytes;
-  for (std::size_t byte = 0; byte < bytes; byte += 64) _mm_prefetch(from + byte, _MM_HINT_T1);
-}
-
 // Room for them in the caller's scratch slot 1, `together` rows at a time, 0: all of them.
 inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
@@ -72,12 +65,13 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
   for (int m = first; m < last; ++m) {
     const std::size_t start = m * inputs;
     const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
-    if (m + 1 < out.rows) ask_row(call, m + 1);
+    // The next row is asked for while this one is rounded: other threads computed much of it.
+    const std::size_t ahead = m + 1 < out.rows ? inputs * float_size(call.x_type) : 0;
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.at(0, m);
     int32_t* sums = out.sums + m;
     for (std::size_t k = 0; k < inputs; k += shape.group, codes += out.block_stride(), sums += rows) {
-      const __m512i of_block = round_codes(call, start + k, shape.group, inverse, codes);
+      const __m512i of_block = round_codes(call, start + k, shape.group, inverse, codes, ahead);
       sum = _mm512_add_epi32(sum, of_block);
       if (shape.bits == 4) *sums = _mm512_reduce_add_epi32(of_block);
     }

@@ -74,8 +74,13 @@ inline __m512i round16(const LinearCall& call, std::size_t at, __m512 inverse) {
   return _mm512_cvtps_epi32(_mm512_mul_ps(load16(call.x, call.x_type, at), inverse));
 }
 
-// `count` activations from `at` on as codes: x * inverse, rounded. Returns sums of codes.
-inline __m512i round_codes(const LinearCall& call, std::size_t at, int count, float inverse, int8_t* codes) {
+// `count` activations from `at` on as codes: x * inverse, rounded. Returns sums of codes. Those that lie
+// `ahead` bytes further on are asked for meanwhile, 0: none.
+__attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
+                                                          float inverse, int8_t* codes,
+                                                          std::size_t ahead = 0) {
+  const std::size_t width = float_size(call.x_type);
+  const char* const next = static_cast<const char*>(call.x) + at * width + ahead;
   // Packs keep to their 128 bits: a word w of lane l comes to lie at 4 l + w.
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512 factor = _mm512_set1_ps(inverse);
@@ -85,6 +90,8 @@ inline __m512i round_codes(const LinearCall& call, std::size_t at, int count, fl
     __m512i words[4];
     unrolled<4>([&](auto i)
                     __attribute__((always_inline)) { words[i] = round16(call, at + k + 16 * i, factor); });
+    for (std::size_t line = 0; ahead != 0 && line < width; ++line)
+      _mm_prefetch(next + k * width + 64 * line, _MM_HINT_T0);
     const __m512i packed =
         _mm512_packs_epi16(_mm512_packs_epi32(words[0], words[1]), _mm512_packs_epi32(words[2], words[3]));
     const __m512i bytes = _mm512_permutexvar_epi32(in_order, packed);

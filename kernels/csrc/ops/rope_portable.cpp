@@ -42,6 +42,9 @@ constexpr int kMostInRegisters = 256;  // values of a head
 template <int kVectors>
 void turn_head(const RopeCall& call, const bf16_t* x, const float* weights, const float* angles, bf16_t* y) {
   constexpr int kHalf = kVectors / 2;
+  // The same head of the next token is asked for meanwhile: other threads computed it. (Past the last one,
+  // nothing.)
+  for (int i = 0; i < kVectors; i += 2) _mm_prefetch(x + call.strides[2] + 16 * i, _MM_HINT_T0);
   __m512 values[kVectors];
   for (int i = 0; i < kVectors; ++i) values[i] = load_bf16(x + 16 * i);
   if (weights != nullptr) {

@@ -122,16 +122,6 @@ inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale)
   return true;
 }
 
-// Of a row that is rotated already.
-inline bool store_fp4_row(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
-#if defined(__AVX512F__)
-  if (dim == 64) return store_fp4_of<4>(row, codes, scale);
-  if (dim == 128) return store_fp4_of<8>(row, codes, scale);
-  if (dim == 256) return store_fp4_of<16>(row, codes, scale);
-#endif
-  return store_fp4(row, dim, codes, scale);
-}
-
 inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* planes) {
 #if defined(__AVX512F__)
   if (dim == 64) return store_fp5_of<4>(row, codes, planes);
@@ -231,7 +221,7 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
     case CodeType::fp16: return store_fp16(row, dim, codes);
     case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
     case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
-    case CodeType::fp4: return store_fp4_row(row, dim, codes, scales);
+    case CodeType::fp4: return store_fp4(row, dim, codes, scales);
     case CodeType::fp5: return store_fp5_row(row, dim, codes, scales);
     case CodeType::mxfp4: return store_microscaled(row, dim, true, codes, scales);
     case CodeType::nvfp4: return store_microscaled(row, dim, false, codes, scales);
@@ -239,6 +229,22 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
     case CodeType::affine4: return store_affine(row, dim, 4, codes, scales);
   }
   return false;
+}
+
+// Rows of a format's dim, one after the other, as store_row stores each; which of them are storable.
+inline void store_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
+                       uint8_t* const* scales, bool* storable) {
+  const int dim = format.dim;
+#if defined(__AVX512F__)
+  const auto store_together = dim == 64    ? store_fp4_rows<4>
+                              : dim == 128 ? store_fp4_rows<8>
+                                           : store_fp4_rows<16>;
+  if (format.codes == CodeType::fp4 && (dim == 64 || dim == 128 || dim == 256)) {
+    for (int r = 0; format.rotated && r < count; ++r) hadamard(rows + r * dim, dim);
+    return store_together(rows, count, codes, scales, storable);
+  }
+#endif
+  for (int r = 0; r < count; ++r) storable[r] = store_row(format, rows + r * dim, codes[r], scales[r]);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -180,7 +181,8 @@ struct Choice {
 
 // fp4's scale by the definition: errors to the bit. Rarely needed, so not inlined.
 template <int kVectors>
-[[gnu::noinline]] uint16_t fp4_scale_by_errors(const Magnitudes<kVectors>& x) {
+[[gnu::noinline]] uint16_t fp4_scale_by_errors(const float* row) {
+  const Magnitudes<kVectors> x(row);
   Choice<uint16_t> choice;
   for (int c = 0; c < kCandidates; ++c) {
     choice.scales[c] = float_to_f16(std::min(x.largest * kScaleFactors[c], kMaxHalf));
@@ -193,61 +195,142 @@ template <int kVectors>
   return choice.best();
 }
 
-// The same scale, sooner. Errors are estimated in units of the scale, q = x / scale: a magnitude's distance
-// from the nearest point of the grid, whose points between 2^e and 2^(e + 1) lie 2^(e - 1) apart (e = 0 below
-// 1), is what is lost when q is added to 2^(e + 22). q < 7, because the largest candidate's is 6 / 0.88.
-//
-// q is off by at most 2^-23 of itself, so each distance by less than 2^-20, and a sum E of n <= 256 squares
-// by less than 2^-19 sqrt(n E) + 2^-20 E, which is below 2^-13 E where E > 0.1. The sums of the definition
-// are within 2^-20 of the true ones. So the least estimate is the definition's choice if it is at least 1/4
-// (then others are above 0.1: scales differ by 1.55 at most) and all others are larger by 2^-11; else errors
-// decide.
-template <int kVectors>
-inline __attribute__((always_inline)) uint16_t fp4_scale(const Magnitudes<kVectors>& x) {
-  static_assert(kVectors <= 16);
-  if (!(x.largest >= 0x1p-11f && x.largest <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(x);
-  const __m512 exponent = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)), one = _mm512_set1_ps(1);
-  const __m512 coarser = _mm512_set1_ps(0x1p22f);
-  uint16_t halves[kCandidates];
-  float units[kCandidates], errors[kCandidates];
-#pragma GCC unroll 5
-  for (int c = 0; c < kCandidates; ++c) {
-    halves[c] = float_to_f16(x.largest * kScaleFactors[c]);
-    const float scale = f16_to_float(halves[c]);
-    const __m512 inverse = _mm512_set1_ps(1 / scale);
-    __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) {
-      const __m512 q = _mm512_mul_ps(x.at[i], inverse);
-      const __m512 power = _mm512_max_ps(_mm512_and_ps(q, exponent), one);
-      const __m512 nearest = _mm512_fnmadd_ps(power, coarser, _mm512_fmadd_ps(power, coarser, q));
-      const __m512 distance = _mm512_sub_ps(q, nearest);
-      sum[i % 2] = _mm512_fmadd_ps(distance, distance, sum[i % 2]);
+// For each multiple of 1/4, between which all edges lie: the point of fp4's grid, in steps of 2^-13, nearest
+// to what lies from there to the next one.
+struct NearestPoints {
+  alignas(64) uint16_t at[32];
+
+  constexpr NearestPoints() : at() {
+    for (int i = 0, point = 0; i < 32; ++i) {
+      const float middle = float(i) / 4 + 0.125f;
+      while (point < 7 && middle > (kE2m1Magnitudes[point] + kE2m1Magnitudes[point + 1]) / 2) ++point;
+      at[i] = uint16_t(kE2m1Magnitudes[point] * 8192);
     }
-    units[c] = _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
-    errors[c] = units[c] * scale * scale;
   }
-  int best = 0, near = 0;
-  for (int c = 1; c < kCandidates; ++c) best = errors[c] < errors[best] ? c : best;
-  for (int c = 0; c < kCandidates; ++c) near += errors[c] <= errors[best] * (1 + 0x1p-11f);
-  return near > 1 || units[best] < 0.25f ? fp4_scale_by_errors<kVectors>(x) : halves[best];
+};
+constexpr NearestPoints kNearestPoints;
+
+// The factors of fp4's candidates in the lanes in which `sums_of` has what belongs to them.
+constexpr uint32_t kCandidateLanes = 0x1f;
+alignas(64) constexpr float kFactorLanes[16] = {
+    kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
+    kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4],
+    kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
+    kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4]};
+
+// Sums of the lanes of five vectors: in lanes 0 to 4, the last one in 5 to 7, too, and all once more.
+inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCandidates]) {
+  const auto ints = [](__m512 x) { return _mm512_castps_si512(x); };
+  const auto floats = [](__m512i x) { return _mm512_castsi512_ps(x); };
+  const auto by_ones = [&](__m512 a, __m512 b) {
+    return _mm512_add_ps(floats(_mm512_unpacklo_epi32(ints(a), ints(b))),
+                         floats(_mm512_unpackhi_epi32(ints(a), ints(b))));
+  };
+  const auto by_twos = [&](__m512 a, __m512 b) {
+    return _mm512_add_ps(floats(_mm512_unpacklo_epi64(ints(a), ints(b))),
+                         floats(_mm512_unpackhi_epi64(ints(a), ints(b))));
+  };
+  const auto by_fours = [&](__m512 a, __m512 b) {
+    return _mm512_add_ps(floats(_mm512_shuffle_i32x4(ints(a), ints(b), 0x88)),
+                         floats(_mm512_shuffle_i32x4(ints(a), ints(b), 0xdd)));
+  };
+  const __m512 first = by_twos(by_ones(vectors[0], vectors[1]), by_ones(vectors[2], vectors[3]));
+  const __m512 last = by_ones(vectors[4], vectors[4]);
+  const __m512 sums = by_fours(first, by_twos(last, last));
+  return by_fours(sums, sums);
 }
 
+// The same scale, sooner: errors are estimated in whole numbers. In units of a candidate a magnitude is
+// q = x / scale < 7, in steps of 2^-13. A word is x with an error of half of 65535 steps up to the largest,
+// the factor that makes q of it is rounded, too, and the product is cut: q is off by less than 2 steps, so
+// each distance from the nearest point by less than 2^-12, and a sum E of n squares by less than 2^-11 sqrt(n
+// E) <= 2^-14 n + 2^-10 E. (What is left out, 2^-24 n and the roundings of floats, is less than what 2 steps
+// are more than 1.96.) The sums of the definition are within 2^-20 of the true ones. If only one candidate's
+// error may be the least, it is the definition's choice; else errors decide.
 template <int kVectors>
-inline bool store_fp4_of(const float* row, uint8_t* codes, uint8_t* scale) {
-  const Magnitudes<kVectors> x(row);
-  if (!x.finite) return false;
-  const uint16_t best = fp4_scale<kVectors>(x);
-  store_half(scale, best);
-  if (best == 0) {
-    std::memset(codes, 0, size_t(kVectors) * 8);
-    return true;
+inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
+  static_assert(kVectors <= 16);
+  constexpr int kWords = kVectors / 2;
+  if (!(top >= 0x1p-11f && top <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(row);
+  const __m512 largest = _mm512_set1_ps(top);
+  const __m256i halves = _mm512_cvtps_ph(_mm512_mul_ps(largest, _mm512_load_ps(kFactorLanes)),
+                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 scales = _mm512_cvtph_ps(halves);
+  const __m512i factors =
+      _mm512_cvtps_epi32(_mm512_div_ps(_mm512_mul_ps(largest, _mm512_set1_ps(8192)), scales));
+  const __m512 steps = _mm512_set1_ps(65535 / top);
+  const auto steps_of = [&](const float* from) {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_abs_ps(_mm512_loadu_ps(from)), steps));
+  };
+  __m512i words[kWords];
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i)
+    words[i] = _mm512_packus_epi32(steps_of(row + 32 * i), steps_of(row + 32 * i + 16));
+  const __m512i points = _mm512_load_si512(kNearestPoints.at);
+  __m512 units[kCandidates];
+#pragma GCC unroll 5
+  for (int c = 0; c < kCandidates; ++c) {
+    const __m512i factor = _mm512_permutexvar_epi16(_mm512_set1_epi16(int16_t(2 * c)), factors);
+    __m512i sum = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int i = 0; i < kWords; ++i) {
+      const __m512i q = _mm512_mulhi_epu16(words[i], factor);
+      const __m512i point = _mm512_permutexvar_epi16(_mm512_srli_epi16(q, 11), points);
+      const __m512i distance = _mm512_sub_epi16(q, point);
+      sum = _mm512_dpwssd_epi32(sum, distance, distance);  // at most 2^30
+    }
+    units[c] = _mm512_cvtepi32_ps(sum);
   }
-  const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(best));
+  const __m512 square = _mm512_mul_ps(_mm512_mul_ps(scales, scales), _mm512_set1_ps(0x1p-26f));
+  const __m512 error = _mm512_mul_ps(sums_of(units), square);
+  const __m512 off = _mm512_fmadd_ps(error, _mm512_set1_ps(0x1p-10f),
+                                     _mm512_mul_ps(square, _mm512_set1_ps(16 * kVectors * 0x1p12f)));
+  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: ordered as their bits are
+  most = _mm512_min_epi32(most, _mm512_shuffle_i32x4(most, most, 0xb1));
+  most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0x4e)));
+  most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0xb1)));
+  const __mmask16 may_be_least =
+      _mm512_cmp_ps_mask(_mm512_sub_ps(error, off), _mm512_castsi512_ps(most), _CMP_LE_OQ);
+  const uint32_t candidates = may_be_least & kCandidateLanes;
+  if ((candidates & (candidates - 1)) != 0) return fp4_scale_by_errors<kVectors>(row);
+  alignas(32) uint16_t of_lanes[16];
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_lanes), halves);
+  return of_lanes[std::countr_zero(candidates)];
+}
+
+// Rows at a time: each step is done for all of them before the next one, because the steps of one row wait
+// for each other.
+constexpr int kRowsTogether = 8;
+
+// Rows of 16 kVectors values, one after the other; where their codes and scales go. `storable` rows keep what
+// they have: only a row that is not becomes false, and has nothing written.
+template <int kVectors>
+void store_fp4_rows(const float* rows, int count, uint8_t* const* codes, uint8_t* const* scales,
+                    bool* storable) {
+  constexpr int kSize = 16 * kVectors;
+  float largest[kRowsTogether];
+  uint16_t halves[kRowsTogether];
+  for (int r = 0; r < count; ++r) {
+    const Magnitudes<kVectors> x(rows + r * kSize);
+    largest[r] = x.largest;
+    storable[r] = x.finite;
+  }
+  for (int r = 0; r < count; ++r) halves[r] = fp4_scale<kVectors>(rows + r * kSize, largest[r]);
+  for (int r = 0; r < count; ++r) {
+    if (!storable[r]) continue;
+    store_half(scales[r], halves[r]);
+    if (halves[r] == 0) {
+      std::memset(codes[r], 0, size_t(kVectors) * 8);
+      continue;
+    }
+    const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(halves[r]));
 #pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i)
-    store_nibbles(with_sign(grid.index(x.at[i]), x.negative[i]), codes + 8 * i);
-  return true;
+    for (int i = 0; i < kVectors; ++i) {
+      const __m512 x = _mm512_loadu_ps(rows + r * kSize + 16 * i);
+      const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
+      store_nibbles(with_sign(grid.index(_mm512_abs_ps(x)), negative), codes[r] + 8 * i);
+    }
+  }
 }
 
 template <int kVectors>

@@ -12,12 +12,24 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// False: the row is not storable, and zeros are stored.
-bool store_page_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t* scale) {
-  if (store_row(format, row, codes, scale)) return true;
-  std::memset(codes, 0, size_t(format.row_bytes));
-  std::memset(scale, 0, size_t(format.scale_bytes));
-  return false;
+// Rows that are stored together: of some heads of a token.
+constexpr int kMostRows = 8;
+constexpr int kRowFloats = 2 * kMaxDim;  // of all of them
+static_assert(kRowFloats == kMostRows * 256);
+
+// Stores rows one after the other, rotated in place if the format rotates; where their codes and scales go.
+// False: one is not storable, and zeros are stored.
+bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
+                     uint8_t* const* scales) {
+  bool storable[kMostRows], all = true;
+  store_rows(format, rows, count, codes, scales, storable);
+  for (int r = 0; r < count; ++r) {
+    if (storable[r]) continue;
+    std::memset(codes[r], 0, size_t(format.row_bytes));
+    std::memset(scales[r], 0, size_t(format.scale_bytes));
+    all = false;
+  }
+  return all;
 }
 
 // Asks for a token's rows of a head before they are loaded: another thread computed them a moment ago. Inline
@@ -29,22 +41,33 @@ inline __attribute__((always_inline)) void ask_rows(const WriteArgs& args, int t
               view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
 }
 
+// Heads [first, first + count) of a token's K or V.
+bool write_heads(const WriteArgs& args, bool is_key, int token, int first, int count) {
+  const PageLayout& layout = args.layout;
+  const RowFormat& format = is_key ? layout.k : layout.v;
+  const int page = args.slots[token] >> layout.page_shift;
+  const int offset = args.slots[token] & (layout.page_size - 1);
+  alignas(64) float rows[kRowFloats];
+  uint8_t *codes[kMostRows], *scales[kMostRows];
+  for (int i = 0; i < count; ++i) {
+    const uint8_t* const base =
+        args.pool + (int64_t(page) * layout.num_heads + first + i) * layout.head_bytes;
+    codes[i] = const_cast<uint8_t*>(is_key ? k_codes(layout, base, offset) : v_codes(layout, base, offset));
+    scales[i] = const_cast<uint8_t*>(is_key ? k_scale(layout, base, offset) : v_scale(layout, base, offset));
+    load_row(is_key ? args.keys : args.values, token, first + i, format.dim, rows + i * format.dim);
+  }
+  return store_page_rows(format, rows, count, codes, scales);
+}
+
 void write(const WriteArgs& args, int first_token, int end_token) {
   const PageLayout& layout = args.layout;
-  alignas(64) float row[kMaxDim];
+  const int together = std::min(kMostRows, kRowFloats / std::max(layout.k.dim, layout.v.dim));
   for (int token = first_token; token < end_token; ++token) {
-    const int page = args.slots[token] >> layout.page_shift;
-    const int offset = args.slots[token] & (layout.page_size - 1);
     bool storable = true;
-    for (int head = 0; head < layout.num_heads; ++head) {
-      if (token + 1 < end_token) ask_rows(args, token + 1, head);
-      uint8_t* base = args.pool + (int64_t(page) * layout.num_heads + head) * layout.head_bytes;
-      load_row(args.keys, token, head, layout.k.dim, row);
-      storable &= store_page_row(layout.k, row, const_cast<uint8_t*>(k_codes(layout, base, offset)),
-                                 const_cast<uint8_t*>(k_scale(layout, base, offset)));
-      load_row(args.values, token, head, layout.v.dim, row);
-      storable &= store_page_row(layout.v, row, const_cast<uint8_t*>(v_codes(layout, base, offset)),
-                                 const_cast<uint8_t*>(v_scale(layout, base, offset)));
+    for (int head = 0; head < layout.num_heads; head += together) {
+      const int count = std::min(together, layout.num_heads - head);
+      for (int i = 0; token + 1 < end_token && i < count; ++i) ask_rows(args, token + 1, head + i);
+      for (const bool is_key : {true, false}) storable &= write_heads(args, is_key, token, head, count);
     }
     if (!storable) args.flags[token] = 1;
   }

@@ -154,6 +154,11 @@ OCTAVO_EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 OCTAVO_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 OCTAVO_EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }  // b if either is NaN
 OCTAVO_EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }  // b if either is NaN
+// Within 2^-14 of the reciprocal, powers of two exact; the CPU's own other bits are not reproduced.
+OCTAVO_EMULATED __m512 _mm512_rcp14_ps(__m512 a) {
+  const __m512 exact = 1.0f / a;
+  return (__m512)((OCTAVO_LANES(uint32_t, exact) + 0x100u) & 0xfffffe00u);
+}
 OCTAVO_EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
 OCTAVO_EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)(OCTAVO_LANES(int32_t, a) & 0x7fffffff); }
 OCTAVO_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
@@ -164,7 +169,6 @@ OCTAVO_EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(-a[i], b[i], c[i]);
   return c;
 }
-OCTAVO_EMULATED __m512 _mm512_and_ps(__m512 a, __m512 b) { return (__m512)((__m512i)a & (__m512i)b); }
 
 // No instructions but sequences of the compiler's: halves onto each other, in GCC's order.
 OCTAVO_EMULATED float _mm512_reduce_add_ps(__m512 a) {
@@ -189,6 +193,10 @@ OCTAVO_EMULATED float _mm512_reduce_min_ps(__m512 a) {
 
 OCTAVO_EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 OCTAVO_EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+OCTAVO_EMULATED __m512i _mm512_min_epi32(__m512i a, __m512i b) {
+  const auto x = OCTAVO_LANES(int32_t, a), y = OCTAVO_LANES(int32_t, b);
+  return (__m512i)(x < y ? x : y);
+}
 OCTAVO_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) + OCTAVO_LANES(uint32_t, b));
 }
@@ -201,6 +209,17 @@ OCTAVO_EMULATED __m512i _mm512_add_epi8(__m512i a, __m512i b) {
 // The low halves of products.
 OCTAVO_EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) * OCTAVO_LANES(uint32_t, b));
+}
+OCTAVO_EMULATED __m512i _mm512_sub_epi16(__m512i a, __m512i b) {
+  return (__m512i)(OCTAVO_LANES(uint16_t, a) - OCTAVO_LANES(uint16_t, b));
+}
+// The upper halves of unsigned products.
+OCTAVO_EMULATED __m512i _mm512_mulhi_epu16(__m512i a, __m512i b) {
+  uint16_t x[32], y[32];
+  std::memcpy(x, &a, 64);
+  std::memcpy(y, &b, 64);
+  for (int i = 0; i < 32; ++i) x[i] = uint16_t(uint32_t(x[i]) * y[i] >> 16);
+  return x86_emulator::read<__m512i>(x);
 }
 OCTAVO_EMULATED __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint16_t, a) * OCTAVO_LANES(uint16_t, b));
