@@ -93,64 +93,78 @@ OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
   return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
 }
 
+// One row of them, as floats and vectors of zeros after them, and its largest magnitude.
+template <class Code>
+OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
+  const int steps = num_steps<Code>(dim), in_step = dim / steps;
+  alignas(64) int32_t fixed[Code::kParts == 2 ? kMaxDim + 16 : 16];
+  float* const factors = queries.factors + size_t(r) * num_factors<Code>(dim);
+  int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
+  float of_group = 0;
+  for (int step = 0; step < steps; ++step) {
+    const int first = step * in_step, end = first + in_step;
+    float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+    float steps_of_one = float(queries.kLargest) / largest;
+    if constexpr (kOwnFactors<Code>) {
+      largest = largest_of(row + first, in_step);
+      factor = with_zeros(largest / float(queries.kLargest));
+      steps_of_one = 1 / factor;
+    }
+    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? steps_of_one : 0.0f);
+    __m512i sums = _mm512_setzero_si512();
+    for (int d = first; d < end; d += 16) {
+      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
+      __m512i upper = rounded;
+      if constexpr (Code::kParts == 2) {
+        upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+        _mm512_store_si512(fixed + d, rounded);
+      }
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
+                       in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+      sums = _mm512_add_epi32(sums, rounded);
+    }
+    const int32_t sum = _mm512_reduce_add_epi32(sums);
+    const uint32_t start = (kOwnFactors<Code> ? kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;
+    queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? int32_t(start) : sum;
+    if (kOwnFactors<Code> || step == 0) factors[step] = factor;
+    if constexpr (Code::kAffine) {
+      of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
+      if (end % Code::kGroup != 0) continue;
+      queries.group_sums[size_t(r) * num_groups<Code>(dim) + end / Code::kGroup - 1] = of_group;
+      of_group = 0;
+    }
+  }
+  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // what comes after a row overwrites what is past it
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
+                     in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
+}
+
+// Rows at a time are turned before any becomes integers: one row's steps wait for each other.
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
+  constexpr int kMostRows = 8, kFloats = 2 * (kMaxDim + 16);
   const RowFormat& format = args.layout.k;
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
-  const int steps = num_steps<Code>(dim), in_step = dim / steps;
+  const int stride = dim + 16, together = std::min(kMostRows, kFloats / stride);
   const Queries<Code> queries(memory, dim, num_rows);
-  alignas(64) float row[kMaxDim + 16];
-  alignas(64) int32_t fixed[kMaxDim + 16];
-  for (int r = 0; r < num_rows; ++r) {
-    if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
-      ask_row(args.queries.data, args.queries.type,
-              (item.first_token + next / group) * args.queries.row_stride +
-                  (item.kv_head * group + next % group) * args.queries.head_stride,
-              dim);
-    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
-    if (format.rotated) hadamard(row, dim);
-    std::fill(row + dim, row + dim + 16, 0.0f);
-    float largest = kOwnFactors<Code> ? 0.0f : largest_of(row, dim);
-    float* const factors = queries.factors + size_t(r) * num_factors<Code>(dim);
-    int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
-    float of_group = 0;
-    for (int step = 0; step < steps; ++step) {
-      const int first = step * in_step, end = first + in_step;
-      float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
-      float steps_of_one = float(queries.kLargest) / largest;
-      if constexpr (kOwnFactors<Code>) {
-        largest = largest_of(row + first, in_step);
-        factor = with_zeros(largest / float(queries.kLargest));
-        steps_of_one = 1 / factor;
-      }
-      const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? steps_of_one : 0.0f);
-      __m512i sums = _mm512_setzero_si512();
-      for (int d = first; d < end; d += 16) {
-        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
-        __m512i upper = rounded;
-        if constexpr (Code::kParts == 2) {
-          upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
-          _mm512_store_si512(fixed + d, rounded);
-        }
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
-                         in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
-        sums = _mm512_add_epi32(sums, rounded);
-      }
-      const int32_t sum = _mm512_reduce_add_epi32(sums);
-      const uint32_t start = (kOwnFactors<Code> ? kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;
-      queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? int32_t(start) : sum;
-      if (kOwnFactors<Code> || step == 0) factors[step] = factor;
-      if constexpr (Code::kAffine) {
-        of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
-        if (end % Code::kGroup != 0) continue;
-        queries.group_sums[size_t(r) * num_groups<Code>(dim) + end / Code::kGroup - 1] = of_group;
-        of_group = 0;
-      }
+  alignas(64) float rows[kFloats];
+  float largest[kMostRows];
+  for (int first = 0; first < num_rows; first += together) {
+    const int count = std::min(together, num_rows - first);
+    for (int i = 0; i < count; ++i) {
+      const int r = first + i;
+      float* const row = rows + i * stride;
+      if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
+        ask_row(args.queries.data, args.queries.type,
+                (item.first_token + next / group) * args.queries.row_stride +
+                    (item.kv_head * group + next % group) * args.queries.head_stride,
+                dim);
+      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+      if (format.rotated) hadamard(row, dim);
+      std::fill(row + dim, row + stride, 0.0f);
+      largest[i] = kOwnFactors<Code> ? 0.0f : largest_of(row, dim);
     }
-    for (int d = 0; Code::kParts == 2 && d < dim;
-         d += 16)  // what comes after a row overwrites what is past it
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
-                       in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
+    for (int i = 0; i < count; ++i) fix_query(queries, first + i, dim, rows + i * stride, largest[i]);
   }
 }
 

@@ -69,29 +69,27 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
 // could overflow; such activations count as zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
-// Activations [at, at + 16) times `inverse`, rounded.
-inline __m512i round16(const LinearCall& call, std::size_t at, __m512 inverse) {
-  return _mm512_cvtps_epi32(_mm512_mul_ps(load16(call.x, call.x_type, at), inverse));
-}
-
-// `count` activations from `at` on as codes: x * inverse, rounded. Returns sums of codes. Those that lie
-// `ahead` bytes further on are asked for meanwhile, 0: none.
-__attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
-                                                          float inverse, int8_t* codes,
-                                                          std::size_t ahead = 0) {
-  const std::size_t width = float_size(call.x_type);
-  const char* const next = static_cast<const char*>(call.x) + at * width + ahead;
+// `count` activations as codes: x * inverse, rounded. Returns sums of codes. Those that lie `ahead` bytes
+// further on are asked for meanwhile; 0: none.
+template <Float kType>
+__attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, int count, float inverse,
+                                                             int8_t* codes, std::size_t ahead) {
+  constexpr std::size_t kBytes = float_size(kType);
   // Packs keep to their 128 bits: a word w of lane l comes to lie at 4 l + w.
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512 factor = _mm512_set1_ps(inverse);
+  const auto round16 = [&](std::size_t at) __attribute__((always_inline)) {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(load16(x, kType, at), factor));
+  };
   __m512i sum = _mm512_setzero_si512();
   int k = 0;
   for (; k + 64 <= count; k += 64) {
     __m512i words[4];
-    unrolled<4>([&](auto i)
-                    __attribute__((always_inline)) { words[i] = round16(call, at + k + 16 * i, factor); });
-    for (std::size_t line = 0; ahead != 0 && line < width; ++line)
-      _mm_prefetch(next + k * width + 64 * line, _MM_HINT_T0);
+    unrolled<4>([&](auto i) __attribute__((always_inline)) { words[i] = round16(k + 16 * i); });
+    if (ahead != 0)
+      unrolled<kBytes>([&](auto line) __attribute__((always_inline)) {
+        _mm_prefetch(x + k * kBytes + 64 * line + ahead, _MM_HINT_T0);
+      });
     const __m512i packed =
         _mm512_packs_epi16(_mm512_packs_epi32(words[0], words[1]), _mm512_packs_epi32(words[2], words[3]));
     const __m512i bytes = _mm512_permutexvar_epi32(in_order, packed);
@@ -99,11 +97,23 @@ __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call
     _mm512_storeu_si512(codes + k, bytes);
   }
   for (; k < count; k += 16) {
-    const __m512i code = round16(call, at + k, factor);
+    const __m512i code = round16(k);
     sum = _mm512_add_epi32(sum, code);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), _mm512_cvtsepi32_epi8(code));
   }
   return sum;
+}
+
+// The same of a call's activations, from `at` on.
+__attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
+                                                          float inverse, int8_t* codes,
+                                                          std::size_t ahead = 0) {
+  const uint8_t* const x = static_cast<const uint8_t*>(call.x) + at * float_size(call.x_type);
+  switch (call.x_type) {
+    case Float::bf16: return round_codes_of<Float::bf16>(x, count, inverse, codes, ahead);
+    case Float::f16: return round_codes_of<Float::f16>(x, count, inverse, codes, ahead);
+    default: return round_codes_of<Float::f32>(x, count, inverse, codes, ahead);
+  }
 }
 
 inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
