@@ -12,14 +12,23 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 
 
 def attend_once(
-    name: str, rows: tuple[NDArray[np.float32], ...], *, exact: bool = False, scale: float = 0.1
+    name: str,
+    rows: tuple[NDArray[np.float32], ...],
+    *,
+    exact: bool = False,
+    scale: float = 0.1,
+    stored: mx.Dtype = mx.bfloat16,
 ) -> NDArray[np.float32]:
-    """The last queries of bf16 rows (queries, keys, values) over pages of their own."""
+    """The last queries of bf16 rows (queries, keys, values) over pages of their own.
+
+    ``stored``: what keys and values are rounded to before they are written.
+    """
     length, heads, dim = rows[1].shape
     layer = LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=dim)
     spec = PoolSpec(layers=(layer,), num_pages=-(-length // 32), page_size=32, k_format=name, v_format=name)
     pool, tables = CpuPool(spec, exact=exact), [np.arange(spec.num_pages, dtype=np.int32)]
-    queries, keys, values = (mx.array(each).astype(mx.bfloat16) for each in rows)
+    queries = mx.array(rows[0]).astype(mx.bfloat16)
+    keys, values = (mx.array(each).astype(stored) for each in rows[1:])
     pool.begin_step(build_metadata([(0, length)], tables, 32))
     pool.write(0, keys, values)
     mx.eval(pool.pending())

@@ -16,13 +16,6 @@ AttendKernel attend_kernel(const AttendArgs& args);
 
 namespace octavo::OCTAVO_ISA {
 
-#if defined(__AVX512F__)
-// fp16 pages are multiplied as floats on both levels, and wider vectors of them were measured to be slower.
-static bool avx2_is_faster(const AttendArgs& args) {
-  return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16;
-}
-#endif
-
 #if defined(__AVX2__)
 // Integer and bf16 arithmetic of the level, or null (attention/sides_avx2.cpp, attention/sides_avx512.cpp).
 const KeySide* special_key_side(const AttendArgs& args);
@@ -30,6 +23,15 @@ const ValueSide* special_value_side(const AttendArgs& args);
 #else
 static const KeySide* special_key_side(const AttendArgs&) { return nullptr; }
 static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; }
+#endif
+
+#if defined(__AVX512F__)
+// Where fp16 pages are multiplied as floats they are on both levels, and wider vectors of them were measured
+// to be slower.
+static bool avx2_is_faster(const AttendArgs& args) {
+  return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
+         special_key_side(args) == nullptr && special_value_side(args) == nullptr;
+}
 #endif
 
 const KeySide* key_side(const AttendArgs& args) {

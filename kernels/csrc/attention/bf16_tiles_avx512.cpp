@@ -25,9 +25,24 @@ int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 
 size_t query_bytes(int dim, int num_rows) { return size_t(padded_rows(num_rows)) * dim * 2; }
 
+// A row's values as bf16, each kTimes.
+template <int kTimes>
+OCTAVO_INLINE void round_queries(const float* row, int dim, uint16_t* to) {
+  for (int d = 0; d < dim; d += 16, to += 16 * kTimes) {
+    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d));
+    if constexpr (kTimes == 1) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
+    } else {
+      const __m512i words = _mm512_cvtepu16_epi32(rounded);
+      _mm512_storeu_si512(to, _mm512_or_si512(words, _mm512_slli_epi32(words, 16)));
+    }
+  }
+}
+
+template <int kTimes>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
-  const int steps = dim / kStepValues;
+  const int values = dim * kTimes, steps = values / kStepValues;
   alignas(64) float row[kMaxDim];
   alignas(64) uint16_t rows[kRows][kMaxDim];
   uint16_t* to = static_cast<uint16_t*>(memory);
@@ -35,13 +50,11 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     for (int i = 0; i < kRows; ++i) {
       const int r = first + i;
       if (r >= num_rows) {
-        std::memset(rows[i], 0, size_t(dim) * 2);
+        std::memset(rows[i], 0, size_t(values) * 2);
         continue;
       }
       load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
-      for (int d = 0; d < dim; d += 16)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows[i] + d),
-                            (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d)));
+      round_queries<kTimes>(row, dim, rows[i]);
     }
     for (int step = 0; step < steps; ++step, to += kTileValues) {
       __m512i lines[16];
@@ -216,18 +229,6 @@ DirectValues direct_values(int num_rows, int parts) {
   }
 }
 
-// Numbers below the smallest normal one are zeros, of operands and results: as they are to tiles.
-class FlushedToZero {
- public:
-  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushedToZero() { _mm_setcsr(before_); }
-  FlushedToZero(const FlushedToZero&) = delete;
-  FlushedToZero& operator=(const FlushedToZero&) = delete;
-
- private:
-  unsigned before_;
-};
-
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   const int dim = layout.v.dim, parts = dim / kStepValues;
@@ -254,9 +255,6 @@ void to_natural(int dim, const float* accumulator, float* row) {  // the row's b
   merge_row(dim, accumulator, kOrder, row);
 }
 
-const KeySide keys = {query_bytes, key_panel_bytes, load_queries, score};
-const ValueSide values = {width, value_panel_bytes, accumulate, to_natural};
-
 bool has_tiles(const AttendArgs& args, const RowFormat& format) {
   return isa() == Isa::amx && format.codes == CodeType::bf16 && args.queries.type == Float::bf16 &&
          format.dim % kStepValues == 0 && format.dim <= kMaxDim;
@@ -264,10 +262,16 @@ bool has_tiles(const AttendArgs& args, const RowFormat& format) {
 
 }  // namespace
 
-const KeySide* tiled_keys(const AttendArgs& args) { return has_tiles(args, args.layout.k) ? &keys : nullptr; }
+const KeySide bf16_tile_keys = {query_bytes, key_panel_bytes, load_queries<1>, score};
+const KeySide bf16_tile_keys_twice = {query_bytes, key_panel_bytes, load_queries<2>, score};
+const ValueSide bf16_tile_values = {width, value_panel_bytes, accumulate, to_natural};
+
+const KeySide* tiled_keys(const AttendArgs& args) {
+  return has_tiles(args, args.layout.k) ? &bf16_tile_keys : nullptr;
+}
 
 const ValueSide* tiled_values(const AttendArgs& args) {
-  return has_tiles(args, args.layout.v) ? &values : nullptr;
+  return has_tiles(args, args.layout.v) ? &bf16_tile_values : nullptr;
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -14,6 +14,13 @@ extern const ValueSide bf16_values;
 // The same, and latents in bf16, on AMX tiles. Null where the CPU has none, and for other calls.
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
+extern const KeySide bf16_tile_keys, bf16_tile_keys_twice;  // twice: each dim of a query stands twice
+extern const ValueSide bf16_tile_values;
+
+// Other pages that become bf16 on their way to these tiles (decoded_tiles_avx512.cpp). Null as above, and for
+// other formats.
+const KeySide* decoded_keys(const AttendArgs& args);
+const ValueSide* decoded_values(const AttendArgs& args);
 
 // Codes whose integers are multiplied as such, queries and weights in fixed point of 16 bits, as good as
 // float32, or of 8 (codes_avx512.h). Null for other formats.
@@ -61,6 +68,18 @@ inline void round_weights(const float* weights, int count, uint16_t* rounded) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
 }
+
+// Numbers below the smallest normal one are zeros, of operands and results: as they are to tiles.
+class FlushedToZero {
+ public:
+  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushedToZero() { _mm_setcsr(before_); }
+  FlushedToZero(const FlushedToZero&) = delete;
+  FlushedToZero& operator=(const FlushedToZero&) = delete;
+
+ private:
+  unsigned before_;
+};
 
 // Rows of 32-bit words to columns: lane i of word j becomes lane j of word i.
 OCTAVO_INLINE void transpose16(__m512i (&r)[16]) {

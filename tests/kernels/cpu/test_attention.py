@@ -219,6 +219,21 @@ def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps(name: str) 
     assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_fp16_rows_keep_the_bits_that_bf16_lacks(count: int) -> None:
+    """Keys that differ in their last three bits alone, under a scale that makes logits of these; values whose
+    last bits are all that is left of them."""
+    rng = np.random.default_rng(8)
+    queries, keys = np.zeros((count, 1, 64), np.float32), np.zeros((160, 1, 64), np.float32)
+    queries[..., 0], keys[:, 0, 0] = 1, 1 + rng.integers(0, 8, 160) / 1024
+    values = np.tile(np.array([1, -1], np.float32)[:, None, None], (80, 1, 64))
+    values += rng.integers(0, 8, values.shape) / 1024
+    rows = (queries, keys, values)
+    want = attend_once("fp16", rows, exact=True, scale=512.0, stored=mx.float16)
+    got = attend_once("fp16", rows, scale=512.0, stored=mx.float16)
+    assert np.abs(got - want).max() < 1e-2 * np.abs(want).max()
+
+
 GRID_AT_LEVEL = """
 import mlx.core as mx
 from attention_backends import poison

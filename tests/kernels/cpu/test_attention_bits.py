@@ -126,7 +126,7 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
         np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4", "nvfp4"])
 def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
     """Values that cancel: what is left is rounding, of which every other order leaves something else."""
     rng = np.random.default_rng(6)
@@ -136,6 +136,20 @@ def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
     want = attend_once(name, (queries, keys, values))[-1]
     for count in (1, 2, 3, 4, 5):
         np.testing.assert_array_equal(attend_once(name, (queries[:count], keys, values))[-1], want)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4", "affine4"])
+def test_few_rows_score_keys_in_the_order_of_many(name: str) -> None:
+    """Products that cancel: what is left is rounding, which a large scale makes logits of."""
+    rng = np.random.default_rng(7)
+    half = (rng.standard_normal((20, 1, 64)) * 2.0 ** rng.integers(-12, 12, (20, 1, 64))).astype(np.float32)
+    queries = np.concatenate([half, -half], axis=-1)
+    keys = np.tile(rng.standard_normal((128, 1, 64)).astype(np.float32), 2)
+    values = rng.standard_normal((128, 1, 128)).astype(np.float32)
+    want = attend_once(name, (queries, keys, values), scale=1e4)[-1]
+    for count in (1, 2, 3, 4, 5):
+        rows = (queries[-count:], keys, values)
+        np.testing.assert_array_equal(attend_once(name, rows, scale=1e4)[-1], want)
 
 
 def test_queries_need_not_be_contiguous() -> None:
