@@ -18,20 +18,11 @@ namespace {
 constexpr int kDirectRows = 4;   // up to so many rows go without a panel
 constexpr int kStepValues = 32;  // dims that a tile multiplies, those of a vector of bf16
 
-// What the codes stand for, before their scale.
-template <class Code>
+// What codes of E2M1 stand for, before their scale.
 OCTAVO_INLINE __m512 code_values() {
   alignas(64) static constexpr float kE2M1Floats[16] = {
       0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  alignas(64) static constexpr float kCodes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return _mm512_load_ps(Code::kAffine ? kCodes : kE2M1Floats);
-}
-
-// Of affine values bf16 keeps eight bits: the nearest such number, of two the larger magnitude.
-OCTAVO_INLINE __m512 affine_values(__m512 codes, __m512 scale, __m512 bias) {
-  const __m512i value = _mm512_castps_si512(_mm512_fmadd_ps(codes, scale, bias));
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_add_epi32(value, _mm512_set1_epi32(0x8000)),
-                                              _mm512_set1_epi32(int32_t(0xffff0000))));
+  return _mm512_load_ps(kE2M1Floats);
 }
 
 // 16 bytes as words of 32 bits.
@@ -44,22 +35,17 @@ OCTAVO_INLINE __m512 e4m3_scales(const uint8_t* from) {
                        _mm512_set1_ps(0x1p120f));
 }
 
-template <class Code>
-constexpr int kNumbers = Code::kAffine ? 2 : 1;  // of a group: its scale, and bias
-
-// The numbers of a block's groups, row by row; zeros in rows that nobody sees. Scales of E8M0 below 2^-126
+// The scales of a block's groups, row by row; zeros in rows that nobody sees. Scales of E8M0 below 2^-126
 // are taken for that: tiles see nothing smaller.
 template <class Code>
 struct RowScales {
-  alignas(64) float numbers[16 * kMaxDim / Code::kGroup * kNumbers<Code>];
+  alignas(64) float numbers[16 * kMaxDim / Code::kGroup];
 
   void load(const uint8_t* from, int dim, uint32_t visible) {
-    const int in_row = dim / Code::kGroup * kNumbers<Code>;
+    const int in_row = dim / Code::kGroup;
     for (int i = 0; i < 16 * in_row; i += 16) {
       __m512 loaded;
-      if constexpr (Code::kAffine) {
-        loaded = halves(from + 2 * int64_t(i), 0xffff);
-      } else if constexpr (Code::kGroup == kMxGroup) {
+      if constexpr (Code::kGroup == kMxGroup) {
         const __m512i byte = _mm512_max_epi32(load_words(from + i), _mm512_set1_epi32(1));
         loaded = _mm512_castsi512_ps(_mm512_slli_epi32(byte, 23));
       } else {
@@ -77,7 +63,7 @@ template <class Code>
 OCTAVO_INLINE void load_dims(const uint8_t* codes, const float* numbers, int vector, __m512& even,
                              __m512& odd) {
   const __m512i low = load_words(codes + 16 * vector), high = _mm512_srli_epi32(low, 4);
-  __m512 table = code_values<Code>();
+  __m512 table = code_values();
   if constexpr (Code::kGroup == kMxGroup) table = _mm512_mul_ps(table, _mm512_set1_ps(numbers[vector]));
   even = _mm512_permutexvar_ps(low, table);
   odd = _mm512_permutexvar_ps(high, table);
@@ -94,7 +80,7 @@ OCTAVO_INLINE void load_dims(const uint8_t* codes, const float* numbers, int vec
 template <class Code, int kRows, int kParts>
 void accumulate_codes(const PageLayout& layout, const Tile& tile, const float* weights, int width,
                       float* accumulators) {
-  const int dim = layout.v.dim, in_row = dim / Code::kGroup * kNumbers<Code>;
+  const int dim = layout.v.dim, in_row = dim / Code::kGroup;
   RowScales<Code> scales[kBlocks];
   for (int b = 0; b < kBlocks; ++b)
     if (const auto [base, offset] = tile.blocks[b]; base != nullptr)
@@ -150,11 +136,11 @@ void accumulate_codes(const PageLayout& layout, const Tile& tile, const float* w
 // scales are left to the end of a step, which is a group: no rounding depends on them.
 template <class Code, int kRows>
 void score_codes(const PageLayout& layout, const Tile& tile, const float* queries, float* scores) {
-  static_assert(Code::kAffine || Code::kGroup == kStepValues);
+  static_assert(Code::kGroup == kStepValues);
   const RowFormat& format = layout.k;
   const int dim = format.dim, num_words = dim / 8, groups = dim / Code::kGroup;
-  __m512 scales[kMaxDim / Code::kGroup * kNumbers<Code>];
-  const __m512 table = code_values<Code>();
+  __m512 scales[kMaxDim / Code::kGroup];
+  const __m512 table = code_values();
   for (int b = 0; b < kBlocks; ++b) {
     const auto [base, offset] = tile.blocks[b];
     if (base == nullptr) continue;
@@ -175,17 +161,16 @@ void score_codes(const PageLayout& layout, const Tile& tile, const float* querie
         columns[t] = _mm512_maskz_loadu_epi32(valid, codes + t * format.row_bytes + 4 * word);
       transpose16(columns);
       const float* from = queries + 8 * word;
-      const __m512* scale = scales + 8 * word / Code::kGroup * kNumbers<Code>;
+      const __m512* scale = scales + 8 * word / Code::kGroup;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i, from += 8) {
         if (word + i >= num_words) break;
         ahead.ask_line(word + i);  // as many words as lines
-        const __m512* const of_group = scale + 8 * i / Code::kGroup * kNumbers<Code>;
+        const __m512* const of_group = scale + 8 * i / Code::kGroup;
 #pragma GCC unroll 8
         for (int d = 0; d < 8; ++d) {
-          __m512 key =
+          const __m512 key =
               _mm512_permutexvar_ps(d == 0 ? columns[i] : _mm512_srli_epi32(columns[i], 4 * d), table);
-          if constexpr (Code::kAffine) key = affine_values(key, of_group[0], of_group[1]);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r)
             sums[d % 2][r] = _mm512_fmadd_ps(_mm512_set1_ps(from[r * dim + d]), key, sums[d % 2][r]);
@@ -194,10 +179,8 @@ void score_codes(const PageLayout& layout, const Tile& tile, const float* querie
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m512 sum = _mm512_add_ps(sums[0][r], sums[1][r]);
-          if constexpr (Code::kAffine) totals[r] = _mm512_add_ps(totals[r], sum);
-          else
-            totals[r] = _mm512_fmadd_ps(sum, _mm512_mul_ps(*of_group, _mm512_set1_ps(float(Code::kScale))),
-                                        totals[r]);
+          totals[r] =
+              _mm512_fmadd_ps(sum, _mm512_mul_ps(*of_group, _mm512_set1_ps(float(Code::kScale))), totals[r]);
           sums[0][r] = sums[1][r] = _mm512_setzero_ps();
         }
       }

@@ -1,10 +1,10 @@
-// Pages that become bf16 on their way to AMX tiles, under bf16 queries: mxfp4, fp16, V of nvfp4 and K of
-// affine4. Over the other sides of these single rows would take too long. The rows of a tile are decoded into
+// Pages that become bf16 on their way to AMX tiles, under bf16 queries: mxfp4, fp16 and V of nvfp4.
+// Over K of nvfp4 single rows would take too long. The rows of a tile are decoded into
 // scratch, as if they lay in a bf16 page, and go through the sides of such pages (bf16_tiles_avx512.cpp): a
 // row has the same bits in a chunk and alone.
 //
 // E2M1 times a scale of E4M3 or E8M0 has at most six significant bits, so bf16 holds it exactly (what is
-// below 2^-126 is zero to a tile). Of affine4, code * scale + bias is rounded to bf16. fp16 has eleven
+// below 2^-126 is zero to a tile). fp16 has eleven
 // significant bits: an upper part of eight and a lower one of three, both exact.
 //   keys of fp16    [64 positions][dim][upper, lower]: each dim of a query stands twice
 //   values of fp16  [64 positions][dim] upper ones, then the lower ones: added one after the other
@@ -54,7 +54,7 @@ struct Decoder<Mxfp4> {
   __m512i less_one;  // the codes' values by 2^-127, whose exponent is 0
 
   Decoder(const uint8_t* scales, int dim)
-      : less_one(_mm512_add_epi16(table_of(code_values<Mxfp4>()), _mm512_set1_epi16(short(-(127 << 7))))) {
+      : less_one(_mm512_add_epi16(table_of(code_values()), _mm512_set1_epi16(short(-(127 << 7))))) {
     for (int i = 0; i < kRows * dim / kMxGroup; i += 16) {
       const __m512i byte = _mm512_max_epi32(load_words(scales + i), _mm512_set1_epi32(1));
       _mm512_store_si512(exponents + i,
@@ -104,26 +104,11 @@ struct Decoder<Nvfp4> {
   }
 };
 
-template <>
-struct Decoder<Affine4> : RowScales<Affine4> {
-  Decoder(const uint8_t* from, int dim) { load(from, dim, 0xffff); }
-  __attribute__((always_inline)) __m512i decode(const uint8_t* codes, int vector) const {
-    const float* const of_group = numbers + vector / 2 * 2;
-    const __m512 values =
-        affine_values(code_values<Affine4>(), _mm512_set1_ps(of_group[0]), _mm512_set1_ps(of_group[1]));
-    return _mm512_permutexvar_epi16(spread_nibbles<0>(load_words(codes)), table_of(values));
-  }
-};
-
 OCTAVO_INLINE __m512 load_halves(const uint8_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
 constexpr bool splits(CodeType codes) { return codes == CodeType::fp16; }
-
-// Vectors that share a group.
-template <class Code>
-constexpr int kAtOnce = std::max(1, Code::kGroup / kStepValues);
 
 // A block's rows as bf16, `stride` bytes apart.
 template <class Code>
@@ -133,10 +118,8 @@ void decode_groups(const RowFormat& format, const uint8_t* codes, const uint8_t*
   const int vectors = format.dim / kStepValues;
   for (int t = 0; t < kRows; ++t, to += stride, codes += format.row_bytes) {
     Ahead::ask(ahead, t, kRows);
-    for (int v = 0; v < vectors; v += kAtOnce<Code>)
-#pragma GCC unroll 2
-      for (int i = 0; i < kAtOnce<Code>; ++i)
-        _mm512_storeu_si512(to + 64 * (v + i), decoder.decode(codes + 16 * (v + i), t * vectors + v + i));
+    for (int v = 0; v < vectors; ++v)
+      _mm512_storeu_si512(to + 64 * v, decoder.decode(codes + 16 * v, t * vectors + v));
   }
 }
 
@@ -168,11 +151,8 @@ void split_values(const RowFormat& format, const uint8_t* from, const Ahead& ahe
 
 void decode(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, const Ahead& ahead,
             uint8_t* to, int64_t stride) {
-  switch (format.codes) {
-    case CodeType::mxfp4: return decode_groups<Mxfp4>(format, codes, scales, ahead, to, stride);
-    case CodeType::nvfp4: return decode_groups<Nvfp4>(format, codes, scales, ahead, to, stride);
-    default: return decode_groups<Affine4>(format, codes, scales, ahead, to, stride);
-  }
+  if (format.codes == CodeType::mxfp4) decode_groups<Mxfp4>(format, codes, scales, ahead, to, stride);
+  else decode_groups<Nvfp4>(format, codes, scales, ahead, to, stride);
 }
 
 // The tile as it lies once it is decoded at `rows`, and the layout of that.
@@ -235,11 +215,8 @@ size_t key_panel_bytes(int dim) {
 void score_directly(const PageLayout& layout, const Tile& tile, const float* queries, int num_rows,
                     float* scores) {
   with_rows<kDirectRows>(num_rows, [&]<int kCount>() {
-    switch (layout.k.codes) {
-      case CodeType::mxfp4: return score_codes<Mxfp4, kCount>(layout, tile, queries, scores);
-      case CodeType::affine4: return score_codes<Affine4, kCount>(layout, tile, queries, scores);
-      default: return score_halves<kCount>(layout, tile, queries, scores);
-    }
+    if (layout.k.codes == CodeType::mxfp4) score_codes<Mxfp4, kCount>(layout, tile, queries, scores);
+    else score_halves<kCount>(layout, tile, queries, scores);
   });
 }
 
@@ -380,8 +357,7 @@ const KeySide* decoded_keys(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
   if (!is_decoded(args, format)) return nullptr;
   switch (format.codes) {
-    case CodeType::mxfp4:
-    case CodeType::affine4: return &keys;
+    case CodeType::mxfp4: return &keys;
     case CodeType::fp16: return &split_key_side;
     default: return nullptr;
   }
