@@ -82,8 +82,9 @@ class Work {
   static constexpr std::size_t kRowBytes = 768 * 1024;
   static constexpr int kMostPanels = 16;
   // Rows are shared out if a thread has so many, and outputs, whose weights all threads then read, are no
-  // more than so many for each row: one core gives rows to another about as slowly as memory gives weights.
-  static constexpr int kLeastRows = 64, kOutputsPerRow = 12;
+  // more than so many for each row (measured with two threads: one core gives rows to another about as slowly
+  // as memory gives weights).
+  static constexpr int kLeastRows = 128, kOutputsPerRow = 12;
 
   // A block of rows, and its next run.
   struct Share {

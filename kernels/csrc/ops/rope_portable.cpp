@@ -107,7 +107,7 @@ inline float head_factor(const bf16_t* x, float eps) {
 template <int kVectors>
 void turn_heads(const RopeCall& call, const bf16_t* x, const float* weights, const float* angles, bf16_t* y) {
   constexpr int kTogether = 16;
-  float factors[kTogether];
+  float factors[kTogether] = {};
   const int64_t to_next = static_cast<int64_t>(call.length) * call.size;
   for (int first = 0; first < call.heads; first += kTogether) {
     const int count = call.heads - first < kTogether ? call.heads - first : kTogether;

@@ -242,22 +242,23 @@ inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCa
 
 // The same scale, sooner: errors are estimated in whole numbers. In units of a candidate a magnitude is
 // q = x / scale < 7, in steps of 2^-13. A word is x with an error of half of 65535 steps up to the largest,
-// the factor that makes q of it is rounded, too, and the product is cut: q is off by less than 2 steps, so
-// each distance from the nearest point by less than 2^-12, and a sum E of n squares by less than 2^-11 sqrt(n
-// E) <= 2^-14 n + 2^-10 E. (What is left out, 2^-24 n and the roundings of floats, is less than what 2 steps
-// are more than 1.96.) The sums of the definition are within 2^-20 of the true ones. If only one candidate's
-// error may be the least, it is the definition's choice; else errors decide.
+// the factor that makes q of it is rounded, too, and the product is cut: q is off by less than 0.43, 0.5 and
+// 1 step, so each distance from the nearest point by less than 2^-12, and a sum E of n squares by less than
+// 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (What is left out, 2^-24 n and the roundings of floats, is less than
+// what 2 steps are more than 1.96.) The sums of the definition are within 2^-20 of the true ones. If only one
+// candidate's error may be the least, it is the definition's choice; else errors decide.
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
   static_assert(kVectors <= 16);
   constexpr int kWords = kVectors / 2;
+  constexpr float kWordSteps = 8192.0f * 65536 / 65535;  // a product's upper word is a 65536th of it
   if (!(top >= 0x1p-11f && top <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(row);
   const __m512 largest = _mm512_set1_ps(top);
   const __m256i halves = _mm512_cvtps_ph(_mm512_mul_ps(largest, _mm512_load_ps(kFactorLanes)),
                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 scales = _mm512_cvtph_ps(halves);
   const __m512i factors =
-      _mm512_cvtps_epi32(_mm512_div_ps(_mm512_mul_ps(largest, _mm512_set1_ps(8192)), scales));
+      _mm512_cvtps_epi32(_mm512_div_ps(_mm512_mul_ps(largest, _mm512_set1_ps(kWordSteps)), scales));
   const __m512 steps = _mm512_set1_ps(65535 / top);
   const auto steps_of = [&](const float* from) {
     return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_abs_ps(_mm512_loadu_ps(from)), steps));
