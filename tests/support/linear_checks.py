@@ -227,6 +227,7 @@ def check_row_blocks() -> None:
     rng = np.random.default_rng(12)
     dense = random(rng, (140, 4096), mx.bfloat16)
     x = random(rng, (400, 4096), mx.bfloat16)  # 3.1 MiB, 1.6 in codes
+    _ext.set_threads(2)  # each of which has rows enough of its own
     for packed in (_ext.pack_dense(dense), *(by_channels(dense, 128, bits)[0] for bits in (8, 4))):
         whole = _ext.linear(x, packed)
         for first in (0, 123, 256, 380):
@@ -243,12 +244,13 @@ def nodes_of(y: mx.array) -> str:
 def check_gated() -> None:
     """A layer of gates and what they are multiplied by: one node, where it can be, with the bits of two."""
     rng = np.random.default_rng(9)
+    _ext.set_threads(2)
     for (half, inputs), dtype in itertools.product(((64, 384), (192, 128), (96, 128)), FLOATS):
         dense = random(rng, (2 * half, inputs), dtype)
         bias = random(rng, (2 * half,), dtype)
         weights = [_ext.pack_dense(dense, bias), *(by_channels(dense, 64, bits)[0] for bits in (8, 4))]
         weights += [quantized(dense, *case)[0] for case in ((64, 8), (64, 4), (128, 6), (32, 4, "mxfp4"))]
-        for packed, exact, rows in itertools.product(weights, (False, True), (1, 2, 7, 33, 100)):
+        for packed, exact, rows in itertools.product(weights, (False, True), (1, 2, 7, 33, 100, 300)):
             x = random(rng, (rows, inputs), dtype)
 
             def halves(y: mx.array, half: int = half) -> tuple[mx.array, mx.array]:
