@@ -1,6 +1,7 @@
 #include "runtime/lines.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 
 #if defined(__linux__)
@@ -10,10 +11,11 @@
 namespace octavo {
 namespace {
 
+// (Not aligned_alloc: it wants a multiple of the alignment, for which huge pages are too large.)
 Lines aligned(std::size_t alignment, std::size_t bytes) {
-  Lines lines(static_cast<char*>(std::aligned_alloc(alignment, (bytes + kLine - 1) / kLine * kLine)));
-  if (lines == nullptr) throw std::bad_alloc();
-  return lines;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, (bytes + kLine - 1) / kLine * kLine) != 0) throw std::bad_alloc();
+  return Lines(static_cast<char*>(memory));
 }
 
 }  // namespace
