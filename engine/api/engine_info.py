@@ -11,7 +11,8 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
     """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
-    in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget."""
+    in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget;
+    ``unread``: of ``weights``, what no step reads."""
 
     weights: int
     pages: int
@@ -19,6 +20,7 @@ class MemoryBudget:
     states: int = 0
     residual: int = 0
     drafts: int = 0
+    unread: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

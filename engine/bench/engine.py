@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         core.close()
     peak_rss = _peak_rss_bytes()
     roofline = measure_roofline(threads=info.threads, available=available_memory())
-    work = model_work(info.path, info.memory.weights)
+    work = model_work(info.path, info.memory.weights - info.memory.unread)
     kv_token_bytes = (info.memory.pages - info.memory.residual) / (info.num_pages * info.page_size)
     ttft = statistics.median(timing.ttft_s for timing in alone)
     result = {

@@ -23,8 +23,8 @@ class ModelWork:
 
 
 def model_work(path: Path, weights_bytes: int) -> ModelWork | None:
-    """The work of the model in ``path``, held in ``weights_bytes``; None for mixtures of experts,
-    whose work depends on the tokens."""
+    """The work of the model in ``path``, of whose weights steps read ``weights_bytes``; None for mixtures of
+    experts, whose work depends on the tokens."""
     config = read_config(path)
     quantization = config.get("quantization") or {}
     per_word = 32 // quantization.get("bits", 32)

@@ -62,6 +62,10 @@ class ModelOps(Protocol):
         """What its weights take now; ask after a first forward, which may pack the head."""
         ...
 
+    def unread_weight_bytes(self, model: Module) -> int:
+        """Of these, what no step reads."""
+        ...
+
     def sampler(self) -> Sampler:
         """What draws tokens from its logits."""
         ...
@@ -86,6 +90,10 @@ class MLXOps:
 
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model)
+
+    def unread_weight_bytes(self, model: Module) -> int:
+        del model
+        return 0
 
     def sampler(self) -> Sampler:
         return NumpySampler()

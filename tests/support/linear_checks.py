@@ -160,6 +160,8 @@ def check_channels() -> None:
     ):
         packed, codes, scales = by_channels(random(rng, (outputs, inputs), dtype), group, bits)
         weight = codes * scales
+        held = -(-outputs // 64) * 64 * (inputs // group) * 2 * dtype.size  # scales and biases
+        assert packed.unread_nbytes == (held if _ext.isa() in ("avx512", "amx") else 0)
         for row in (0, outputs - 1):
             taken = truth_of(_ext.take_rows(packed, mx.array(row)))
             assert np.abs(taken - weight[row]).max() <= ROUNDING[dtype] * np.abs(weight).max()

@@ -100,6 +100,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     )
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
+        unread=ops.unread_weight_bytes(loaded.model),
         pages=sum(storage.nbytes for storage in kv_cache.storages),
         residual=sum(storage.nbytes for storage in kv_cache.storages[len(size.groups) :]),
         workspace=workspace_bytes(

@@ -20,7 +20,7 @@ from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
 from .mapped import map_safetensors
 from .merged import Observed, observe
-from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse
+from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse, unread_bytes
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ class NativeOps:
 
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model) + packed_bytes(model)
+
+    def unread_weight_bytes(self, model: Module) -> int:
+        return unread_bytes(model)
 
     def sampler(self) -> Sampler:
         return NativeSampler()

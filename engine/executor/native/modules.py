@@ -147,12 +147,18 @@ def _merge(
 
 def packed_bytes(model: Module) -> int:
     """Bytes of the model's packed weights (embeddings are packed when their head is first used)."""
+    return sum(weight.nbytes for weight in _packed(model))
+
+
+def unread_bytes(model: Module) -> int:
+    """Of these, what no step reads: scales of groups where a kernel takes those of whole channels."""
+    return sum(weight.unread_nbytes for weight in _packed(model) if isinstance(weight, _ext.PackedWeight))
+
+
+def _packed(model: Module) -> list[_ext.PackedWeight | _ext.PackedExperts]:
+    """Each once, though modules share some."""
     packed = {id(w): w for _, module in model.named_modules() if (w := getattr(module, "packed", None))}
-    return sum(
-        weight.nbytes
-        for weight in packed.values()
-        if isinstance(weight, _ext.PackedWeight | _ext.PackedExperts)
-    )
+    return [w for w in packed.values() if isinstance(w, _ext.PackedWeight | _ext.PackedExperts)]
 
 
 def _has_own_arrays(module: Module) -> bool:

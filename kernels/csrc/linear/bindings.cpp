@@ -22,7 +22,9 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro(
           "dtype", [](const PackedWeight& w) { return packed_dtype(w); },
           "Of a dense weight, or of the scales of a quantized one.")
-      .def_prop_ro("nbytes", &PackedWeight::num_bytes);
+      .def_prop_ro("nbytes", &PackedWeight::num_bytes)
+      .def_prop_ro("unread_nbytes", &PackedWeight::num_unread_bytes,
+                   "Of nbytes, what products do not read, but for exact ones.");
 
   m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
         "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");

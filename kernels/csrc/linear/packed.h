@@ -162,6 +162,10 @@ struct PackedWeight {
     return panels.size() + steps.size() + factor_bytes.size() +
            sizeof(float) * (bias.size() + channel_scales.size());
   }
+  // Of these, what products do not read, but for exact ones.
+  std::size_t num_unread_bytes() const {
+    return shape.scales_last ? shape.parameter_bytes() * shape.num_groups() * shape.num_panels() : 0;
+  }
 
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
   void row(int output, float* out) const;
