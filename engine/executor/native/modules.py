@@ -152,7 +152,7 @@ def packed_bytes(model: Module) -> int:
 
 def unread_bytes(model: Module) -> int:
     """Of these, what no step reads: scales of groups where a kernel takes those of whole channels."""
-    return sum(weight.unread_nbytes for weight in _packed(model) if isinstance(weight, _ext.PackedWeight))
+    return sum(weight.unread_nbytes for weight in _packed(model))
 
 
 def _packed(model: Module) -> list[_ext.PackedWeight | _ext.PackedExperts]:

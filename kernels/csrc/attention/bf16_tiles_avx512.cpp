@@ -205,14 +205,7 @@ void accumulate_directly(const Values& values, const uint16_t* weights, int part
           }
         }
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * kParts; ++v) {
-          float* const to = accumulators + r * width + 16 * v;
-          _mm512_storeu_ps(to,
-                           _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(sums[0][r][v], sums[1][r][v])));
-        }
+      add_pairs(sums, width, accumulators);
     }
   }
 }

@@ -170,6 +170,11 @@ OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
 }
 
+// Of E4M3 bytes, one to a word, times `unit`.
+OCTAVO_INLINE __m512 e4m3_floats(__m512i bytes, float unit = 1) {
+  return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(bytes, 20)), _mm512_set1_ps(0x1p120f * unit));
+}
+
 // The scales of 16 rows, by groups, and biases of `affine`: what the integers of the codes are multiplied
 // with, 0 in rows that are not visible.
 template <class Code>
@@ -186,11 +191,8 @@ OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int gr
       const __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(byte, 23), _mm512_set1_epi32(1 << 22));
       scales[g * step] =
           hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(1.0f / Code::kScale)), visible);
-    } else {  // e4m3
-      const __m512i byte = byte_of(columns[g / 4], g % 4);
-      const __m512i bits = _mm512_slli_epi32(byte, 20);
-      scales[g * step] =
-          hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f / Code::kScale)), visible);
+    } else {
+      scales[g * step] = hide(e4m3_floats(byte_of(columns[g / 4], g % 4), 1.0f / Code::kScale), visible);
     }
   }
 }

@@ -18,21 +18,9 @@ namespace {
 constexpr int kDirectRows = 4;   // up to so many rows go without a panel
 constexpr int kStepValues = 32;  // dims that a tile multiplies, those of a vector of bf16
 
-// What codes of E2M1 stand for, before their scale.
-OCTAVO_INLINE __m512 code_values() {
-  alignas(64) static constexpr float kE2M1Floats[16] = {
-      0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  return _mm512_load_ps(kE2M1Floats);
-}
-
 // 16 bytes as words of 32 bits.
 OCTAVO_INLINE __m512i load_words(const uint8_t* from) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-
-OCTAVO_INLINE __m512 e4m3_scales(const uint8_t* from) {
-  return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(load_words(from), 20)),
-                       _mm512_set1_ps(0x1p120f));
 }
 
 // The scales of a block's groups, row by row; zeros in rows that nobody sees. Scales of E8M0 below 2^-126
@@ -49,7 +37,7 @@ struct RowScales {
         const __m512i byte = _mm512_max_epi32(load_words(from + i), _mm512_set1_epi32(1));
         loaded = _mm512_castsi512_ps(_mm512_slli_epi32(byte, 23));
       } else {
-        loaded = e4m3_scales(from + i);
+        loaded = e4m3_floats(load_words(from + i));
       }
       _mm512_store_ps(numbers + i, loaded);
     }
@@ -63,7 +51,7 @@ template <class Code>
 OCTAVO_INLINE void load_dims(const uint8_t* codes, const float* numbers, int vector, __m512& even,
                              __m512& odd) {
   const __m512i low = load_words(codes + 16 * vector), high = _mm512_srli_epi32(low, 4);
-  __m512 table = code_values();
+  __m512 table = _mm512_loadu_ps(kE2M1);
   if constexpr (Code::kGroup == kMxGroup) table = _mm512_mul_ps(table, _mm512_set1_ps(numbers[vector]));
   even = _mm512_permutexvar_ps(low, table);
   odd = _mm512_permutexvar_ps(high, table);
@@ -120,14 +108,7 @@ void accumulate_codes(const PageLayout& layout, const Tile& tile, const float* w
         }
       }
       if (!any) continue;
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * kParts; ++v) {
-          float* const to = accumulators + r * width + 16 * v;
-          _mm512_storeu_ps(to,
-                           _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(sums[0][r][v], sums[1][r][v])));
-        }
+      add_pairs(sums, width, accumulators);
     }
   }
 }
@@ -140,7 +121,7 @@ void score_codes(const PageLayout& layout, const Tile& tile, const float* querie
   const RowFormat& format = layout.k;
   const int dim = format.dim, num_words = dim / 8, groups = dim / Code::kGroup;
   __m512 scales[kMaxDim / Code::kGroup];
-  const __m512 table = code_values();
+  const __m512 table = _mm512_loadu_ps(kE2M1);
   for (int b = 0; b < kBlocks; ++b) {
     const auto [base, offset] = tile.blocks[b];
     if (base == nullptr) continue;

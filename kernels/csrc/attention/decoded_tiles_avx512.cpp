@@ -1,11 +1,11 @@
-// Pages that become bf16 on their way to AMX tiles, under bf16 queries: mxfp4, fp16 and V of nvfp4.
-// Over K of nvfp4 single rows would take too long. The rows of a tile are decoded into
-// scratch, as if they lay in a bf16 page, and go through the sides of such pages (bf16_tiles_avx512.cpp): a
-// row has the same bits in a chunk and alone.
+// Pages that become bf16 on their way to AMX tiles, under bf16 queries: mxfp4, fp16 and V of nvfp4. Over K of
+// nvfp4 single rows would take too long. The rows of a tile are decoded into scratch, as if they lay in a
+// bf16 page, and go through the sides of such pages (bf16_tiles_avx512.cpp): a row has the same bits in a
+// chunk and alone.
 //
 // E2M1 times a scale of E4M3 or E8M0 has at most six significant bits, so bf16 holds it exactly (what is
-// below 2^-126 is zero to a tile). fp16 has eleven
-// significant bits: an upper part of eight and a lower one of three, both exact.
+// below 2^-126 is zero to a tile). fp16 has eleven significant bits: an upper part of eight and a lower one
+// of three, both exact.
 //   keys of fp16    [64 positions][dim][upper, lower]: each dim of a query stands twice
 //   values of fp16  [64 positions][dim] upper ones, then the lower ones: added one after the other
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "attention/sides_avx512.h"
 #include "attention/tiles_amx.h"
 #include "runtime/dispatch.h"
+#include "runtime/unrolled.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -54,7 +55,7 @@ struct Decoder<Mxfp4> {
   __m512i less_one;  // the codes' values by 2^-127, whose exponent is 0
 
   Decoder(const uint8_t* scales, int dim)
-      : less_one(_mm512_add_epi16(table_of(code_values()), _mm512_set1_epi16(short(-(127 << 7))))) {
+      : less_one(_mm512_add_epi16(table_of(_mm512_loadu_ps(kE2M1)), _mm512_set1_epi16(short(-(127 << 7))))) {
     for (int i = 0; i < kRows * dim / kMxGroup; i += 16) {
       const __m512i byte = _mm512_max_epi32(load_words(scales + i), _mm512_set1_epi32(1));
       _mm512_store_si512(exponents + i,
@@ -78,7 +79,7 @@ struct Decoder<Nvfp4> {
   Decoder(const uint8_t* from, int dim) {
     const __m512 more = _mm512_set1_ps(1.5f);
     for (int i = 0; i < kRows * dim / kNvGroup; i += 32) {
-      const __m512 first = e4m3_scales(from + i), second = e4m3_scales(from + i + 16);
+      const __m512 first = e4m3_floats(load_words(from + i)), second = e4m3_floats(load_words(from + i + 16));
       _mm512_store_si512(scales + i / 2, (__m512i)_mm512_cvtne2ps_pbh(second, first));
       _mm512_store_si512(larger + i / 2, (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(second, more),
                                                                       _mm512_mul_ps(first, more)));
@@ -104,10 +105,6 @@ struct Decoder<Nvfp4> {
   }
 };
 
-OCTAVO_INLINE __m512 load_halves(const uint8_t* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
 constexpr bool splits(CodeType codes) { return codes == CodeType::fp16; }
 
 // A block's rows as bf16, `stride` bytes apart.
@@ -128,7 +125,7 @@ void split_keys(const RowFormat& format, const uint8_t* from, const Ahead& ahead
   for (int t = 0; t < kRows; ++t, to += stride, from += format.row_bytes) {
     Ahead::ask(ahead, t, kRows);
     for (int d = 0; d < format.dim; d += 16) {
-      const __m512 all = load_halves(from + 2 * d);
+      const __m512 all = halves(from + 2 * d, 0xffff);
       _mm512_storeu_si512(to + 4 * d, upper_halves(all, _mm512_sub_ps(all, upper_part(all))));
     }
   }
@@ -141,7 +138,7 @@ void split_values(const RowFormat& format, const uint8_t* from, const Ahead& ahe
   for (int t = 0; t < kRows; ++t, to += stride, from += format.row_bytes) {
     Ahead::ask(ahead, t, kRows);
     for (int d = 0; d < format.dim; d += kStepValues) {
-      const __m512 first = load_halves(from + 2 * d), second = load_halves(from + 2 * d + 32);
+      const __m512 first = halves(from + 2 * d, 0xffff), second = halves(from + 2 * d + 32, 0xffff);
       _mm512_storeu_si512(to + 2 * d, upper_halves(first, second));
       _mm512_storeu_si512(to + lower + 2 * d, upper_halves(_mm512_sub_ps(first, upper_part(first)),
                                                            _mm512_sub_ps(second, upper_part(second))));
@@ -167,15 +164,6 @@ PageLayout decoded_layout(int values, int64_t stride) {
   PageLayout layout{};
   layout.k = layout.v = {CodeType::bf16, values, false, stride, 0};
   return layout;
-}
-
-// body<n>() of n rows, which are at most kMost.
-template <int kMost, class Body>
-OCTAVO_INLINE void with_rows(int num_rows, Body body) {
-  if constexpr (kMost > 1) {
-    if (num_rows < kMost) return with_rows<kMost - 1>(num_rows, body);
-  }
-  body.template operator()<kMost>();
 }
 
 // ---- keys ----
@@ -214,7 +202,8 @@ size_t key_panel_bytes(int dim) {
 // A few rows without a panel.
 void score_directly(const PageLayout& layout, const Tile& tile, const float* queries, int num_rows,
                     float* scores) {
-  with_rows<kDirectRows>(num_rows, [&]<int kCount>() {
+  with_rows<kDirectRows>(num_rows, [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
     if (layout.k.codes == CodeType::mxfp4) score_codes<Mxfp4, kCount>(layout, tile, queries, scores);
     else score_halves<kCount>(layout, tile, queries, scores);
   });
@@ -270,7 +259,7 @@ void accumulate_rows(const PageLayout& layout, const Tile& tile, const float* we
   };
   if (num_rows == 1 && parts % 4 == 0) return add.template operator()<1, 4>();
   if (num_rows == 2 && parts % 2 == 0) return add.template operator()<2, 2>();
-  with_rows<kDirectRows>(num_rows, [&]<int kCount>() { add.template operator()<kCount, 1>(); });
+  with_rows<kDirectRows>(num_rows, [&](auto count) { add.template operator()<decltype(count)::value, 1>(); });
 }
 
 void accumulate_directly(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,

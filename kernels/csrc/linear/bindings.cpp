@@ -53,7 +53,8 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("experts", [](const PackedExperts& e) { return e.weights; })
       .def_prop_ro("outputs", [](const PackedExperts& e) { return e.shape().outputs; })
       .def_prop_ro("inputs", [](const PackedExperts& e) { return e.shape().inputs; })
-      .def_prop_ro("nbytes", &PackedExperts::nbytes);
+      .def_prop_ro("nbytes", &PackedExperts::nbytes)
+      .def_prop_ro("unread_nbytes", &PackedExperts::unread_nbytes);
   m.def("gather_linear", &gather_linear, "x"_a, "experts"_a, "ids"_a, nb::kw_only(), "exact"_a = false,
         "stream"_a = nb::none(),
         "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");

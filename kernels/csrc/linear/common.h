@@ -6,6 +6,7 @@
 
 #include "linear/kernels.h"
 #include "runtime/threads.h"
+#include "runtime/unrolled.h"
 
 #if defined(__AVX512BF16__)
 #include "runtime/loads_avx512.h"
@@ -96,15 +97,6 @@ inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, B
     body(panel, first, last);
     if (partner > 0) body(panel + partner, first, last);
   });
-}
-
-// body(integral constant of `count`) for 1 <= count <= most <= 6.
-template <int most, class Body>
-inline void with_rows(int count, Body&& body) {
-  if constexpr (most > 1) {
-    if (count < most) return with_rows<most - 1>(count, body);
-  }
-  body(std::integral_constant<int, most>());
 }
 
 // The largest of `width` results, rounded to `type`, of the outputs from `start` on.

@@ -118,6 +118,12 @@ std::size_t PackedExperts::nbytes() const {
   return bytes;
 }
 
+std::size_t PackedExperts::unread_nbytes() const {
+  std::size_t bytes = 0;
+  for (const Packed& weight : weights) bytes += weight->num_unread_bytes();
+  return bytes;
+}
+
 mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::array& ids, bool exact,
                         mx::StreamOrDevice stream) {
   const PackedShape& packed = experts->shape();

@@ -37,7 +37,7 @@ void rotate(const RopeCall& call, const float* angles, float* values) {
 #if defined(__AVX512BF16__)
 constexpr int kMostInRegisters = 256;  // values of a head
 
-// round_to_bf16 of all vectors, and as bf16 values to y: whether any is subnormal is asked once.
+// Whether any of a head's values is subnormal, which VCVTNEPS2BF16 takes for zero: asked once for all.
 template <int kVectors>
 inline bool any_subnormal(const __m512 (&values)[kVectors]) {
   constexpr int kSubnormal = 0x20;
@@ -46,6 +46,7 @@ inline bool any_subnormal(const __m512 (&values)[kVectors]) {
   return any != 0;
 }
 
+// round_to_bf16 of all vectors.
 template <int kVectors>
 inline void round_all(__m512 (&values)[kVectors]) {
   if (any_subnormal(values)) {
@@ -57,6 +58,7 @@ inline void round_all(__m512 (&values)[kVectors]) {
         _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value)), 16));
 }
 
+// The same as bf16 values to y.
 template <int kVectors>
 inline void store_all(const __m512 (&values)[kVectors], bf16_t* y) {
   if (any_subnormal(values)) {

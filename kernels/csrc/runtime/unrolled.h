@@ -1,4 +1,5 @@
-// Loops that are gone before the compiler looks at arrays: sums that a loop indexes would stay in memory.
+// Loops that are gone before the compiler looks at arrays: sums that a loop indexes would stay in memory; and
+// numbers of rows that it knows.
 // Internal linkage: see numeric.h.
 #pragma once
 
@@ -14,6 +15,15 @@ inline __attribute__((always_inline)) void unrolled(Body&& body) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
     (body(std::integral_constant<int, I>()), ...);
   }(std::make_integer_sequence<int, count>());
+}
+
+// body(integral constant of `count`) for 1 <= count <= most <= 6.
+template <int most, class Body>
+inline void with_rows(int count, Body&& body) {
+  if constexpr (most > 1) {
+    if (count < most) return with_rows<most - 1>(count, body);
+  }
+  body(std::integral_constant<int, most>());
 }
 
 }  // namespace

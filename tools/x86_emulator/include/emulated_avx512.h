@@ -154,11 +154,6 @@ OCTAVO_EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 OCTAVO_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 OCTAVO_EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }  // b if either is NaN
 OCTAVO_EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }  // b if either is NaN
-// Within 2^-14 of the reciprocal, powers of two exact; the CPU's own other bits are not reproduced.
-OCTAVO_EMULATED __m512 _mm512_rcp14_ps(__m512 a) {
-  const __m512 exact = 1.0f / a;
-  return (__m512)((OCTAVO_LANES(uint32_t, exact) + 0x100u) & 0xfffffe00u);
-}
 OCTAVO_EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
 OCTAVO_EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)(OCTAVO_LANES(int32_t, a) & 0x7fffffff); }
 OCTAVO_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
