@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "linear/amx_tiles.h"
+#include "runtime/row_items.h"
 
 namespace octavo::amx {
 namespace {
@@ -42,13 +43,12 @@ class Work {
       block_ = whole_blocks(block_ / 2);
   }
 
-  // Calls lay_out(first row, last row) for all rows, a tile's or more at a time, and body(item) for every
+  // Calls lay_out(first row, last row) for all rows, some at a time, and body(item) for every
   // item, whose rows are laid out then.
   template <class LayOut, class Body>
   void run(LayOut&& lay_out, Body&& body) const {
     if (!shared_out_) {
-      parallel_for((rows_ + kTileRows - 1) / kTileRows,
-                   [&](int i) { lay_out(i * kTileRows, std::min(rows_, (i + 1) * kTileRows)); });
+      for_row_items(rows_, kTileRows, lay_out);
       parallel_for(blocks() * runs(), [&](int i) {
         const int later = i + num_threads();
         body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));

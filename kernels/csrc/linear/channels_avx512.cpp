@@ -159,9 +159,7 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = channel_rows(call);
   constexpr int kRows = 16;  // at once: rows whose scales share a line of the cache are one thread's
-  parallel_for((call.rows + kRows - 1) / kRows, [&](int i) {
-    quantize_channel_rows(call, x, i * kRows, std::min(call.rows, (i + 1) * kRows));
-  });
+  for_row_items(call.rows, kRows, [&](int first, int last) { quantize_channel_rows(call, x, first, last); });
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;
   for_items(call, tiles, is_wide ? kItemTiles : kWidenedTiles, [&](int panel, int first_tile, int last_tile) {

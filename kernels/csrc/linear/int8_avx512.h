@@ -20,6 +20,7 @@
 #include "linear/common.h"
 #include "runtime/dots_avx512.h"
 #include "runtime/loads_avx512.h"
+#include "runtime/row_items.h"
 #include "runtime/unrolled.h"
 
 namespace octavo {
@@ -144,10 +145,10 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
                      out.code_sums + i, out.sums + i);
     }
   };
-  // Rows whose scales share a line of the cache are one thread's.
+  // Scales of so many share a line of the cache.
   constexpr int kRows = 16;
-  parallel_for((call.rows + kRows - 1) / kRows, [&](int item) {
-    for (int m = item * kRows; m < std::min(call.rows, (item + 1) * kRows); ++m) quantize(m);
+  for_row_items(call.rows, kRows, [&](int first, int last) {
+    for (int m = first; m < last; ++m) quantize(m);
   });
   return out;
 }

@@ -4,7 +4,7 @@
 
 #include "ops/row_loops.h"
 #include "runtime/exp_float.h"
-#include "runtime/threads.h"
+#include "runtime/row_items.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -42,9 +42,8 @@ inline Real activate(Real x) {
 template <class Body>
 void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
   const int64_t per_item = static_cast<int64_t>(kItemBytes / (row_bytes + 1)) + 1;
-  parallel_for(static_cast<int>((rows + per_item - 1) / per_item), [&](int item) {
-    const int64_t last = (item + 1) * per_item < rows ? (item + 1) * per_item : rows;
-    for (int64_t row = item * per_item; row < last; ++row) body(row);
+  for_row_items(rows, per_item, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) body(row);
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "ops/ops.h"
 #include "ops/row_loops.h"
-#include "runtime/threads.h"
+#include "runtime/row_items.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -164,11 +164,10 @@ void rope(const RopeCall& call) {
   const int tokens = call.batch * call.length;
   const std::size_t token_bytes = float_size(call.type) * call.size * call.heads;
   const int per_item = static_cast<int>(kItemBytes / 2 / (token_bytes + 1)) + 1;
-  parallel_for((tokens + per_item - 1) / per_item, [&](int item) {
+  for_row_items(tokens, per_item, [&](int first, int last) {
     float* const values = static_cast<float*>(thread_scratch(sizeof(float) * call.size));
     const HeadsInRegisters in_registers(call);
-    const int last = (item + 1) * per_item < tokens ? (item + 1) * per_item : tokens;
-    for (int token = item * per_item; token < last; ++token) {
+    for (int token = first; token < last; ++token) {
       const int b = token / call.length, l = token % call.length;
       const float* const angles = call.angles + b * call.angle_stride + static_cast<int64_t>(l) * call.dims;
       const std::size_t from = b * call.strides[0] + l * call.strides[2];
@@ -187,9 +186,8 @@ void rope(const RopeCall& call) {
 // libm's functions: exact range reduction matters at large positions, and this runs once per step.
 void rope_angles(const AngleCall& call) {
   const int tokens = call.batch * call.length;
-  parallel_for((tokens + 15) / 16, [&](int item) {
-    const int last = (item + 1) * 16 < tokens ? (item + 1) * 16 : tokens;
-    for (int token = item * 16; token < last; ++token) {
+  for_row_items(tokens, 16, [&](int first, int last) {
+    for (int token = first; token < last; ++token) {
       const int position = call.offsets[token / call.length] + token % call.length;
       const float scaled = static_cast<float>(position) * call.position_scale;
       float* const y = call.y + static_cast<int64_t>(token) * 2 * call.half;
