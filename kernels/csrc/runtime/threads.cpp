@@ -55,6 +55,7 @@ class ThreadPool {
     task_ = task;
     context_ = context;
     items_ = items;
+    wanted_.store(static_cast<uint32_t>(items - 1), std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     state_.store(kOpen, std::memory_order_seq_cst);
     epoch_.fetch_add(1, std::memory_order_seq_cst);
@@ -90,9 +91,10 @@ class ThreadPool {
     for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) task_(context_, item);
   }
 
+  // False if the job is closed or has a thread for every item: who then only looks at it delays nobody.
   bool enter() {
     uint32_t state = state_.load(std::memory_order_acquire);
-    while (state & kOpen)
+    while ((state & kOpen) && (state & ~kOpen) < wanted_.load(std::memory_order_relaxed))
       if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) return true;
     return false;
   }
@@ -124,6 +126,7 @@ class ThreadPool {
 
   std::atomic<uint32_t> epoch_{0};  // grows with every job; what helpers spin and sleep on
   std::atomic<uint32_t> state_{0};
+  std::atomic<uint32_t> wanted_{0};  // helpers that find an item
   std::atomic<int> sleepers_{0};
   std::atomic<uint64_t> num_jobs_{0};
   alignas(64) std::atomic<int> next_{0};  // on a line of its own: every item touches it
