@@ -62,11 +62,11 @@ void bind_linear(nb::module_& m) {
         "Rows of W: ids [...] -> [..., inputs].");
   m.def(
       "measure_roofline",
-      [] {
+      [](std::size_t read_bytes) {
         Roofline measured;
         {
           nb::gil_scoped_release release;
-          measured = measure_roofline();
+          measured = measure_roofline(read_bytes);
         }
         nb::dict result;
         result["read_bytes_per_s"] = measured.read_bytes_per_s;
@@ -74,7 +74,9 @@ void bind_linear(nb::module_& m) {
         result["bf16_flops_per_s"] = measured.bf16_flops_per_s;
         return result;
       },
-      "The machine's limits with the threads and instruction set in use; takes about a second.");
+      "read_bytes"_a = std::size_t{1} << 30,
+      "The machine's limits with the threads and instruction set in use: reads of a buffer, products in "
+      "registers. Takes about a second.");
 }
 
 }  // namespace octavo

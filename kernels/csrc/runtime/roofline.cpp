@@ -12,7 +12,6 @@
 namespace octavo {
 namespace {
 
-constexpr std::size_t kReadBytes = std::size_t{1} << 30;  // per measurement; no cache holds it
 constexpr int kPieces = 64;                               // of the buffer, handed to threads in turn
 constexpr int kRounds = 400'000;
 constexpr int kRepeats = 3;
@@ -64,16 +63,16 @@ double flops_per_s(float (*multiply)(int), double flops_per_round) {
 
 }  // namespace
 
-Roofline measure_roofline() {
+Roofline measure_roofline(std::size_t read_bytes) {
   const Level used = level();
-  const Buffer buffer(kReadBytes);
+  const Buffer buffer(read_bytes);
   std::vector<uint32_t> sums(kPieces);
-  const std::size_t piece = kReadBytes / kPieces;
+  const std::size_t piece = read_bytes / kPieces;
   // Memory never written is one page of zeros, mapped everywhere: it would be read from cache.
   parallel_for(kPieces, [&](int i) { std::memset(buffer.data() + piece * i, i + 1, piece); });
   const double seconds =
       best_seconds(kPieces, [&](int i) { sums[i] = used.sum_bytes(buffer.data() + piece * i, piece); });
-  return {static_cast<double>(kReadBytes) / seconds, flops_per_s(used.multiply, used.flops),
+  return {static_cast<double>(piece * kPieces) / seconds, flops_per_s(used.multiply, used.flops),
           flops_per_s(used.multiply_bf16, used.bf16_flops)};
 }
 
