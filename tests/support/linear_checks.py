@@ -16,7 +16,7 @@ from octavo.kernels.channel_weights import QUANTIZE
 Truth = NDArray[np.float64]
 
 SHAPES = ((64, 64), (7, 32), (100, 96), (192, 33), (65, 128), (64, 1), (257, 130), (70, 610), (160, 64))
-ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 100)
+ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100)
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 # One rounding of the result, and of the activations where a kernel may round them too, relative to
 # the largest result; float32 sums add little.

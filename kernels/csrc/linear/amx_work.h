@@ -66,6 +66,30 @@ class Work {
     });
   }
 
+  bool is_one_block() const { return blocks() == 1; }
+
+  // body(item, whether it is the first that this thread has) for every item of rows that are one block. A
+  // thread takes its next item before it begins with one, so that the weights it asks for are those it will
+  // read: short items then cost little, and threads end at about the same time. (Up to 16 rows are multiplied
+  // by weights asked for as they lie in memory: each item ends with some that nobody reads.)
+  template <class Body>
+  void run_one_block(Body&& body) const {
+    const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
+    const int size = std::max(1, panels_ / wanted), count = (panels_ + size - 1) / size;
+    const bool early = count >= 2 * threads;  // else some thread would get nothing
+    std::atomic<int> next{0};
+    const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
+    parallel_for(threads, [&](int) {
+      bool is_first = true;
+      for (int run = take(); run < count; is_first = false) {
+        const int later = early ? take() : count;
+        const int first = run * size, next_panel = later < count ? later * size : -1;
+        body(Item{first, std::min(panels_, first + size), 0, rows_, next_panel}, is_first);
+        run = early ? later : take();
+      }
+    });
+  }
+
   // body(panel, the weights after it) for the panels of an item, a gate before what it is multiplied by; null
   // if nothing is known of what comes after.
   template <class Body>

@@ -12,19 +12,30 @@ namespace {
 // From this number of rows on it pays to copy them into tiles.
 constexpr int kTiledRows = 8;
 
-Activations arranged(const LinearCall& call) {
+// Up to this number each thread copies all of them: half of the tiles would come from another core, and all
+// threads would wait until the last has copied its part.
+constexpr int kOwnRows = 64;
+
+// Room for all rows in tiles: this thread's, until it asks for others.
+Activations tiles_of_thread(const LinearCall& call) {
   const std::size_t padded = call.weight->shape.padded_inputs();
-  if (call.rows < kTiledRows) return {bf16_rows(call), padded, false};
   return {static_cast<bf16_t*>(thread_scratch(sizeof(bf16_t) * padded * tiled_rows(call.rows), 2)), padded,
           true};
 }
 
-// Rows [first, last) into tiles.
-void arrange(const bf16_t* rows, const Activations& x, int first, int last) {
+Activations arranged(const LinearCall& call) {
+  if (call.rows >= kTiledRows) return tiles_of_thread(call);
+  return {bf16_rows(call), call.weight->shape.padded_inputs(), false};
+}
+
+// Rows [first, last) into tiles, and a step of `ahead` after each step of a row.
+void arrange(const bf16_t* rows, const Activations& x, int first, int last, Ahead ahead = {}) {
   for (int row = first; row < last; ++row)
-    for (std::size_t step = 0; step < x.inputs / kTileInputs; ++step)
+    for (std::size_t step = 0; step < x.inputs / kTileInputs; ++step) {
       _mm512_store_si512(tiled_place(const_cast<bf16_t*>(x.data), x.inputs, row, step),
                          _mm512_loadu_si512(rows + row * x.inputs + step * kTileInputs));
+      ahead.step();
+    }
 }
 
 // The panels of an item, and for each all blocks of rows.
@@ -60,9 +71,24 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
 }  // namespace
 
 void linear_bf16(const LinearCall& call) {
+  const std::size_t inputs = call.weight->shape.padded_inputs();
+  const Work work(call, inputs * sizeof(bf16_t));
+  if (call.rows >= kTiledRows && call.rows <= kOwnRows && work.is_one_block()) {
+    const bf16_t* const rows = bf16_rows(call);
+    return work.run_one_block([&](const Work::Item& item, bool is_first) {
+      const Activations x = tiles_of_thread(call);
+      if (is_first) {
+        Ahead ahead;
+        if (call.rows > kTileRows)
+          ahead.start(call.weight->panel(item.first_panel), call.weight->shape.panel_bytes(),
+                      static_cast<int>(call.rows * (inputs / kTileInputs)));
+        arrange(rows, x, 0, call.rows, ahead);
+      }
+      run_panels(call, x, work, item);
+    });
+  }
   const Activations x = arranged(call);
   const bf16_t* const rows = x.tiled ? bf16_rows(call) : nullptr;
-  const Work work(call, x.inputs * sizeof(bf16_t));
   work.run(
       [&](int first, int last) {
         if (x.tiled) arrange(rows, x, first, last);
