@@ -72,46 +72,46 @@ ATTENTION = (
     bug("lowest bits are those of the first dims", "planes + dim / 8, 8", "planes, 8"),
     # products of bytes: attention over groups
     bug(
-        "every group has the scale of its row's first ones",
-        "scales[key * chunks + c]",
-        "scales[key * chunks + 0 * c]",
+        "groups of keys have each other's scales",
+        "0x0706030205040100",
+        "0x0706050403020100",
     ),
     bug(
         "all dims of a query have the factor of the first ones",
-        "factors[(c * kChunk + 8 * lane) / kFactorDims]",
+        "factors[(d + LaneDims(chunks, 0, lane).first) / kFactorDims]",
         "factors[0]",
     ),
     bug(
         "codes of groups keep what made them unsigned",
-        "float(-sum * kShift<Code>) * factor",
-        "float(-sum * (kShift<Code> - 1)) * factor",
+        "-sums[lane] * kShift<Code>",
+        "-sums[lane] * (kShift<Code> - 1)",
     ),
     bug(
-        "biases of keys meet another row's queries",
-        "queries.sums + size_t(first) * chunks + c, chunks), total);\n    store_scores",
-        "queries.sums + size_t(first) * chunks + c, 0), total);\n    store_scores",
+        "biases of keys are those of the first one",
+        "scales.biases[of_key]",
+        "scales.biases[first_key * runs]",
     ),
     bug(
         "both stretches of a tile have the first one's weights",
-        "_mm256_set1_ps(weights[kStretch + i])",
-        "_mm256_set1_ps(weights[i])",
+        "_mm256_loadu_ps(from + kStretch + i)",
+        "_mm256_loadu_ps(from + i)",
     ),
     bug(
         "groups of a chunk lie in another order",
-        "_mm_setr_epi32(-256, -254, -255, -253)",
-        "_mm_setr_epi32(-256, -255, -254, -253)",
+        "_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11",
+        "_mm_setr_epi8(8, 9, 0, 1, 2, 3, 10, 11",
     ),
     bug(
-        "the sign of a weight runs into its neighbour",
-        "Code::kUnsigned ? _mm256_and_si256(fixed[2 * i], byte) : fixed[2 * i]",
-        "fixed[2 * i]",
+        "weights lose what their fractions borrow",
+        "_mm256_sub_epi8(_mm256_castps_si256(odd)",
+        "_mm256_sub_epi32(_mm256_castps_si256(odd)",
     ),
     bug(
         "signed weights do not fit a byte",
         "Code::kUnsigned ? 126 : kLargestWeight",
         "kLargestWeight",
     ),
-    bug("biases are those of the chunk before", "= biases[c];", "= biases[c & ~1];"),
+    bug("biases are those of the chunk before", "kChunks == 2 ? 3 : 1", "1"),
 )
 
 GROUPS = (

@@ -1,7 +1,8 @@
 // Rows of V as bytes, of each two positions interleaved, so that the 16-bit lanes of VPMADDUBSW are products
 // of both.
 //
-//   Of vector j (of four to 64 dims), lane i is dim 2 (i / 8 * 16 + j / 2 * 8 + i % 8) + j % 2 of the chunk.
+//   Of vector j (of four to 64 dims), lane i is dim 2 b + j % 2 of the chunk, where b is the byte of codes
+//   that `Code::arranged` gives at i / 8 * 16 + j / 2 * 8 + i % 8.
 #pragma once
 
 #include "attention/bytes_avx2.h"
@@ -20,7 +21,8 @@ using Lookup = ByteLookup<Code, 0, 2>;
 
 inline int value_width(int dim) { return dim; }
 
-// The panel of a stretch: [pairs of positions][chunks][4 vectors].
+// The panel of a stretch: [pairs of positions][chunks][4 vectors]. A tile's stretches lie one after the
+// other.
 inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
 
 // A chunk of the 16 rows of a block, from a pair of them on; kDim 0: rows of `any_dim` dims.
@@ -40,7 +42,7 @@ struct Rows {
   // Vectors 2 * half and 2 * half + 1 of the pair.
   __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
     lookup.expand(
-        interleave(load256(codes), load256(codes + stride()), half),
+        interleave(Code::arranged(load256(codes)), Code::arranged(load256(codes + stride())), half),
         interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half),
         to[0], to[1]);
   }
@@ -72,7 +74,9 @@ struct Values {
         tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
     return v_codes(layout, next.base, next.offset) + dim / kChunk * kPairs / 2 * 64;
   }
-  uint8_t* expanded(int pair, int dim) const { return panel + 2 * (pair * layout.v.dim + dim); }
+  uint8_t* expanded(int pair, int dim) const {
+    return panel + 2 * ((stretch * kPairs + pair) * layout.v.dim + dim);
+  }
 };
 
 // 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones.
@@ -103,14 +107,14 @@ void expand_stretch(const Values<Code>& values) {
 }
 
 // An accumulator of a chunk is [4 vectors][even lanes, odd lanes].
-inline void to_natural(int dim, const float* accumulator, float* row) {
+template <class Code>
+void to_natural(int dim, const float* accumulator, float* row) {
   for (; dim > 0; dim -= kChunk, row += kChunk)
     for (int j = 0; j < 4; ++j, accumulator += 16)
-      for (int i = 0; i < 8; ++i) {  // lanes 2 i and 2 i + 1
-        float* const to = row + 2 * (i / 4 * 16 + j / 2 * 8 + 2 * i % 8) + j % 2;
-        to[0] = accumulator[i];
-        to[2] = accumulator[8 + i];
-      }
+      for (int i = 0; i < 8; ++i)
+        for (int odd = 0; odd < 2; ++odd)
+          row[2 * Code::byte_at(i / 4 * 16 + j / 2 * 8 + (2 * i + odd) % 8) + j % 2] =
+              accumulator[8 * odd + i];
 }
 
 }  // namespace

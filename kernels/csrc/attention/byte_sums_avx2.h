@@ -1,8 +1,9 @@
 // Sums over a tile by products of bytes (VPMADDUBSW), for the value sides of AVX2: which stretches, chunks
 // and rows are added up together, and whether codes are expanded for these or once for all rows.
 //
-// A side's class `Weights` has a tile's weights in fixed point; `Weights::Rows` are those of a few rows over
-// a stretch and a chunk:
+// A side's class `Weights` has a tile's weights in fixed point: `fix<kRows>(row)` makes those of some rows,
+// just before they are needed, so that they stay in the first cache. `Weights::Rows` are those of a few rows
+// over a stretch and a chunk:
 //
 //   __m256i pair(row, pair, vector): of two positions, for vectors `vector` and the one after it
 //   void add(sums, row, vector, accumulators): adds what the sums of a vector stand for
@@ -56,47 +57,54 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
       of_rows.add(sums[r * kVectors + j], r, j, accumulators + r * width + 16 * j);
 }
 
-template <class Code, int kDim, bool kExpanded, class Weights>
-void accumulate_stretch(const Values<Code>& values, const Weights& weights, int num_rows,
-                        float* accumulators) {
+// kRows rows from `row` on, over both stretches.
+template <class Code, int kDim, int kRows, bool kExpanded, class Weights>
+OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int row, float* accumulators) {
   const int width = kDim > 0 ? kDim : values.layout.v.dim;
-  for (int dim = 0; dim < width; dim += kChunk) {
-    int row = 0;
-    for (; row + 4 <= num_rows; row += 4)
-      for (int half = 0; half < 2; ++half)
-        accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
-    for (; row + 2 <= num_rows; row += 2)
-      accumulate_rows<Code, kDim, 2, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
-    if (row < num_rows)
-      accumulate_rows<Code, kDim, 1, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+  weights.template fix<kRows>(row);
+  for (int stretch = 0; stretch < kStretches; ++stretch) {
+    if (values.tile.mask(2 * stretch) == 0 && values.tile.mask(2 * stretch + 1) == 0) continue;
+    values.stretch = stretch;
+    for (int dim = 0; dim < width; dim += kChunk)
+      if constexpr (kRows == 4)
+        for (int half = 0; half < 2; ++half)
+          accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
+      else accumulate_rows<Code, kDim, kRows, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
   }
 }
 
+template <class Code, int kDim, bool kExpanded, class Weights>
+void accumulate_tile_rows(Values<Code>& values, Weights& weights, int num_rows, float* accumulators) {
+  int row = 0;
+  for (; row + 4 <= num_rows; row += 4)
+    accumulate_block<Code, kDim, 4, kExpanded>(values, weights, row, accumulators);
+  for (; row + 2 <= num_rows; row += 2)
+    accumulate_block<Code, kDim, 2, kExpanded>(values, weights, row, accumulators);
+  if (row < num_rows) accumulate_block<Code, kDim, 1, kExpanded>(values, weights, row, accumulators);
+}
+
 template <class Code, int kDim, class Weights>
-void accumulate_dims(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows,
+void accumulate_dims(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows,
                      uint8_t* panel, float* accumulators) {
   const Lookup<Code> lookup;
   Values<Code> values{layout, tile, lookup, panel, 0};
+  for (const Tile::Block& next : tile.next)
+    if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+  if (num_rows <= kDirectRows) {
+    accumulate_tile_rows<Code, kDim, false>(values, weights, num_rows, accumulators);
+    return;
+  }
   for (int stretch = 0; stretch < kStretches; ++stretch) {
     values.stretch = stretch;
-    for (int b = 2 * stretch; b < 2 * stretch + 2; ++b) {
-      const Tile::Block& next = tile.next[b];
-      if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
-    }
-    if (tile.mask(2 * stretch) == 0 && tile.mask(2 * stretch + 1) == 0) continue;
-    if (num_rows <= kDirectRows) {
-      accumulate_stretch<Code, kDim, false>(values, weights, num_rows, accumulators);
-      continue;
-    }
     expand_stretch(values);
-    accumulate_stretch<Code, kDim, true>(values, weights, num_rows, accumulators);
   }
+  accumulate_tile_rows<Code, kDim, true>(values, weights, num_rows, accumulators);
 }
 
 // accumulators[row] += the tile's values by weights[row].
 template <class Code, class Weights>
-void accumulate_tile(const PageLayout& layout, const Tile& tile, const Weights& weights, int num_rows,
-                     void* panel, float* accumulators) {
+void accumulate_tile(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows, void* panel,
+                     float* accumulators) {
   const int dim = layout.v.dim;
   const auto run = dim == 64    ? accumulate_dims<Code, 64, Weights>
                    : dim == 128 ? accumulate_dims<Code, 128, Weights>

@@ -10,9 +10,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The panel of a stretch, then weights and factors.
+// The panels of both stretches, then weights and factors.
 size_t value_panel_bytes(int dim, int num_rows) {
-  return panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
+  return kStretches * panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
 }
 
 struct Weights {
@@ -20,8 +20,11 @@ struct Weights {
   float* factors;   // [rows][stretches]
 
   Weights(void* scratch, int dim, int num_rows)
-      : pairs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scratch) + panel_bytes(dim))),
+      : pairs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scratch) + kStretches * panel_bytes(dim))),
         factors(reinterpret_cast<float*>(pairs + size_t(num_rows) * kTileTokens / 2)) {}
+
+  template <int>
+  void fix(int) {}  // see fix_tile
 
   class Rows {
    public:
@@ -62,13 +65,13 @@ void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, 
 template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const Weights fixed(scratch, layout.v.dim, num_rows);
+  Weights fixed(scratch, layout.v.dim, num_rows);
   fix_tile<Code>(layout, tile, weights, num_rows, fixed);
   accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
 }
 
 template <class Code>
-constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate<Code>, to_natural};
+constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate<Code>, to_natural<Code>};
 
 }  // namespace
 

@@ -29,9 +29,15 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
+// Bytes of a chunk of V in the order in which they lie: `byte_at` is which one comes at a place.
+struct InOrder {
+  OCTAVO_INLINE __m256i arranged(__m256i codes) { return codes; }
+  static constexpr int byte_at(int place) { return place; }
+};
+
 // What a code stands for, times kScale, is an integer of at most kLargestValue; with a lowest bit, `added` to
 // it. kUnsigned: codes are these integers, so that factors may be signed.
-struct Nibble {
+struct Nibble : InOrder {
   static constexpr bool kPlanes = false, kUnsigned = false;
   static constexpr int added(int) { return 0; }
   static uint64_t plane(const uint8_t*, int) { return 0; }
@@ -47,7 +53,7 @@ struct Int4 : Nibble {
   static constexpr int kScale = 1, kLargestValue = 8;
   static constexpr int value(int code) { return (code ^ 8) - 8; }
 };
-struct Fp5 {
+struct Fp5 : InOrder {
   static constexpr bool kPlanes = true, kUnsigned = false;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }

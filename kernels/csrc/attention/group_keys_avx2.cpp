@@ -1,14 +1,18 @@
 // Scores over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
-// point, products of 8 dims are summed exactly, and a group's scale is applied to these sums as a float
+// point, products of 16 dims are summed exactly, and a group's scale is applied to these sums as a float
 // factor.
 //
 // Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16
 // dims have a factor of their own.
 //
 // Codes of E2M1 are looked up as value + kLargestValue, because one factor must be unsigned; what that adds
-// is taken off the sums (`Queries::shifts`). Biases of affine4 multiply the sum of a chunk's queries.
+// is taken off the sums. Biases of affine4 multiply the sums of queries.
 //
-//   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
+// A run is two chunks of 64 dims; where their number is odd, the last one is a run alone.
+//
+//   Of two chunks 32-bit lane l of each of four vectors has dims of their group `group_of_lane(l)` of 16:
+//   vectors 0 and 1 its first eight dims, vectors 2 and 3 its last ones; 0 and 2 even dims, 1 and 3 odd ones.
+//   Of one chunk lane l of two vectors has dims 8 l to 8 l + 7, even ones and odd ones.
 #include "attention/byte_queries_avx2.h"
 #include "attention/group_codes_avx2.h"
 #include "attention/key_sums_avx2.h"
@@ -17,8 +21,12 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kLanes8 = 8;  // of a chunk, eight dims each
-constexpr int kMaxChunks = kMaxDim / kChunk;
+constexpr int kLanes8 = 8;
+constexpr int kRun = 2 * kChunk;
+constexpr int kMaxRuns = kMaxDim / kRun;
+
+// How the halves of 128 bits of VSHUFPS lie.
+constexpr int group_of_lane(int lane) { return lane % 2 + lane / 4 * 2 + lane / 2 % 2 * 4; }
 
 template <class Code>
 constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
@@ -26,145 +34,178 @@ constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
 template <class Code>
 using Lookup = ByteLookup<Code, kShift<Code>, 1>;
 
-// int8 rows in the order of the expanded chunks; of each row and chunk by lane the factors, and the shifts
-// that their products are taken off, and the sum of its values.
+inline int num_runs(int dim) { return (dim + kRun - 1) / kRun; }
+
+// int8 rows in the order of the expanded runs; of each row and run by lane the factors and the sums of what
+// they stand for: times what codes are shifted by, to be added, or as biases multiply them.
 template <class Code>
 struct Queries {
   int8_t* rows;
-  float *factors, *shifts, *sums;
+  float *factors, *sums;
 
   Queries(void* memory, int dim, int num_rows)
       : rows(static_cast<int8_t*>(memory)),
         factors(reinterpret_cast<float*>(rows + size_t(num_rows) * dim)),
-        shifts(factors + size_t(num_rows) * dim / kChunk * kLanes8),
-        sums(shifts + size_t(num_rows) * dim / kChunk * kLanes8) {}
+        sums(factors + size_t(num_rows) * num_runs(dim) * kLanes8) {}
 };
 
 size_t query_bytes(int dim, int num_rows) {
-  return size_t(num_rows) * (dim + dim / kChunk * 4 * (2 * kLanes8 + 1));
+  return size_t(num_rows) * (dim + num_runs(dim) * 4 * 2 * kLanes8);
 }
+
+// Dims of a run, in the order in which its bytes lie, of lane l and vector v: `first` and every second one.
+struct LaneDims {
+  int first;
+  LaneDims(int num_chunks, int vector, int lane)
+      : first(num_chunks == 2 ? 16 * group_of_lane(lane) + vector / 2 * 8 + vector % 2 : 8 * lane + vector) {}
+};
 
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
-  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim, chunks = dim / kChunk;
+  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim, runs = num_runs(dim);
   const Queries<Code> queries(memory, dim, num_rows);
   alignas(32) int32_t fixed[kMaxDim];
   float factors[kMaxDim / kFactorDims];
   for (int r = 0; r < num_rows; ++r) {
     fix_query_in_parts(args, item, r, fixed, factors);
-    for (int c = 0; c < chunks; ++c) {
-      const int32_t* const of_chunk = fixed + c * kChunk;
-      const size_t at = size_t(r) * chunks + c;
-      store_chunk(of_chunk, queries.rows + at * kChunk);
-      float total = 0;
+    int8_t* to = queries.rows + size_t(r) * dim;
+    for (int run = 0; run < runs; ++run) {
+      const int d = run * kRun, chunks = std::min(2, (dim - d) / kChunk);
+      int32_t sums[kLanes8] = {};
+      for (int vector = 0; vector < 2 * chunks; ++vector)
+        for (int lane = 0; lane < kLanes8; ++lane)
+          for (int i = 0, from = d + LaneDims(chunks, vector, lane).first; i < 4; ++i, from += 2) {
+            *to++ = int8_t(fixed[from]);
+            sums[lane] += fixed[from];
+          }
       for (int lane = 0; lane < kLanes8; ++lane) {
-        const float factor = factors[(c * kChunk + 8 * lane) / kFactorDims];
-        int32_t sum = 0;
-        for (int i = 0; i < 8; ++i) sum += of_chunk[8 * lane + i];
-        total += float(sum) * factor;
-        queries.factors[at * kLanes8 + lane] = factor * (1.0f / Code::kScale);
-        queries.shifts[at * kLanes8 + lane] = float(-sum * kShift<Code>) * factor * (1.0f / Code::kScale);
+        const float factor = factors[(d + LaneDims(chunks, 0, lane).first) / kFactorDims];
+        const size_t at = (size_t(r) * runs + run) * kLanes8 + lane;
+        const float unit = factor * (1.0f / Code::kScale);
+        queries.factors[at] = unit;
+        queries.sums[at] = float(Code::kBias ? sums[lane] : -sums[lane] * kShift<Code>) * unit;
       }
-      queries.sums[at] = total;
     }
   }
 }
+static_assert(Affine4::kScale == 1);
 
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
-// Scales and biases of a block's 16 keys.
+// Scales and biases of a block's 16 keys: [keys][runs].
+template <class Code>
 struct Scales {
-  __m256 of_dims[16 * kMaxChunks];  // [keys][chunks], see Code::scales
-  float biases[kMaxChunks * 16];    // [chunks][keys]
+  __m256 of_lanes[16 * kMaxRuns], biases[Code::kBias ? 16 * kMaxRuns : 1];
+
+  // Keys that are not seen have scales too, and scores that nobody looks at.
+  __attribute__((always_inline)) void load(const uint8_t* from, int64_t stride, int dim) {
+    const int runs = num_runs(dim), chunks = dim / kChunk;
+    for (int key = 0; key < 16; ++key, from += stride) {
+      for (int run = 0; run < chunks / 2; ++run) load_run<2>(from, run, key * runs + run);
+      if (chunks % 2 != 0) load_run<1>(from, runs - 1, key * runs + runs - 1);
+    }
+  }
+
+ private:
+  template <int kChunks>
+  __attribute__((always_inline)) void load_run(const uint8_t* from, int run, int at) {
+    from += run * 2 * Code::kSlots * (Code::kBias ? 4 : 1);
+    of_lanes[at] = Code::template key_scales<kChunks>(from);
+    if constexpr (Code::kBias) biases[at] = Code::template key_biases<kChunks>(from);
+  }
 };
 
-// Keys that are not seen have scales too, and scores that nobody looks at.
-template <class Code>
-OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t stride, int chunks, Scales& to) {
-  for (int key = 0; key < 16; ++key, from += stride) {
-    float scales[kMaxChunks], biases[kMaxChunks];
-    if constexpr (Code::kBias) Code::row_scales(from, chunks, scales, biases);
-    for (int c = 0; c < chunks; ++c) {
-      if constexpr (Code::kBias)
-        to.of_dims[key * chunks + c] = _mm256_set1_ps(scales[c]), to.biases[c * 16 + key] = biases[c];
-      else to.of_dims[key * chunks + c] = Code::scales(from, c);
-    }
+// The bytes of a run in the order of the vectors.
+template <class Code, int kChunks>
+OCTAVO_INLINE void expand_run(const Lookup<Code>& lookup, const uint8_t* codes, __m256i (&to)[2 * kChunks]) {
+  const __m256i zero = _mm256_setzero_si256();
+  if constexpr (kChunks == 1) {
+    lookup.expand(load256(codes), zero, to[0], to[1]);
+  } else {
+    const __m256 first = _mm256_castsi256_ps(load256(codes));
+    const __m256 second = _mm256_castsi256_ps(load256(codes + kChunk / 2));
+    lookup.expand(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88)), zero, to[0], to[1]);
+    lookup.expand(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd)), zero, to[2], to[3]);
   }
 }
 
-// Products of the bytes of a chunk, those of four dims in each 16-bit lane.
-OCTAVO_INLINE __m256i products_of_four(const __m256i (&bytes)[2], const int8_t* row) {
-  return _mm256_add_epi16(_mm256_maddubs_epi16(bytes[0], load256(row)),
-                          _mm256_maddubs_epi16(bytes[1], load256(row + kChunk / 2)));
+// Products of the bytes of a run, those of four dims (a chunk) or eight (two) in each 16-bit lane.
+template <int kVectors>
+OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* row) {
+  __m256i sum = _mm256_maddubs_epi16(bytes[0], load256(row));
+#pragma GCC unroll 4
+  for (int i = 1; i < kVectors; ++i) add_products(sum, bytes[i], load256(row + 32 * i));
+  return sum;
 }
 
-// sums[r * kKeys + key], kKeys = 8 / kRows, of chunk c: `keys` are codes, or bytes if kExpanded.
-template <class Code, int kRows, bool kExpanded>
+// sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on: `keys` are codes, or bytes if
+// kExpanded.
+template <class Code, int kRows, int kChunks, bool kExpanded>
 OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& queries, int first, int dim,
-                            int c, const uint8_t* keys, const __m256* scales, const uint8_t* ahead,
-                            __m256 (&sums)[kSums]) {
+                            int d, const uint8_t* keys, const Scales<Code>& scales, int first_key,
+                            const uint8_t* ahead, __m256 (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
-  const int chunks = dim / kChunk;
+  const int runs = num_runs(dim);
   const __m256i ones = _mm256_set1_epi16(1);
-  const int8_t* rows = queries.rows + size_t(first) * dim + c * kChunk;
-  const float* const factors = queries.factors + (size_t(first) * chunks + c) * kLanes8;
-  const int64_t to_shifts = queries.shifts - queries.factors;
+  const int8_t* rows = queries.rows + size_t(first) * dim + d;
+  const float* const factors = queries.factors + (size_t(first) * runs + d / kRun) * kLanes8;
+  const int64_t to_sums = queries.sums - queries.factors;
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
     forget(rows);  // to read rows again costs nothing, to keep them costs registers
-    __m256i bytes[2];
+    __m256i bytes[2 * kChunks];
     if constexpr (kExpanded) {
-      const uint8_t* from = keys + key * dim + c * kChunk;
-      bytes[0] = load256(from), bytes[1] = load256(from + kChunk / 2);
+#pragma GCC unroll 4
+      for (int i = 0; i < 2 * kChunks; ++i) bytes[i] = load256(keys + key * dim + d + 32 * i);
     } else {
-      const int at = (key * dim + c * kChunk) / 2;
+      const int at = (key * dim + d) / 2;
       __builtin_prefetch(ahead + at);
-      lookup.expand(load256(keys + at), _mm256_setzero_si256(), bytes[0], bytes[1]);
+      expand_run<Code, kChunks>(lookup, keys + at, bytes);
     }
-    const __m256 scale = scales[key * chunks + c];
+    const int of_key = (first_key + key) * runs + d / kRun;
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const __m256i sum = _mm256_madd_epi16(products_of_four(bytes, rows + r * dim), ones);
-      const float* const of_row = factors + r * chunks * kLanes8;
-      const __m256 factor = _mm256_loadu_ps(of_row);
-      __m256 product = _mm256_cvtepi32_ps(sum);
-      if constexpr (kShift<Code> == 0) product = _mm256_mul_ps(product, factor);
-      else product = _mm256_fmadd_ps(product, factor, _mm256_loadu_ps(of_row + to_shifts));
+      const __m256i sum = _mm256_madd_epi16(products(bytes, rows + r * dim), ones);
+      const float* const of_row = factors + r * runs * kLanes8;
+      const __m256 factor = _mm256_loadu_ps(of_row), of_sum = _mm256_loadu_ps(of_row + to_sums);
       __m256& to = sums[r * kKeys + key];
-      to = _mm256_fmadd_ps(product, scale, to);
+      if constexpr (Code::kBias) to = _mm256_fmadd_ps(scales.biases[of_key], of_sum, to);
+      const __m256 product = _mm256_cvtepi32_ps(sum);
+      to = _mm256_fmadd_ps(
+          Code::kBias ? _mm256_mul_ps(product, factor) : _mm256_fmadd_ps(product, factor, of_sum),
+          scales.of_lanes[of_key], to);
     }
   }
 }
-static_assert(4 * 2 * Fp4::kLargestValue * kLargestByte <= INT16_MAX &&
-              4 * Affine4::kLargestValue * kLargestByte <= INT16_MAX);
+static_assert(8 * 2 * Fp4::kLargestValue * kLargestByte <= INT16_MAX &&
+              8 * Affine4::kLargestValue * kLargestByte <= INT16_MAX);
 
 // A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
 template <class Code, int kDim, int kRows, bool kExpanded>
 OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries<Code>& queries, int first,
-                              int any_dim, const uint8_t* keys, const uint8_t* ahead, const Scales& scales,
-                              float* scores) {
+                              int any_dim, const uint8_t* keys, const uint8_t* ahead,
+                              const Scales<Code>& scales, float* scores) {
   constexpr int kKeys = kSums / kRows;
-  const int dim = kDim > 0 ? kDim : any_dim, chunks = dim / kChunk, stride = kExpanded ? dim : dim / 2;
+  const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
   scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256 sums[kSums];
 #pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i) sums[i] = _mm256_setzero_ps();
-    for (int c = 0; c < chunks; ++c)
-      multiply<Code, kRows, kExpanded>(lookup, queries, first, dim, c, keys + key * stride,
-                                       scales.of_dims + key * chunks, ahead + key * stride, sums);
-    __m256 total = reduce(sums);
-    if constexpr (Code::kBias)
-      for (int c = 0; c < chunks; ++c)
-        total = _mm256_fmadd_ps(spread_keys<kRows>(scales.biases + c * 16 + key),
-                                spread_rows<kRows>(queries.sums + size_t(first) * chunks + c, chunks), total);
-    store_scores<kRows>(total, scores + key);
+    int d = 0;
+    for (; d + kRun <= dim; d += kRun)
+      multiply<Code, kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                                          ahead + key * stride, sums);
+    if (d < dim)
+      multiply<Code, kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                                          ahead + key * stride, sums);
+    store_scores<kRows>(reduce(sums), scores + key);
   }
 }
 
 template <class Code, int kDim, bool kExpanded>
 void score_block(const Lookup<Code>& lookup, const Queries<Code>& queries, int num_rows, int dim,
-                 const uint8_t* keys, const uint8_t* ahead, const Scales& scales, float* scores) {
+                 const uint8_t* keys, const uint8_t* ahead, const Scales<Code>& scales, float* scores) {
   int row = 0;
   for (; row + 4 <= num_rows; row += 4)
     score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
@@ -174,13 +215,19 @@ void score_block(const Lookup<Code>& lookup, const Queries<Code>& queries, int n
     score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
+template <class Code, int kChunks>
+OCTAVO_INLINE void store_run(const Lookup<Code>& lookup, const uint8_t* codes, uint8_t* to) {
+  __m256i bytes[2 * kChunks];
+  expand_run<Code, kChunks>(lookup, codes, bytes);
+  for (int i = 0; i < 2 * kChunks; ++i) store256(to + 32 * i, bytes[i]);
+}
+
 template <class Code>
 void expand_keys(const Lookup<Code>& lookup, const uint8_t* codes, int dim, uint8_t* panel) {
-  for (int from = 0; from < 16 * dim; from += kChunk, panel += kChunk) {
-    __m256i low, high;
-    lookup.expand(load256(codes + from / 2), _mm256_setzero_si256(), low, high);
-    store256(panel, low);
-    store256(panel + kChunk / 2, high);
+  for (int key = 0; key < 16; ++key, codes += dim / 2, panel += dim) {
+    int d = 0;
+    for (; d + kRun <= dim; d += kRun) store_run<Code, 2>(lookup, codes + d / 2, panel + d);
+    if (d < dim) store_run<Code, 1>(lookup, codes + d / 2, panel + d);
   }
 }
 
@@ -189,7 +236,7 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries<Code>&
                 uint8_t* panel, float* scores) {
   const RowFormat& format = layout.k;
   const Lookup<Code> lookup;
-  Scales scales;
+  Scales<Code> scales;
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;
@@ -197,8 +244,7 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries<Code>&
     const uint8_t* const ahead = k_codes(layout, soon.base, soon.offset);
     prefetch(k_scale(layout, soon.base, soon.offset), 16 * format.scale_bytes);
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
-    load_scales<Code>(k_scale(layout, block.base, block.offset), format.scale_bytes, format.dim / kChunk,
-                      scales);
+    scales.load(k_scale(layout, block.base, block.offset), format.scale_bytes, format.dim);
     if (num_rows <= kDirectRows) {
       score_block<Code, kDim, false>(lookup, queries, num_rows, format.dim, codes, ahead, scales,
                                      scores + 16 * b);

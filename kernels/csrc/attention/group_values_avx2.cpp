@@ -18,113 +18,43 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kLanes8 = 8;
-constexpr int kMaxColumns = kStretches * kMaxDim / kNvGroup;
+static_assert(kStretches == 2);
 
-// Groups of a chunk lie in the order in which the halves of 128 bits of its vectors need them
-// (`Code::row_scales`).
+// Columns lie by group and stretch, a vector has four groups.
 template <class Code>
-OCTAVO_INLINE int num_columns(int dim) {
-  const int used = kStretches * (dim / kChunk) * Code::kSlots;
-  return (used + kLanes8 - 1) / kLanes8 * kLanes8;
+constexpr int kChunksOfVector = 4 / Code::kSlots;
+template <class Code>
+constexpr int num_vectors(int dim) {
+  return (dim / kChunk + kChunksOfVector<Code> - 1) / kChunksOfVector<Code>;
 }
 
-// Of the column (of two columns, whose groups the lower and the upper 128 bits belong to).
-template <class Code>
-OCTAVO_INLINE __m256i spread_pair(const uint16_t* weights) {
-  if constexpr (Code::kSlots == 1) return _mm256_set1_epi16(int16_t(*weights));
-  int32_t two;
-  std::memcpy(&two, weights, 4);
-  const __m256i halves = _mm256_setr_epi32(0x01000100, 0x01000100, 0x01000100, 0x01000100, 0x03020302,
-                                           0x03020302, 0x03020302, 0x03020302);
-  return _mm256_shuffle_epi8(_mm256_set1_epi32(two), halves);
-}
-template <class Code>
-OCTAVO_INLINE __m256 spread_units(const float* units) {
-  if constexpr (Code::kSlots == 1) return _mm256_set1_ps(*units);
-  return _mm256_setr_m128(_mm_set1_ps(units[0]), _mm_set1_ps(units[1]));
-}
-
-// A row's fixed weights: [columns / 8][pairs][8] of two bytes each; a unit and a sum of biases per column.
-template <class Code>
-struct Weights {
-  int dim, columns;
-  uint16_t* pairs;
-  float *units, *biases;
-
-  Weights(void* scratch, int dim, int num_rows)
-      : dim(dim),
-        columns(num_columns<Code>(dim)),
-        pairs(reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(scratch) + panel_bytes(dim))),
-        units(reinterpret_cast<float*>(pairs + size_t(num_rows) * columns * kPairs)),
-        biases(units + size_t(num_rows) * columns) {}
-
-  int column(int stretch, int slot) const { return stretch * (dim / kChunk) * Code::kSlots + slot; }
-  size_t row_pairs() const { return size_t(columns) * kPairs; }
-  const uint16_t* of(int row, int column) const {
-    return pairs + row * row_pairs() + column / kLanes8 * kLanes8 * kPairs + column % kLanes8;
-  }
-
-  class Rows {
-   public:
-    Rows(const Weights& weights, int first, int stretch, int dim, int half)
-        : row_pairs_(weights.row_pairs()), columns_(weights.columns) {
-      // The first of the columns of vectors 2 * half and 2 * half + 1.
-      const int slot = dim / kChunk * Code::kSlots + (Code::kSlots == 4 ? 2 * half : 0);
-      const int column = weights.column(stretch, slot);
-      const size_t at = size_t(first) * columns_ + column;
-      pairs_ = weights.of(first, column);
-      units_ = weights.units + at;
-      biases_ = weights.biases + at;
-    }
-
-    __attribute__((always_inline)) __m256i pair(int row, int pair, int vector) const {
-      return spread_pair<Code>(pairs_ + row * row_pairs_ + pair * kLanes8 + vector / 2 * kStep);
-    }
-    __attribute__((always_inline)) void add(__m256i sums, int row, int vector, float* accumulators) const {
-      if constexpr (Code::kBias) {
-        const __m256 bias = _mm256_set1_ps(biases_[row * columns_]);
-        _mm256_storeu_ps(accumulators, _mm256_add_ps(_mm256_loadu_ps(accumulators), bias));
-        _mm256_storeu_ps(accumulators + 8, _mm256_add_ps(_mm256_loadu_ps(accumulators + 8), bias));
-      }
-      add_sums(sums, spread_units<Code>(units_ + row * columns_ + vector / 2 * kStep), accumulators);
-    }
-
-   private:
-    static constexpr int kStep = Code::kSlots == 4 ? 2 : 0;  // columns from one half to the next
-    const uint16_t* pairs_;
-    const float *units_, *biases_;
-    size_t row_pairs_;
-    int columns_;
-  };
-};
-
-template <class Code>
-size_t value_panel_bytes(int dim, int num_rows) {
-  return panel_bytes(dim) + size_t(num_rows) * num_columns<Code>(dim) * (2 * kPairs + 8);
-}
-
-// Scales of the tile's rows by position of a stretch and column; zeros where rows are not seen.
+// Scales of the tile's rows by position of a stretch and column; anything finite where rows are not seen,
+// whose weights are 0.
 template <class Code>
 struct Scales {
-  alignas(32) float scales[kStretch * kMaxColumns];
-  alignas(32) float biases[Code::kBias ? kStretch * kMaxColumns : 8];
+  static constexpr int kMost = kStretch * num_vectors<Code>(kMaxDim) * kLanes8;
+  int columns;
+  alignas(32) float scales[kMost], biases[Code::kBias ? kMost : 1];
 
-  Scales(const PageLayout& layout, const Tile& tile, const Weights<Code>& to) {
-    const int columns = to.columns, chunks = layout.v.dim / kChunk, used = kStretches * chunks * Code::kSlots;
-    if (~tile.bits != 0 || used < columns) {
-      std::fill(scales, scales + kStretch * columns, 0.0f);
-      if constexpr (Code::kBias) std::fill(biases, biases + kStretch * columns, 0.0f);
-    }
+  Scales(const PageLayout& layout, const Tile& tile) : columns(num_vectors<Code>(layout.v.dim) * kLanes8) {
+    constexpr int kUnit = Code::kScaleBytes;
+    const int bytes = layout.v.scale_bytes, stride = (bytes + kUnit - 1) / kUnit * kUnit;
+    uint8_t copies[kTileTokens * kMaxDim / kNvGroup];
+    const uint8_t* of_blocks[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block& block = tile.blocks[b];
-      if (block.base == nullptr) continue;
-      const uint8_t* from = v_scale(layout, block.base, block.offset);
-      for (int t = 0; t < 16; ++t, from += layout.v.scale_bytes) {
-        if (!(tile.mask(b) >> t & 1)) continue;
-        const int at = (b % 2 * 16 + t) * columns + to.column(b / 2, 0);
-        Code::row_scales(from, chunks, scales + at, biases + (Code::kBias ? at : 0));
-      }
+      const uint8_t* from = block.base != nullptr ? v_scale(layout, block.base, block.offset) : nullptr;
+      of_blocks[b] = from;
+      if (tile.mask(b) == 0xffff && stride == bytes) continue;
+      uint8_t* const copy = copies + b * 16 * stride;
+      of_blocks[b] = copy;
+      std::memset(copy, 1, size_t(16 * stride));
+      for (int t = 0; t < 16; ++t)
+        if (tile.mask(b) >> t & 1) std::memcpy(copy + t * stride, from + t * bytes, size_t(bytes));
     }
+    for (int b = 0; b < 2; ++b)
+      Code::tile_scales(of_blocks[b], of_blocks[2 + b], stride, scales + b * 16 * columns,
+                        biases + (Code::kBias ? b * 16 * columns : 0));
   }
 };
 
@@ -135,74 +65,197 @@ template <class Code>
 constexpr float kLargestTotal =
     Code::kUnsigned ? float(INT16_MAX / Code::kLargestValue - kStretch) : kLargestSum<Code>;
 
-// Eight columns of a row's weights in fixed point; kBoth: some are of the second stretch.
-template <class Code, bool kBoth>
-void fix_columns(const float* weights, const Scales<Code>& scales, int row, int first,
-                 const Weights<Code>& to) {
-  const int of_second = to.column(1, 0) - first;  // the first lane of the second stretch
-  if (!kBoth && of_second <= 0) weights += kStretch;
-  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256 second = _mm256_castsi256_ps(_mm256_cmpgt_epi32(lanes, _mm256_set1_epi32(of_second - 1)));
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  __m256 scaled[kStretch], top = _mm256_setzero_ps(), sum = top, bias = top;
-#pragma GCC unroll 2
-  for (int i = 0; i < kStretch; ++i) {
-    __m256 weight = _mm256_set1_ps(weights[i]);
-    if constexpr (kBoth) weight = _mm256_blendv_ps(weight, _mm256_set1_ps(weights[kStretch + i]), second);
-    scaled[i] = _mm256_mul_ps(weight, _mm256_load_ps(scales.scales + i * to.columns + first));
-    const __m256 magnitude = Code::kUnsigned ? _mm256_andnot_ps(sign, scaled[i]) : scaled[i];
-    top = _mm256_max_ps(top, magnitude);
-    sum = _mm256_add_ps(sum, magnitude);
-    if constexpr (Code::kBias)
-      bias = _mm256_fmadd_ps(weight, _mm256_load_ps(scales.biases + i * to.columns + first), bias);
+// Added to a running sum of weights it leaves their integer part to bits 8 to 15 and eight bits behind it,
+// and rounds to the nearest integer.
+constexpr float kPoint = 1.5f * (1 << 15) + 0.5f;
+
+// Weights in fixed point of up to four rows: of each vector of columns and pair of positions kParts vectors.
+// Of two positions there are two bytes, twice: so often as 16-bit lanes of V side by side belong to a group.
+// nvfp4, whose groups take turns, has a vector for each stretch as it is multiplied; others 32 bits for each
+// column.
+template <class Code>
+class Weights {
+ public:
+  Weights(const PageLayout& layout, const Tile& tile, const float* weights, void* scratch)
+      : scales_(layout, tile),
+        weights_(weights),
+        vectors_(num_vectors<Code>(layout.v.dim)),
+        pairs_(static_cast<uint8_t*>(scratch) + kStretches * panel_bytes(layout.v.dim)),
+        units_(reinterpret_cast<float*>(pairs_ + kMostRows * vectors_ * kVectorBytes)),
+        biases_(units_ + kMostRows * vectors_ * kLanes8) {}
+
+  static size_t scratch_bytes(int dim) {
+    return size_t(kMostRows) * num_vectors<Code>(dim) * (kVectorBytes + 2 * 4 * kLanes8);
   }
-  const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top, _mm256_set1_ps(1 / kLargestFixed<Code>)),
-                                    _mm256_mul_ps(sum, _mm256_set1_ps(1 / kLargestTotal<Code>)));
-  const __m256 to_fixed = _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), unit),
-                                        _mm256_cmp_ps(unit, _mm256_set1_ps(1e-33f), _CMP_GT_OQ));
-  uint16_t* const pairs = to.pairs + row * to.row_pairs() + first * kPairs;
-  const __m256i byte = _mm256_set1_epi32(0xff), word = _mm256_set1_epi32(0xffff);
-  __m256 running = _mm256_setzero_ps();
-  __m256i before = _mm256_setzero_si256();
-  for (int pair = 0; pair < kPairs; pair += 2) {
-    __m256i fixed[4], two[2];
+
+  // Chains of additions are long: several rows at once.
+  template <int kRows>
+  void fix(int row) {
+    alignas(32) float beside[kRows * kTileTokens];
+    for (int r = 0; r < kRows; ++r)
+      put_stretches_side_by_side(weights_ + (row + r) * kTileTokens, beside + r * kTileTokens);
+    for (int v = 0; v < vectors_; ++v) fix_vector<kRows>(beside, v);
+  }
+
+  class Rows {
+   public:
+    Rows(const Weights& weights, int, int stretch, int dim, int half) : row_vectors_(weights.vectors_) {
+      const int vector = dim / kChunk / kChunksOfVector<Code>;
+      const int group = dim / kChunk % kChunksOfVector<Code> * Code::kSlots;
+      const int lane = 2 * (group + (kSingle ? half : 0)) + stretch;
+      stretch_ = stretch;
+      pairs_ = weights.pairs_ + vector * kVectorBytes +
+               (Code::kSlots == 4 ? stretch * kPairs * 32 : lane * int(sizeof(float)));
+      units_ = weights.units_ + vector * kLanes8 + (Code::kSlots == 4 ? 0 : lane);
+      biases_ = weights.biases_ + vector * kLanes8 + lane;
+    }
+
+    __attribute__((always_inline)) __m256i pair(int row, int pair, int vector) const {
+      const uint8_t* const from = pairs_ + row * row_vectors_ * kVectorBytes + pair * 32;
+      if constexpr (Code::kSlots == 4) return load256(from);
+      int32_t one;
+      std::memcpy(&one, from + column(vector) * sizeof(float), 4);
+      return _mm256_set1_epi32(one);
+    }
+    __attribute__((always_inline)) void add(__m256i sums, int row, int vector, float* accumulators) const {
+      const float* const from = units_ + row * row_vectors_ * kLanes8;
+      __m256 unit;
+      if constexpr (Code::kSlots == 4) {
+        const __m256 all = _mm256_loadu_ps(from);
+        unit = stretch_ == 0 ? _mm256_permute_ps(all, 0x88) : _mm256_permute_ps(all, 0xdd);
+      } else {
+        unit = _mm256_set1_ps(from[column(vector)]);
+      }
+      if constexpr (Code::kBias) {
+        const __m256 bias = _mm256_set1_ps(biases_[row * row_vectors_ * kLanes8]);
+        _mm256_storeu_ps(accumulators, _mm256_add_ps(_mm256_loadu_ps(accumulators), bias));
+        _mm256_storeu_ps(accumulators + 8, _mm256_add_ps(_mm256_loadu_ps(accumulators + 8), bias));
+      }
+      add_sums(sums, unit, accumulators);
+    }
+
+   private:
+    static constexpr bool kSingle = Code::kSlots == 2;  // a group has half of a chunk's vectors
+    // From the first column of vectors 2 * half on.
+    static constexpr int column(int vector) { return kSingle ? vector / 2 * 2 : 0; }
+    const uint8_t* pairs_;
+    const float *units_, *biases_;
+    int row_vectors_, stretch_;
+  };
+
+ private:
+  static constexpr int kMostRows = 4;
+  static constexpr int kParts = Code::kSlots == 4 ? kStretches : 1;
+  static constexpr int kVectorBytes = kParts * kPairs * 32;
+
+  static void put_stretches_side_by_side(const float* from, float* to) {
+    for (int i = 0; i < kStretch; i += 8, to += 16) {
+      const __m256 first = _mm256_loadu_ps(from + i), second = _mm256_loadu_ps(from + kStretch + i);
+      const __m256 low = _mm256_unpacklo_ps(first, second), high = _mm256_unpackhi_ps(first, second);
+      _mm256_store_ps(to, _mm256_permute2f128_ps(low, high, 0x20));
+      _mm256_store_ps(to + 8, _mm256_permute2f128_ps(low, high, 0x31));
+    }
+  }
+
+  OCTAVO_INLINE __m256 both_stretches(const float* beside) {
+    return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(beside)));
+  }
+
+  template <int kRows>
+  __attribute__((noinline)) void fix_vector(const float* beside, int v) {
+    const float* const of_columns = scales_.scales + v * kLanes8;
+    const float* const their_biases = scales_.biases + (Code::kBias ? v * kLanes8 : 0);
+    const int columns = scales_.columns;
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    // Of two positions the first one's, and the sum of both: what is added up in order are pairs.
+    __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows], bias[kRows];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      running = _mm256_add_ps(running, _mm256_mul_ps(scaled[2 * pair + i], to_fixed));
-      const __m256i rounded = _mm256_cvtps_epi32(running);
-      fixed[i] = _mm256_sub_epi32(rounded, before);
-      before = rounded;
+    for (int r = 0; r < kRows; ++r) top[r] = sum[r] = bias[r] = _mm256_setzero_ps();
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int even = 2 * pair * columns, odd = even + columns;
+      const __m256 scales[2] = {_mm256_load_ps(of_columns + even), _mm256_load_ps(of_columns + odd)};
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 weights[2] = {both_stretches(beside + r * kTileTokens + 4 * pair),
+                                   both_stretches(beside + r * kTileTokens + 4 * pair + 2)};
+        const __m256 a = _mm256_mul_ps(weights[0], scales[0]), b = _mm256_mul_ps(weights[1], scales[1]);
+        first[pair][r] = a;
+        pairs[pair][r] = _mm256_add_ps(a, b);
+        if constexpr (Code::kUnsigned) {
+          const __m256 of_a = _mm256_andnot_ps(sign, a), of_b = _mm256_andnot_ps(sign, b);
+          top[r] = _mm256_max_ps(_mm256_max_ps(of_a, of_b), top[r]);
+          sum[r] = _mm256_add_ps(_mm256_add_ps(of_a, of_b), sum[r]);
+        } else {
+          top[r] = _mm256_max_ps(_mm256_max_ps(a, b), top[r]);
+          sum[r] = _mm256_add_ps(pairs[pair][r], sum[r]);
+        }
+        if constexpr (Code::kBias) {
+          bias[r] = _mm256_fmadd_ps(weights[0], _mm256_load_ps(their_biases + even), bias[r]);
+          bias[r] = _mm256_fmadd_ps(weights[1], _mm256_load_ps(their_biases + odd), bias[r]);
+        }
+      }
     }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const __m256i low = Code::kUnsigned ? _mm256_and_si256(fixed[2 * i], byte) : fixed[2 * i];
-      two[i] = _mm256_or_si256(low, _mm256_slli_epi32(fixed[2 * i + 1], 8));
-      if constexpr (Code::kUnsigned) two[i] = _mm256_and_si256(two[i], word);
+    __m256 to_fixed[kRows], running[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top[r], _mm256_set1_ps(1 / kLargestFixed<Code>)),
+                                        _mm256_mul_ps(sum[r], _mm256_set1_ps(1 / kLargestTotal<Code>)));
+      to_fixed[r] = _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), unit),
+                                  _mm256_cmp_ps(unit, _mm256_set1_ps(1e-33f), _CMP_GT_OQ));
+      const int at = (r * vectors_ + v) * kLanes8;
+      _mm256_storeu_ps(units_ + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Code::kScale)));
+      if constexpr (Code::kBias) _mm256_storeu_ps(biases_ + at, bias[r]);
+      running[r] = _mm256_set1_ps(kPoint);
     }
-    store256(pairs + pair * kLanes8, _mm256_permute4x64_epi64(_mm256_packus_epi32(two[0], two[1]), 0xd8));
+    uint8_t* to = pairs_ + v * kVectorBytes;
+    for (int pair = 0; pair < kPairs; ++pair, to += 32) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 even = _mm256_fmadd_ps(first[pair][r], to_fixed[r], running[r]);
+        const __m256 odd = _mm256_fmadd_ps(pairs[pair][r], to_fixed[r], running[r]);
+        const __m256i of_even = _mm256_sub_epi8(_mm256_castps_si256(even), _mm256_castps_si256(running[r]));
+        const __m256i of_odd = _mm256_sub_epi8(_mm256_castps_si256(odd), _mm256_castps_si256(even));
+        running[r] = odd;
+        const __m256i both = _mm256_blend_epi16(of_even, _mm256_slli_epi32(of_odd, 16), 0xaa);
+        store_pair(both, to + r * vectors_ * kVectorBytes);
+      }
+    }
   }
-  const size_t at = size_t(row) * to.columns + first;
-  _mm256_storeu_ps(to.units + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Code::kScale)));
-  if constexpr (Code::kBias) _mm256_storeu_ps(to.biases + at, bias);
+
+  // Bytes 1 and 3 of each column.
+  OCTAVO_INLINE void store_pair(__m256i both, uint8_t* to) {
+    if constexpr (Code::kSlots == 4) {
+      const __m128i first = _mm_setr_epi8(1, 3, 1, 3, 9, 11, 9, 11, 1, 3, 1, 3, 9, 11, 9, 11);
+      const __m128i second = _mm_add_epi8(first, _mm_set1_epi8(4));
+      store256(to, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(first)));
+      store256(to + kPairs * 32, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(second)));
+    } else {
+      const __m128i order = _mm_setr_epi8(1, 3, 1, 3, 5, 7, 5, 7, 9, 11, 9, 11, 13, 15, 13, 15);
+      store256(to, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(order)));
+    }
+  }
+
+  const Scales<Code> scales_;
+  const float* weights_;
+  int vectors_;
+  uint8_t* pairs_;
+  float *units_, *biases_;
+};
+
+template <class Code>
+size_t value_panel_bytes(int dim, int) {
+  return kStretches * panel_bytes(dim) + Weights<Code>::scratch_bytes(dim);
 }
 
 template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const Weights<Code> fixed(scratch, layout.v.dim, num_rows);
-  const Scales<Code> scales(layout, tile, fixed);
-  for (int row = 0; row < num_rows; ++row)
-    for (int first = 0; first < fixed.columns; first += kLanes8) {
-      const int second = fixed.column(1, 0);
-      const bool both = first < second && first + kLanes8 > second;
-      const auto fix = both ? fix_columns<Code, true> : fix_columns<Code, false>;
-      fix(weights + row * kTileTokens, scales, row, first, fixed);
-    }
+  Weights<Code> fixed(layout, tile, weights, scratch);
   accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
 }
 
 template <class Code>
-constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Code>, to_natural};
+constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Code>, to_natural<Code>};
 
 }  // namespace
 
