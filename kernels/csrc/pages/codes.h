@@ -58,19 +58,43 @@ inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) 
   }
 }
 
-inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) {
-  for (int i = 0; i < dim / 2; ++i) {
-    row[2 * i] = kE2M1[codes[i] & 15] * scale;
-    row[2 * i + 1] = kE2M1[codes[i] >> 4] * scale;
+// Both values of a byte of codes, with kBits lowest bits of each (0 or 1) below it: looked up together.
+template <int kBits>
+struct PairsOfValues {
+  alignas(64) float of[256 << 2 * kBits][2];
+  constexpr PairsOfValues() : of() {
+    for (int i = 0; i < 256 << 2 * kBits; ++i)
+      for (int k = 0; k < 2; ++k) {
+        const int code = i >> (2 * kBits + 4 * k) & 15;
+        of[i][k] = kBits == 0 ? kE2M1[code] : kE2M2[code << 1 | (i >> k & 1)];
+      }
   }
+};
+template <int kBits>
+inline constexpr PairsOfValues<kBits> kPairsOfValues;
+
+inline void store_pairs(const float* first, const float* second, float scale, float* to) {
+  typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+  *reinterpret_cast<Four*>(to) = Four{first[0], first[1], second[0], second[1]} * scale;
+}
+
+// dim: a multiple of 4
+inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) {
+  const auto& pairs = kPairsOfValues<0>.of;
+  for (int i = 0; i < dim; i += 4, codes += 2) store_pairs(pairs[codes[0]], pairs[codes[1]], scale, row + i);
 }
 
 // planes: a byte of lowest bits for each eight values, but for the first eight: theirs is the row's scale
 inline void expand_fp5(const uint8_t* codes, const uint8_t* planes, int dim, float* row) {
   const float scale = e5m3(planes[0]);
   expand_e2m1(codes, kFp5Coarse, scale, row);
-  for (int i = kFp5Coarse; i < dim; ++i)
-    row[i] = kE2M2[(codes[i / 2] >> i % 2 * 4 & 15) << 1 | (planes[i / 8] >> i % 8 & 1)] * scale;
+  const auto& pairs = kPairsOfValues<1>.of;
+  for (int i = kFp5Coarse; i < dim; i += 8) {
+    const uint8_t* const four = codes + i / 2;
+    const int bits = planes[i / 8];
+    store_pairs(pairs[four[0] << 2 | (bits & 3)], pairs[four[1] << 2 | (bits >> 2 & 3)], scale, row + i);
+    store_pairs(pairs[four[2] << 2 | (bits >> 4 & 3)], pairs[four[3] << 2 | bits >> 6], scale, row + i + 4);
+  }
 }
 
 inline void expand_affine8(const uint8_t* codes, int dim, float scale, float bias, float* row) {
