@@ -13,7 +13,8 @@ namespace {
 //
 // tile_scales: of the groups of two times 16 rows, those of the first ones in even lanes and of the second
 // ones in odd lanes, of affine4 beside its biases. Scales of a row are `stride` bytes, a multiple of
-// kScaleBytes, and become whole vectors.
+// kScaleBytes, and become whole vectors. Bytes of kAnyScale are scales near 1: of small ones products would
+// be subnormal, which take a hundred times as long.
 template <class Decode>
 OCTAVO_INLINE void decode_side_by_side(const uint8_t* first, const uint8_t* second, int bytes, float* to,
                                        Decode decode) {
@@ -27,7 +28,7 @@ OCTAVO_INLINE void decode_side_by_side(const uint8_t* first, const uint8_t* seco
 
 struct Mxfp4 : Fp4 {
   static constexpr bool kBias = false;
-  static constexpr int kSlots = kChunk / kMxGroup, kScaleBytes = 4;
+  static constexpr int kSlots = kChunk / kMxGroup, kScaleBytes = 4, kAnyScale = 127;
   // The groups of a chunk one after the other.
   OCTAVO_INLINE __m256i arranged(__m256i codes) { return _mm256_permute4x64_epi64(codes, 0xd8); }
   static constexpr int byte_at(int place) { return place / 8 % 2 * 16 + place / 16 * 8 + place % 8; }
@@ -51,7 +52,7 @@ struct Mxfp4 : Fp4 {
 
 struct Nvfp4 : Fp4 {
   static constexpr bool kBias = false;
-  static constexpr int kSlots = kChunk / kNvGroup, kScaleBytes = 4;
+  static constexpr int kSlots = kChunk / kNvGroup, kScaleBytes = 4, kAnyScale = 56;
   // Scales are E4M3, which are the upper bits of halves that are 2^8 times as small.
   static constexpr float kScale = 2 * 0x1p-8f;
   // Two bytes of either group of 128 bits by turns.
@@ -83,7 +84,7 @@ struct Nvfp4 : Fp4 {
 
 struct Affine4 : Nibble {
   static constexpr bool kBias = true, kUnsigned = true;
-  static constexpr int kSlots = kChunk / kAffineGroup, kScaleBytes = 8;
+  static constexpr int kSlots = kChunk / kAffineGroup, kScaleBytes = 8, kAnyScale = 60;
   static constexpr int kScale = 1, kLargestValue = 15;
   static constexpr int value(int code) { return code; }
   // Scales and biases by turns.

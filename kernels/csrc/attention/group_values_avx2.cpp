@@ -28,7 +28,7 @@ constexpr int num_vectors(int dim) {
   return (dim / kChunk + kChunksOfVector<Code> - 1) / kChunksOfVector<Code>;
 }
 
-// Scales of the tile's rows by position of a stretch and column; anything finite where rows are not seen,
+// Scales of the tile's rows by position of a stretch and column; any where rows are not seen,
 // whose weights are 0.
 template <class Code>
 struct Scales {
@@ -48,9 +48,10 @@ struct Scales {
       if (tile.mask(b) == 0xffff && stride == bytes) continue;
       uint8_t* const copy = copies + b * 16 * stride;
       of_blocks[b] = copy;
-      std::memset(copy, 1, size_t(16 * stride));
+      std::memset(copy, Code::kAnyScale, size_t(16 * stride));
       for (int t = 0; t < 16; ++t)
-        if (tile.mask(b) >> t & 1) std::memcpy(copy + t * stride, from + t * bytes, size_t(bytes));
+        for (int i = 0; tile.mask(b) >> t & 1 && i < bytes; i += kUnit / 2)
+          std::memcpy(copy + t * stride + i, from + t * bytes + i, kUnit / 2);
     }
     for (int b = 0; b < 2; ++b)
       Code::tile_scales(of_blocks[b], of_blocks[2 + b], stride, scales + b * 16 * columns,
