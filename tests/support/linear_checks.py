@@ -224,6 +224,21 @@ def check_batch_invariance() -> None:
                 assert mx.array_equal(part, whole[600 - rows :]), (dtype, rows, threads, exact)
 
 
+def check_tiny_products() -> None:
+    """Products and sums around the smallest normal number have the same bits in one row and in many."""
+    rng = np.random.default_rng(8)
+
+    def tiny(shape: tuple[int, int]) -> mx.array:
+        return random(rng, shape, mx.float32) * mx.array(2.0 ** rng.integers(-68, -56, shape))
+
+    packed = _ext.pack_dense(tiny((130, 96)).astype(mx.bfloat16))
+    x = tiny((13, 96)).astype(mx.bfloat16)
+    for gain in (1, 2.0**-60):
+        whole = _ext.linear(x * gain, packed)
+        for row in range(len(x)):
+            assert mx.array_equal(_ext.linear(x[row : row + 1] * gain, packed), whole[row : row + 1]), row
+
+
 def check_row_blocks() -> None:
     """More rows than stay in a cache are taken in parts, which no row's bits show."""
     rng = np.random.default_rng(12)
@@ -330,7 +345,7 @@ def check_small_ops() -> None:
 def main() -> None:
     mx.set_default_device(mx.cpu)
     checks = (check_dense, check_quantized, check_channels, check_extreme_rows, check_batch_invariance)
-    for check in (*checks, check_row_blocks, check_gated, check_argmax, check_small_ops):
+    for check in (*checks, check_tiny_products, check_row_blocks, check_gated, check_argmax, check_small_ops):
         check()
     print(f"checked {_ext.isa()}")
 

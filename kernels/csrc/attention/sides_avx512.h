@@ -69,18 +69,6 @@ inline void round_weights(const float* weights, int count, uint16_t* rounded) {
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
 }
 
-// Numbers below the smallest normal one are zeros, of operands and results: as they are to tiles.
-class FlushedToZero {
- public:
-  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushedToZero() { _mm_setcsr(before_); }
-  FlushedToZero(const FlushedToZero&) = delete;
-  FlushedToZero& operator=(const FlushedToZero&) = delete;
-
- private:
-  unsigned before_;
-};
-
 // accumulators[row][width] += the sums of first positions of pairs and those of second ones, as tiles add
 // them.
 template <int kRows, int kVectors>

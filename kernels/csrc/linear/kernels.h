@@ -61,7 +61,7 @@ bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t*
 }  // namespace avx2
 namespace avx512 {
 void linear_float32(const LinearCall& call);
-// bf16 activations and weights by VDPBF16PS.
+// bf16 activations and weights by VDPBF16PS, or by FMAs that have its bits.
 void linear_bf16(const LinearCall& call);
 // Affine weights of 8 and 4 bits by VPDPBUSD, activations rounded to 8 bits per row and group.
 void linear_int8(const LinearCall& call);

@@ -75,7 +75,7 @@ Isa choose() {
                               std::string(asked) + "\"; unset it to let Octavo choose");
 }
 
-bool asks_past_l2() {
+bool is_amd() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   return __builtin_cpu_is("amd");
@@ -84,9 +84,16 @@ bool asks_past_l2() {
 #endif
 }
 
+#if defined(OCTAVO_EMULATE_X86)
+constexpr bool kEmulated = true;  // both ways are taken, and tests compare them
+#else
+constexpr bool kEmulated = false;
+#endif
+
 }  // namespace
 
-const bool kAsksPastL2 = asks_past_l2();
+const bool kAsksPastL2 = is_amd();
+const bool kSplitsPairs = kEmulated || !is_amd();
 
 bool isa_supported(Isa level) {
 #if defined(__x86_64__)

@@ -23,6 +23,11 @@ const char* isa_name(Isa level);
 // are asked for in L2, not in the first cache, whose few lines under way would bound the rate.
 extern const bool kAsksPastL2;
 
+// Whether several rows multiply pairs of bf16 by two fused multiplications: on Intel's CPUs VDPBF16PS takes
+// as long as four (0.6 and 0.13 ns on a Granite Rapids), on AMD's (Zen 4, Zen 5) less than two. Bits are the
+// same.
+extern const bool kSplitsPairs;
+
 }  // namespace octavo
 
 // A function as it is compiled for the level in use; AMX has none of its own of these.

@@ -30,6 +30,35 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
+// Floats of pairs' upper and lower halves. Where numbers are flushed to zero, two fused multiplications, of
+// the upper halves first, have the bits of VDPBF16PS.
+inline __attribute__((always_inline)) __m512 upper_floats(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+inline __attribute__((always_inline)) __m512 lower_floats(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+}
+
+// Numbers below the smallest normal one are zeros, of operands and results: as they are to products of bf16
+// pairs.
+class FlushedToZero {
+ public:
+  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushedToZero() { _mm_setcsr(before_); }
+  FlushedToZero(const FlushedToZero&) = delete;
+  FlushedToZero& operator=(const FlushedToZero&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+// The same place, of which compilers do not know that: they would keep what they loaded from it, and run out
+// of registers.
+inline __attribute__((always_inline)) const uint8_t* read_again(const uint8_t* from) {
+  asm("" : "+r"(from));
+  return from;
+}
+
 // A sum is ready here, and nothing that has an effect comes past: prefetches stay where they are written,
 // where compilers would put many of them in a row.
 inline __attribute__((always_inline)) void settle(__m512& sum) {
