@@ -9,8 +9,9 @@
 namespace octavo {
 namespace {
 
-// body(first row, last row) for all rows, `most` to an item: fewer, but no less than a quarter of that, if some
-// threads had none otherwise. What is one item stays one, but for two threads: more of them begin too late.
+// body(first row, last row) for all rows, `most` to an item: fewer, but no less than a quarter of that, if
+// some threads had none otherwise. What is one item stays one, but for two threads: more of them begin too
+// late.
 template <class Body>
 inline void for_row_items(int64_t rows, int64_t most, Body&& body) {
   const int64_t share = (rows + num_threads() - 1) / num_threads(),
