@@ -25,7 +25,7 @@ Activations tiles_of_thread(const LinearCall& call) {
 
 Activations arranged(const LinearCall& call) {
   if (call.rows >= kTiledRows) return tiles_of_thread(call);
-  return {bf16_rows(call), call.weight->shape.padded_inputs(), false};
+  return {bf16_rows(call), static_cast<std::size_t>(call.weight->shape.padded_inputs()), false};
 }
 
 // Rows [first, last) into tiles, and a step of `ahead` after each step of a row.
