@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kPieces = 64;                               // of the buffer, handed to threads in turn
+constexpr int kPieces = 64;  // of the buffer, handed to threads in turn
 constexpr int kRounds = 400'000;
 constexpr int kRepeats = 3;
 

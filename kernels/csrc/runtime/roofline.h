@@ -35,7 +35,8 @@ struct Roofline {
   double bf16_flops_per_s;  // 0 where the level has no such instruction
 };
 
-// `read_bytes`: what no cache holds, of which memory's rate is taken. With 1 GiB it takes about half a second.
+// `read_bytes`: what no cache holds, of which memory's rate is taken. With 1 GiB it takes about half a
+// second.
 Roofline measure_roofline(std::size_t read_bytes);
 
 }  // namespace octavo
