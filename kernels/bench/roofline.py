@@ -20,8 +20,7 @@ of the machine disturb less."""
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """``matmul_by`` says which multiplication reached the rate. Products of 8-bit integers may reach twice
-    the rate of bf16."""
+    """``matmul_by`` says which multiplication of floats reached the rate. Integers may pass it."""
 
     dram_read_gb_s: float
     matmul_gflop_s: float

@@ -43,17 +43,22 @@ class Work {
       block_ = whole_blocks(block_ / 2);
   }
 
-  // Calls lay_out(first row, last row) for all rows, some at a time, and body(item) for every
-  // item, whose rows are laid out then.
+  // body(item) for every item.
+  template <class Body>
+  void run(Body&& body) const {
+    parallel_for(blocks() * runs(), [&](int i) {
+      const int later = i + num_threads();
+      body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));
+    });
+  }
+
+  // Calls lay_out(first row, last row) for all rows, some at a time, and body(item) for every item, whose
+  // rows are laid out then.
   template <class LayOut, class Body>
   void run(LayOut&& lay_out, Body&& body) const {
     if (!shared_out_) {
       for_row_items(rows_, kTileRows, lay_out);
-      parallel_for(blocks() * runs(), [&](int i) {
-        const int later = i + num_threads();
-        body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));
-      });
-      return;
+      return run(body);
     }
     std::vector<Share> shares(blocks());
     parallel_for(blocks(), [&](int own) {
@@ -75,7 +80,7 @@ class Work {
   template <class Body>
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
-    const int size = std::max(1, panels_ / wanted), count = (panels_ + size - 1) / size;
+    const int size = std::clamp(panels_ / wanted, 1, kMostPanels), count = (panels_ + size - 1) / size;
     const bool early = count >= 2 * threads;  // else some thread would get nothing
     std::atomic<int> next{0};
     const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };

@@ -23,11 +23,6 @@ Activations tiles_of_thread(const LinearCall& call) {
           true};
 }
 
-Activations arranged(const LinearCall& call) {
-  if (call.rows >= kTiledRows) return tiles_of_thread(call);
-  return {bf16_rows(call), static_cast<std::size_t>(call.weight->shape.padded_inputs()), false};
-}
-
 // Rows [first, last) into tiles, and a step of `ahead` after each step of a row.
 void arrange(const bf16_t* rows, const Activations& x, int first, int last, Ahead ahead = {}) {
   for (int row = first; row < last; ++row)
@@ -73,8 +68,10 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
 void linear_bf16(const LinearCall& call) {
   const std::size_t inputs = call.weight->shape.padded_inputs();
   const Work work(call, inputs * sizeof(bf16_t));
-  if (call.rows >= kTiledRows && call.rows <= kOwnRows && work.is_one_block()) {
-    const bf16_t* const rows = bf16_rows(call);
+  const bf16_t* const rows = bf16_rows(call);
+  if (call.rows < kTiledRows)
+    return work.run([&](const Work::Item& item) { run_panels(call, {rows, inputs, false}, work, item); });
+  if (call.rows <= kOwnRows && work.is_one_block())
     return work.run_one_block([&](const Work::Item& item, bool is_first) {
       const Activations x = tiles_of_thread(call);
       if (is_first) {
@@ -86,14 +83,9 @@ void linear_bf16(const LinearCall& call) {
       }
       run_panels(call, x, work, item);
     });
-  }
-  const Activations x = arranged(call);
-  const bf16_t* const rows = x.tiled ? bf16_rows(call) : nullptr;
-  work.run(
-      [&](int first, int last) {
-        if (x.tiled) arrange(rows, x, first, last);
-      },
-      [&](const Work::Item& item) { run_panels(call, x, work, item); });
+  const Activations x = tiles_of_thread(call);
+  work.run([&](int first, int last) { arrange(rows, x, first, last); },
+           [&](const Work::Item& item) { run_panels(call, x, work, item); });
 }
 
 }  // namespace octavo::amx

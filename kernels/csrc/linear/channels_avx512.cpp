@@ -158,7 +158,7 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
 
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = channel_rows(call);
-  constexpr int kRows = 16;  // at once: rows whose scales share a line of the cache are one thread's
+  constexpr int kRows = 16;  // at most: their scales share a line of the cache
   for_row_items(call.rows, kRows, [&](int first, int last) { quantize_channel_rows(call, x, first, last); });
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;

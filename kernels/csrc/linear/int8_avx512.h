@@ -145,8 +145,7 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
                      out.code_sums + i, out.sums + i);
     }
   };
-  // Scales of so many share a line of the cache.
-  constexpr int kRows = 16;
+  constexpr int kRows = 16;  // at most: their scales share a line of the cache
   for_row_items(call.rows, kRows, [&](int first, int last) {
     for (int m = first; m < last; ++m) quantize(m);
   });
