@@ -41,7 +41,7 @@ struct Ahead {
   // A step reads it once. Not into the first cache, whose few lines under way are for loads.
   __attribute__((always_inline)) void ask_byte(int64_t byte) const {
     if (codes == nullptr) return;
-    if (kAsksPastL2) __builtin_prefetch(codes + byte, 0, 0);
+    if (kCore == Core::zen5) __builtin_prefetch(codes + byte, 0, 0);
     else __builtin_prefetch(codes + byte, 0, 2);
   }
 };

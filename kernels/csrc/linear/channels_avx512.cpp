@@ -81,7 +81,7 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
 void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
-  const std::size_t ahead = bytes_ahead(shape), fetched = shape.block_bytes();
+  const std::size_t ahead = bytes_ahead(shape, call.rows), fetched = shape.block_bytes();
   alignas(64) int32_t sums[kFewTiles * kTileRows * kPanel] = {};
   for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
     const Fetch fetch(block + ahead, fetched, tiles.count, shape.group / 8);
@@ -110,12 +110,12 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   alignas(64) int32_t sums[kItemTiles * kTileRows * kPanel];
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
-  const bool is_near = rows == 1 && shape.bits == 8 && !kAsksPastL2;
+  const bool is_near = rows == 1 && shape.bits == 8 && kCore == Core::other;
   // What several tiles share is asked for before they come to it, of widened panels the next one; what one
   // reads once, not so far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
                             : rows > kTileRows                  ? stride * shared
-                                                                : bytes_ahead(shape);
+                                                                : bytes_ahead(shape, rows);
   for (int g = 0; g < groups; g += shared) {
     const int count = std::min(shared, groups - g);
     const uint8_t* const codes = call.weight->panel(panel) + stride * g;

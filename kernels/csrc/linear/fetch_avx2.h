@@ -15,7 +15,7 @@ namespace {
 // effect, and drops it.
 template <bool kNear = false>
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
-  if (kNear || kAsksPastL2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+  if (kNear || kCore != Core::other) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 

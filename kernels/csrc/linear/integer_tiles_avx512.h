@@ -28,14 +28,15 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
 
 // A line of weights: a step reads it once for each tile of rows.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
-  if (kAsksPastL2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+  if (kCore == Core::zen5) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
-// How far behind a block of a panel lies the one to ask for while it is multiplied: whole blocks.
-inline std::size_t bytes_ahead(const PackedShape& shape) {
-  const std::size_t bytes = shape.block_bytes();
-  return (kAhead + bytes - 1) / bytes * bytes;
+// How far behind a block of a panel lies the one to ask for while it is multiplied by `rows`: whole blocks.
+inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
+  const std::size_t bytes = shape.block_bytes(),
+                    ahead = rows == 1 && kCore == Core::zen4 ? kAhead / 2 : kAhead;  // as measured
+  return (ahead + bytes - 1) / bytes * bytes;
 }
 
 // Memory that is asked for before it is used: some lines with each step of the products of all row tiles.

@@ -130,7 +130,7 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
   alignas(64) uint8_t bytes[kMaxBlock * kPanel];
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
   Parameters parameters;
-  const std::size_t ahead = bytes_ahead(shape), fetched = shape.block_bytes() * block / shape.group;
+  const std::size_t ahead = bytes_ahead(shape, rows), fetched = shape.block_bytes() * block / shape.group;
   for (int b = 0; b < shape.inputs / block; ++b) {
     const int k = b * block, inside = k % shape.group;
     const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);

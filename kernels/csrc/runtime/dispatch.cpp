@@ -75,12 +75,16 @@ Isa choose() {
                               std::string(asked) + "\"; unset it to let Octavo choose");
 }
 
-bool is_amd() {
+Core this_core() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  return __builtin_cpu_is("amd");
+  if (!__builtin_cpu_is("amd")) return Core::other;
+  constexpr unsigned kZen5 = 0x1a;  // the family: base and extended, AMD's manual, CPUID Fn0000_0001
+  unsigned leaf = 1, ebx, ecx = 0, edx;
+  asm("cpuid" : "+a"(leaf), "=b"(ebx), "+c"(ecx), "=d"(edx));
+  return ((leaf >> 8) & 0xf) + ((leaf >> 20) & 0xff) >= kZen5 ? Core::zen5 : Core::zen4;
 #else
-  return false;
+  return Core::other;
 #endif
 }
 
@@ -92,8 +96,8 @@ constexpr bool kEmulated = false;
 
 }  // namespace
 
-const bool kAsksPastL2 = is_amd();
-const bool kSplitsPairs = kEmulated || !is_amd();
+const Core kCore = this_core();
+const bool kSplitsPairs = kEmulated || kCore == Core::other;
 
 bool isa_supported(Isa level) {
 #if defined(__x86_64__)

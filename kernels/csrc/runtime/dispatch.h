@@ -18,10 +18,14 @@ Isa isa();
 bool isa_supported(Isa level);
 const char* isa_name(Isa level);
 
-// Whether kernels ask for memory that a step reads once past L2 (non-temporal). AMD's L2 then keeps what
-// the host needs between steps. Intel's CPUs read at a third of DRAM's rate with such requests; there weights
-// are asked for in L2, not in the first cache, whose few lines under way would bound the rate.
-extern const bool kAsksPastL2;
+// Cores that are asked in different ways for memory that a step reads once. Results are the same bits.
+enum class Core {
+  zen4,   // AMD's, up to Zen 4: in L2; past it, attention over pages takes 1.2 to 1.4 times as long
+  zen5,   // and later ones: past L2 (non-temporal), which then keeps what the host needs between steps
+  other,  // in L2: past it, Intel's read a third of DRAM's rate, and the few lines that may be under way to
+          // the first cache bound it
+};
+extern const Core kCore;
 
 // Whether several rows multiply pairs of bf16 by two fused multiplications: on Intel's CPUs VDPBF16PS takes
 // as long as four (0.6 and 0.13 ns on a Granite Rapids), on AMD's (Zen 4, Zen 5) less than two. Bits are the
