@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
-from octavo.kernels.backends import BackendSelection, release_kept_memory, row_tile
+from octavo.kernels.backends import BackendSelection, row_tile
 from octavo.kernels.groups import without_unreached_windows
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
@@ -23,7 +23,6 @@ from ...memory.budget import (
     weights_bytes,
     workspace_bytes,
 )
-from ...memory.malloc import give_memory_back
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
 from ...memory.state_sizing import draft_state_bytes, plan_states
@@ -76,9 +75,6 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     )
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    mx.clear_cache()  # what the probe's steps left is of no use to those that are served
-    release_kept_memory(choice.backend.name)
-    give_memory_back()  # what weights were before they were converted
     bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))
     kv_cache = (
         _create_kv_cache(config, choice, bounded_layout, size, num_pages)

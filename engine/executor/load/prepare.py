@@ -17,6 +17,7 @@ from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
 from ..adapt.output_head import RowSelection, select_rows
 from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
+from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_ops import Fusion, MLXOps, ModelOps
 from ..paged_model import PagedModel
 from ..recurrent.recurrences import recurrences_of
@@ -105,18 +106,22 @@ def make_ready(
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
     report = materialize(model, ops, exact=exact, fuse=fuse)
-    result = probe(
-        model,
-        layout,
-        choice.backend,
-        selection,
-        architecture=loaded.architecture,
-        recurrences=recurrences_of(choice.backend) if layout.mixers else None,
-    )
+    give_freed_memory_back(choice.backend.name)  # what weights were before they were converted
+    with nothing_cached(choice.backend.name):
+        result = probe(
+            model,
+            layout,
+            choice.backend,
+            selection,
+            architecture=loaded.architecture,
+            recurrences=recurrences_of(choice.backend) if layout.mixers else None,
+        )
+    give_freed_memory_back(choice.backend.name)  # the probe's steps are others than those that follow
     fusion = None
     if ops.fusion is not None and fuse and result.tier == "paged":
         chosen = selection if result.selects_rows else None
         fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
+    give_freed_memory_back(choice.backend.name)
     return ReadyModel(selection, report, result, fusion)
 
 

@@ -84,6 +84,7 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
         if _RULES[kind](head, exact) is None:
             replaced[kind.__name__] += 1
             head.pack()
+    _ext.release_kept()  # where a head was quantized: it is the largest, and no layer needs as much again
     merged, apart = _merge(model, observed.groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)

@@ -14,21 +14,26 @@ from mlx.utils import tree_flatten
 import recurrent_models
 import tiny_models
 from format_rows import holds
+from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor import freed_memory
 from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load import load as load_module
-from octavo.engine.executor.load import load_runner
+from octavo.engine.executor.load import load_runner, prepare
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
 from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.native import modules
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
 from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 pytestmark = pytest.mark.parity
+
+_ext = require_extension()
 
 FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
 
@@ -117,21 +122,73 @@ def test_a_window_that_no_sequence_outgrows_may_have_kept_residual_pages(tmp_pat
     runner.close()
 
 
-def test_what_weights_were_before_goes_back_to_the_system_before_pages_are_made(
+def test_no_part_of_loading_begins_with_memory_that_others_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a model that is converted while it is loaded takes a tenth more memory for good."""
-    path, order = tiny_models.make_model(tmp_path, "llama"), list[str]()
-    create = vars(load_module)["create_kv_cache"]
+    """Else what layers and the probe's steps leave adds up, to a fifth of a small model's weights, and
+    one that is converted while it is loaded takes a tenth more memory for good."""
+    path, parts = tiny_models.make_model(tmp_path, "llama"), dict[str, int]()
+    given_back = list[int]()
 
-    def creating(*args: Any, **settings: Any) -> Any:
-        order.append("pages")
-        return create(*args, **settings)
+    def spy(module: Any, name: str) -> None:
+        original = vars(module)[name]
 
-    monkeypatch.setattr(load_module, "give_memory_back", lambda: order.append("given back"))
-    monkeypatch.setattr(load_module, "create_kv_cache", creating)
+        def called(*args: Any, **settings: Any) -> Any:
+            assert (mx.get_cache_memory(), _ext.kept_bytes()) == (0, 0), name
+            parts[name] = len(given_back)
+            return original(*args, **settings)
+
+        monkeypatch.setattr(module, name, called)
+
+    monkeypatch.setattr(freed_memory, "give_memory_back", lambda: given_back.append(len(parts)))
+    spy(prepare, "probe")
+    spy(prepare, "check_fusion")
+    spy(load_module, "create_kv_cache")
     load(path, "cpu", weights="w4a8").close()
-    assert order[-2:] == ["given back", "pages"]
+    assert parts == {"probe": 1, "check_fusion": 2, "create_kv_cache": 3}
+
+
+def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
+    merge, pack = modules._merge, prepare.materialize
+
+    def packing(*args: Any, **settings: Any) -> Any:
+        mx.eval(_ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
+        mx.synchronize()
+        kept.append(_ext.kept_bytes())
+        return pack(*args, **settings)
+
+    def merging(*args: Any) -> Any:
+        kept.append(_ext.kept_bytes())
+        return merge(*args)
+
+    monkeypatch.setattr(prepare, "materialize", packing)
+    monkeypatch.setattr(modules, "_merge", merging)
+    load(path, "cpu").close()
+    assert kept[0] > 0
+    assert kept[1:] == [0]
+
+
+def test_the_probe_keeps_none_of_mlx_s_buffers_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, limits = tiny_models.make_model(tmp_path, "llama"), list[int]()
+    probe = prepare.probe
+
+    def probing(*args: Any, **settings: Any) -> Any:
+        limits.append(mx.set_cache_limit(0))
+        return probe(*args, **settings)
+
+    monkeypatch.setattr(prepare, "probe", probing)
+    before = mx.set_cache_limit(5 << 20)
+    try:
+        load_paged_runner(EngineConfig(model=str(path), backend="cpu", num_pages=4), is_draft=True).close()
+        assert limits == [0]
+        assert mx.set_cache_limit(before) == 5 << 20
+    finally:
+        mx.set_cache_limit(before)
 
 
 def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(

@@ -1,0 +1,34 @@
+"""What loading has freed goes back to the system; MLX, native kernels and the C library would keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from octavo.kernels.backends import release_kept_memory
+
+from ..memory.malloc import give_memory_back
+
+
+def give_freed_memory_back(backend_name: str) -> None:
+    """Each part of loading needs other memory than the next one: what they freed would add up in the
+    process's peak. Takes some milliseconds."""
+    mx.clear_cache()
+    release_kept_memory(backend_name)
+    give_memory_back()
+
+
+@contextmanager
+def nothing_cached(backend_name: str) -> Iterator[None]:
+    """In this block MLX frees at once what it would keep, on the CPU: there that costs nothing beside native
+    kernels, which keep the results of steps themselves."""
+    if backend_name != "cpu":
+        yield
+        return
+    limit = mx.set_cache_limit(0)
+    try:
+        yield
+    finally:
+        mx.set_cache_limit(limit)
