@@ -85,10 +85,7 @@ Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, d
   const int blocks = weights.blocks();
   const bool are_powers = call.temperature == 1 && !cut && call.min_p <= kLeastWeight;
   if (call.top_p >= 1) {
-    for (int block = 0; block < blocks; ++block) {
-      float values[kWalkBlock];
-      sums[block] = weights.of_block(block, values) ? sum_block(values) : 0;
-    }
+    for (int block = 0; block < blocks; ++block) sums[block] = weights.sum_of(block);
     const double whole = sum_of(sums, blocks);
     return {walk(weights, sums, call.uniform * whole, 0, [](int) { return 0; }), are_powers ? whole : 0};
   }
@@ -104,8 +101,7 @@ double sum_of_powers(const Scanned& row, float largest) {
   plain.temperature = 1;
   const Weights weights(row, largest, plain, -__builtin_inff());
   double sum = 0;
-  for (int block = 0; block < weights.blocks(); ++block)
-    if (float powers[kWalkBlock]; weights.of_block(block, powers)) sum += sum_block(powers);
+  for (int block = 0; block < weights.blocks(); ++block) sum += weights.sum_of(block);
   return sum;
 }
 

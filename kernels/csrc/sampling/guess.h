@@ -61,6 +61,17 @@ Chosen choose_some(const Weights& row, float* room) {
   return {room, whole, whole + some};
 }
 
+// Of `count` weights, a multiple of kLanes.
+double sum_squares(const float* weights, int count) {
+  WideSum sum;
+  for (int i = 0; i < count; i += kLanes)
+    for (int j = 0; j < kLanes / kWidth; ++j) {
+      const Half values = load_half(weights + i + j * kWidth);
+      sum.parts[j] += widen(values * values);
+    }
+  return sum.total();
+}
+
 // `room`: for as many floats as the row has in whole blocks of kWalkBlock.
 Bracket guess(const Weights& row, double top_p, float* room) {
   constexpr double kDeviations = 4;
@@ -68,11 +79,10 @@ Bracket guess(const Weights& row, double top_p, float* room) {
   Counts counts{};
   count(chosen.weights, chosen.whole, counts.first);
   count(chosen.weights + chosen.whole, chosen.all - chosen.whole, counts.second);
-  const auto weight = [&](int i) { return chosen.weights[i]; };
-  const auto square = [&](int i) { return weight(i) * weight(i); };
-  const double sum =
-      sum_weights(0, chosen.whole, weight) + kRate * sum_weights(chosen.whole, chosen.all, weight);
-  const double squares = sum_weights(chosen.whole, chosen.all, square);
+  const float* const some = chosen.weights + chosen.whole;
+  const int num_some = chosen.all - chosen.whole;
+  const double sum = sum_from(chosen.weights, chosen.whole, 0) + kRate * sum_from(some, num_some, 0);
+  const double squares = sum_squares(some, num_some);
   double above = 0;  // squares of the weights from some bits up
   return bracket_of(
       top_p * sum, [&](int at) { return counts.first[at] + static_cast<double>(kRate) * counts.second[at]; },

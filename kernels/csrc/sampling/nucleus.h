@@ -36,21 +36,24 @@ struct Inside {
 Inside between(const Weights& row, double* sums, const Bracket& bracket, float* room, int* starts) {
   const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
   Inside found{room, starts, 0, 0, 0};
+  const Doubles from = Doubles{} + as_float(bracket.high);
   for (int block = 0; block < row.blocks(); ++block) {
-    float weights[kWalkBlock];
+    WideSum whole, above;
+    alignas(kAligned) float weights[kWalkBlock];
     starts[block] = found.count;
     sums[block] = 0;
     if (!row.of_block(block, weights)) continue;
-    WideSum whole, above;
+    int count = found.count;
     for (int i = 0; i < kWalkBlock; i += 4 * kWidth) {
       for (int j = 0; j < 4; ++j) {
-        const Half values = load_half(weights + i + j * kWidth);
-        whole.parts[j] += widen(values);
-        above.parts[j] += widen(only_from(values, as_float(bracket.high)));
+        const Doubles values = widen(load_half(weights + i + j * kWidth));
+        whole.parts[j] += values;
+        above.parts[j] += only_from(values, from);
       }
       for (int j = 0; j < 4 * kWidth; j += kLanes)
-        found.count += keep_between(load(weights + i + j), low, high, room + found.count);
+        count += keep_between(load(weights + i + j), low, high, room + count);
     }
+    found.count = count;
     found.whole += whole.total();
     found.above += sums[block] = above.total();
   }

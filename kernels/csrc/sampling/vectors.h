@@ -17,9 +17,28 @@ typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias
 typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(8 * kWidth)));
 
+constexpr int kAligned = 64;  // where vectors that are written and read again should lie
+typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
+
 inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
+
+// Those that are at least `bound`, and 0 for the others.
 inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
+}
+inline Doubles only_from(Doubles values, Doubles bound) {
+  return (Doubles)((DoubleBits)values & (values >= bound));
+}
+
+// The larger of a number and each value (GCC makes a comparison and a blend of the plain expression).
+inline Vec at_least(Vec bound, Vec values) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_max_ps((__m512)bound, (__m512)values);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_max_ps((__m256)bound, (__m256)values);
+#else
+  return bound > values ? bound : values;
+#endif
 }
 
 inline Doubles widen(Half values) {

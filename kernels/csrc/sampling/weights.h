@@ -21,13 +21,6 @@ struct WideSum {
   }
 };
 
-double sum_block(const float* weights) {
-  WideSum sum;
-  for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
-    for (int j = 0; j < 4; ++j) sum.parts[j] += widen(load_half(weights + i + j * kWidth));
-  return sum.total();
-}
-
 // The sum of those of `count` weights that are at least `bound`. What follows up to a whole vector must be 0.
 double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
@@ -36,6 +29,47 @@ double sum_from(const float* weights, int count, float bound) {
     for (int j = 0; j < 4; ++j) sum.parts[j] += widen(only_from(load_half(weights + i + j * kWidth), bound));
   for (; i < count; i += kWidth) sum.parts[0] += widen(only_from(load_half(weights + i), bound));
   return sum.total();
+}
+
+// Vectors whose exponentials are computed side by side: one alone is a chain of operations that wait for each
+// other, and a CPU looks ahead over a few such chains only.
+constexpr int kChains = 8;
+struct Several {
+  Vec parts[kChains];
+};
+
+// Inlined without fail, as is all of their arithmetic: what is called passes them through memory.
+#define OCTAVO_INLINE __attribute__((always_inline))
+
+template <class Make>
+inline OCTAVO_INLINE Several several(Make make) {
+  Several made;
+  for (int i = 0; i < kChains; ++i) made.parts[i] = make(i);
+  return made;
+}
+
+inline OCTAVO_INLINE Several operator+(const Several& a, const Several& b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] + b.parts[i]; });
+}
+inline OCTAVO_INLINE Several operator-(const Several& a, const Several& b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] - b.parts[i]; });
+}
+inline OCTAVO_INLINE Several operator*(const Several& a, const Several& b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] * b.parts[i]; });
+}
+inline OCTAVO_INLINE Several operator+(const Several& a, float b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] + b; });
+}
+inline OCTAVO_INLINE Several operator-(const Several& a, float b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] - b; });
+}
+inline OCTAVO_INLINE Several operator*(const Several& a, float b) {
+  return several([&](int i) OCTAVO_INLINE { return a.parts[i] * b; });
+}
+
+template <class Bits>
+inline OCTAVO_INLINE Several power_of_two(const Several& shifted) {
+  return several([&](int i) OCTAVO_INLINE { return octavo::power_of_two<Bits>(shifted.parts[i]); });
 }
 
 constexpr float kLeastWeight = 0x1.8p-126f;  // see above_zero
@@ -56,8 +90,16 @@ struct Weights {
 
   // Weights of `count` logits, a multiple of kLanes.
   void weigh(const float* logits, int count, float* to) const {
-    if (temperature == 1) weigh(logits, count, to, [](Vec x) { return x; });
-    else weigh(logits, count, to, [divisor = Vec{} + temperature](Vec x) { return x / divisor; });
+    constexpr int kTogether = kChains * kLanes;
+    with_rules([&](auto scale, auto is_large) {
+      int i = 0;
+      for (; i + kTogether <= count; i += kTogether) weigh_several(logits + i, to + i, scale, is_large);
+      if (i == count) return;
+      alignas(kAligned) float last[kTogether] = {};
+      std::copy_n(logits + i, count - i, last);
+      weigh_several(last, last, scale, is_large);
+      std::copy_n(last, count - i, to + i);
+    });
   }
 
   float largest_of(int block) const {
@@ -81,20 +123,46 @@ struct Weights {
     return true;
   }
 
+  // The sum of a block's weights.
+  double sum_of(int block) const {
+    alignas(kAligned) float weights[kWalkBlock];
+    if (!of_block(block, weights)) return 0;
+    WideSum sum;
+    for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
+      for (int j = 0; j < 4; ++j) sum.parts[j] += widen(load_half(weights + i + j * kWidth));
+    return sum.total();
+  }
+
  private:
+  // use(scale, is_large) with what divides by the temperature and says which logits are left.
+  template <class Use>
+  void with_rules(Use use) const {
+    const auto as_it_is = [](Vec x) { return x; };
+    const auto scaled = [divisor = Vec{} + temperature](Vec x) { return x / divisor; };
+    const auto all = [](Vec) { return IntVec{} - 1; };
+    const auto large = [least = Vec{} + smallest](Vec x) { return x >= least; };
+    if (smallest > -__builtin_inff()) temperature == 1 ? use(as_it_is, large) : use(scaled, large);
+    else temperature == 1 ? use(as_it_is, all) : use(scaled, all);
+  }
+
   // What no weight of smaller logits exceeds: the exponential is not monotonic to the last bit.
   float weight_bound(float logit) const { return 1.001f * exp_float((logit - largest) / temperature); }
 
-  template <class Scale>
-  void weigh(const float* logits, int count, float* to, Scale scale) const {
-    const Vec most = Vec{} + largest, least = Vec{} + smallest, bound = Vec{} + min_p;
-    for (int i = 0; i < count; i += kLanes) {
-      const Vec logit = load(logits + i);
-      const Vec power = exp_of<Vec, IntVec>(scale(logit - most));
-      store(to + i, (Vec)((IntVec)power & (logit >= least) & (power >= bound)));
+  template <class Scale, class IsLarge>
+  OCTAVO_INLINE void weigh_several(const float* logits, float* to, Scale scale, IsLarge is_large) const {
+    const Vec most = Vec{} + largest, lowest = Vec{} - 87.0f, bound = Vec{} + min_p;
+    const auto exponent = [&](int i) OCTAVO_INLINE {  // none is above 0
+      return at_least(lowest, scale(load(logits + i * kLanes) - most));
+    };
+    const Several powers = exp_within<Several, IntVec>(several(exponent));
+    for (int i = 0; i < kChains; ++i) {
+      const Vec power = powers.parts[i], logit = load(logits + i * kLanes);
+      store(to + i * kLanes, (Vec)((IntVec)power & is_large(logit) & (power >= bound)));
     }
   }
 };
+
+#undef OCTAVO_INLINE
 
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA
