@@ -139,6 +139,20 @@ Bracket count_all(const Weights& row, double target) {
       [](int) { return 0.0; });
 }
 
+// The sum of those of `count` weights that are above `bound`, where kLanes more may be read.
+double sum_above(const float* weights, int count, float bound) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  WideSum sum;
+  for (int i = 0; i < count; i += kLanes) {
+    const Vec values = load(weights + i);
+    alignas(kAligned) float kept[kLanes];
+    store(kept, (Vec)((IntVec)values & (values > bound) & (lane < count - i)));
+    for (int j = 0; j < kLanes / kWidth; ++j) sum.parts[j] += widen(load_half(kept + j * kWidth));
+  }
+  return sum.total();
+}
+
 // Of weights some of which are above 0. Leaves in `sums` what each block has of the nucleus.
 Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   const int size = row.blocks() * kWalkBlock;
@@ -157,7 +171,7 @@ Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   for (int block = 0, left = found.end.kept; block < row.blocks(); ++block) {
     const float* const own = inside.weights + inside.starts[block];
     const int count = inside.starts[block + 1] - inside.starts[block];
-    sums[block] += sum_weights(0, count, [&](int i) { return if_true(own[i] > found.end.weight, own[i]); });
+    sums[block] += sum_above(own, count, found.end.weight);
     if (left == 0) continue;
     const int ties = std::min(left, static_cast<int>(std::count(own, own + count, found.end.weight)));
     sums[block] += static_cast<double>(found.end.weight) * ties;
