@@ -152,7 +152,7 @@ def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
-    merge, pack = modules._merge, prepare.materialize
+    merge, pack = modules._merge, vars(prepare)["materialize"]
 
     def packing(*args: Any, **settings: Any) -> Any:
         mx.eval(_ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
@@ -175,7 +175,7 @@ def test_the_probe_keeps_none_of_mlx_s_buffers_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, limits = tiny_models.make_model(tmp_path, "llama"), list[int]()
-    probe = prepare.probe
+    probe = vars(prepare)["probe"]
 
     def probing(*args: Any, **settings: Any) -> Any:
         limits.append(mx.set_cache_limit(0))
