@@ -121,7 +121,7 @@ def make_ready(
     if ops.fusion is not None and fuse and result.tier == "paged":
         chosen = selection if result.selects_rows else None
         fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
-    give_freed_memory_back(choice.backend.name)
+        give_freed_memory_back(choice.backend.name)  # before pages are made
     return ReadyModel(selection, report, result, fusion)
 
 

@@ -20,7 +20,7 @@ const char* isa_name(Isa level);
 
 // Cores that are asked in different ways for memory that a step reads once. Results are the same bits.
 enum class Core {
-  zen4,   // AMD's, up to Zen 4: in L2; past it, attention over pages takes 1.2 to 1.4 times as long
+  zen4,   // AMD's, up to Zen 4: in L2; past it, a Zen 4's attention over pages takes up to 1.6 times as long
   zen5,   // and later ones: past L2 (non-temporal), which then keeps what the host needs between steps
   other,  // in L2: past it, Intel's read a third of DRAM's rate, and the few lines that may be under way to
           // the first cache bound it

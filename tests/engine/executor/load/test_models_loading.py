@@ -33,8 +33,6 @@ from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 pytestmark = pytest.mark.parity
 
-_ext = require_extension()
-
 FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
 
 
@@ -127,6 +125,7 @@ def test_no_part_of_loading_begins_with_memory_that_others_freed(
 ) -> None:
     """Else what layers and the probe's steps leave adds up, to a fifth of a small model's weights, and
     one that is converted while it is loaded takes a tenth more memory for good."""
+    ext = require_extension()
     path, parts = tiny_models.make_model(tmp_path, "llama"), dict[str, int]()
     given_back = list[int]()
 
@@ -134,7 +133,7 @@ def test_no_part_of_loading_begins_with_memory_that_others_freed(
         original = vars(module)[name]
 
         def called(*args: Any, **settings: Any) -> Any:
-            assert (mx.get_cache_memory(), _ext.kept_bytes()) == (0, 0), name
+            assert (mx.get_cache_memory(), ext.kept_bytes()) == (0, 0), name
             parts[name] = len(given_back)
             return original(*args, **settings)
 
@@ -151,17 +150,18 @@ def test_no_part_of_loading_begins_with_memory_that_others_freed(
 def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ext = require_extension()
     path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
     merge, pack = modules._merge, vars(prepare)["materialize"]
 
     def packing(*args: Any, **settings: Any) -> Any:
-        mx.eval(_ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
+        mx.eval(ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
         mx.synchronize()
-        kept.append(_ext.kept_bytes())
+        kept.append(ext.kept_bytes())
         return pack(*args, **settings)
 
     def merging(*args: Any) -> Any:
-        kept.append(_ext.kept_bytes())
+        kept.append(ext.kept_bytes())
         return merge(*args)
 
     monkeypatch.setattr(prepare, "materialize", packing)
