@@ -59,6 +59,18 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
   });
 }
 
+// What products with 4-bit codes of a group become products of their channels with, for 16 outputs.
+struct Factors {
+  explicit Factors(const uint8_t* from) : factor(spread16(from, 1)), start(spread16(from + kPanel, 1)) {}
+
+  __m512i apply(__m512i dots, int32_t x_sum) const {
+    return _mm512_add_epi32(_mm512_mullo_epi32(dots, factor),
+                            _mm512_mullo_epi32(start, _mm512_set1_epi32(x_sum)));
+  }
+
+  __m512i factor, start;
+};
+
 // sums[R][64] += a block of 4-bit codes.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t* x_sums, int group,
@@ -67,12 +79,11 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
   Sums<R> dots;
   dot_group<R, 4, kLines>(x, group, group, words, ahead, dots);
   unrolled<4>([&](auto c) __attribute__((always_inline)) {
-    const __m512i factor = spread16(factors + 16 * c, 1), start = spread16(factors + kPanel + 16 * c, 1);
+    const Factors of_group(factors + 16 * c);
     unrolled<R>([&](auto m) __attribute__((always_inline)) {
       int32_t* const to = sums + m * kPanel + 16 * c;
-      const __m512i product = _mm512_mullo_epi32(dots.at[m][c], factor);
-      const __m512i shift = _mm512_mullo_epi32(start, _mm512_set1_epi32(x_sums[m]));
-      _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), _mm512_add_epi32(product, shift)));
+      const __m512i products = of_group.apply(dots.at[m][c], x_sums[m]);
+      _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), products));
     });
   });
 }
@@ -97,6 +108,25 @@ void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& 
     }
   }
   finish_channels(call, x, panel, 0, call.rows, sums);
+}
+
+// A single row of a panel of 4-bit codes, its sums in registers.
+void multiply_factored_row(const LinearCall& call, const ChannelRows& x, int panel) {
+  const PackedShape& shape = call.weight->shape;
+  const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
+  const std::size_t ahead = bytes_ahead(shape, call.rows);
+  __m512i sums[4];
+  unrolled<4>([&](auto c) __attribute__((always_inline)) { sums[c] = _mm512_setzero_si512(); });
+  for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
+    __m512i dots[4];
+    dot_row<4>(x.at(g, 0), shape.group, block, ahead, dots);
+    unrolled<4>([&](auto c) __attribute__((always_inline)) {
+      sums[c] = _mm512_add_epi32(sums[c], Factors(factors + 16 * c).apply(dots[c], x.sums[g]));
+    });
+  }
+  alignas(64) int32_t results[kPanel];
+  unrolled<4>([&](auto c) __attribute__((always_inline)) { _mm512_store_si512(results + 16 * c, sums[c]); });
+  finish_channels(call, x, panel, 0, 1, results);
 }
 
 // Some blocks of a panel at a time for all of row tiles [first_tile, last_tile). `bytes`: those of the whole
@@ -163,7 +193,8 @@ void linear_channels(const LinearCall& call) {
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;
   for_items(call, tiles, is_wide ? kItemTiles : kWidenedTiles, [&](int panel, int first_tile, int last_tile) {
-    if (!is_wide && tiles.count <= kFewTiles) multiply_few(call, x, tiles, panel);
+    if (!is_wide && call.rows == 1) multiply_factored_row(call, x, panel);
+    else if (!is_wide && tiles.count <= kFewTiles) multiply_few(call, x, tiles, panel);
     else multiply_item(call, x, tiles, panel, first_tile, last_tile);
   });
 }

@@ -152,14 +152,19 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   return out;
 }
 
-// target[16] += one group's products: `dots` in integers, a weight scale and bias for each output, the
-// activations' scale and what the bias meets.
-inline void add_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
-                         float* target) {
+// sums + one group's products: `dots` in integers, a weight scale and bias for each output, the activations'
+// scale and what the bias meets.
+inline __m512 plus_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
+                            __m512 sums) {
   const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale);
-  __m512 sum = _mm512_fmadd_ps(product, _mm512_set1_ps(x_scale), _mm512_loadu_ps(target));
-  sum = _mm512_fmadd_ps(bias, _mm512_set1_ps(code_sum), sum);
-  _mm512_storeu_ps(target, sum);
+  const __m512 sum = _mm512_fmadd_ps(product, _mm512_set1_ps(x_scale), sums);
+  return _mm512_fmadd_ps(bias, _mm512_set1_ps(code_sum), sum);
+}
+
+// The same with sums in memory.
+inline void add_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
+                         float* sums) {
+  _mm512_storeu_ps(sums, plus_products(dots, scale, bias, x_scale, code_sum, _mm512_loadu_ps(sums)));
 }
 
 }  // namespace

@@ -157,6 +157,48 @@ void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   finish_rows(call, panel, first, rows, sums);
 }
 
+// A single row of a panel. Its sums stay in registers, and its scales are taken where they lie: by way of
+// memory, a call for each group, a Zen 4 takes up to 1.4 times as long.
+template <int kBits, Float kType>
+void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
+  const PackedShape& shape = call.weight->shape;
+  const uint8_t* block = call.weight->panel(panel);
+  const std::size_t ahead = bytes_ahead(shape, call.rows);
+  const int8_t* codes = x.codes;
+  __m512 sums[4];
+  unrolled<4>([&](auto c) __attribute__((always_inline)) { sums[c] = _mm512_setzero_ps(); });
+  for (int g = 0; g < shape.num_groups(); ++g, codes += shape.group, block += shape.block_bytes()) {
+    __m512i dots[4];
+    dot_row<kBits>(codes, shape.group, block, ahead, dots);
+    const uint8_t* const parameters = block + shape.code_bytes();
+    unrolled<4>([&](auto c) __attribute__((always_inline)) {
+      const __m512 scale = load16(parameters, kType, 16 * c);
+      const __m512 bias = load16(parameters, kType, kPanel + 16 * c);
+      sums[c] = plus_products(dots[c], scale, bias, x.scales[g], x.code_sums[g], sums[c]);
+    });
+    for (std::size_t at = shape.code_bytes(); at < shape.block_bytes(); at += 64)
+      fetch_weights(block + ahead + at);
+  }
+  alignas(64) float results[kPanel];
+  unrolled<4>([&](auto c) __attribute__((always_inline)) { _mm512_store_ps(results + 16 * c, sums[c]); });
+  finish_rows(call, panel, 0, 1, results);
+}
+
+template <int kBits>
+void multiply_rows(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles) {
+  if (call.rows > 1)
+    return for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+      multiply_int8<kBits>(call, x, tiles, panel, first_tile, last_tile);
+    });
+  for_items(call, tiles, 1, [&](int panel, int, int) {
+    switch (call.weight->shape.scale_type) {
+      case Float::bf16: return multiply_row<kBits, Float::bf16>(call, x, panel);
+      case Float::f16: return multiply_row<kBits, Float::f16>(call, x, panel);
+      case Float::f32: return multiply_row<kBits, Float::f32>(call, x, panel);
+    }
+  });
+}
+
 // tile(integral constant R, row) for register tiles of R rows that cover [first, last).
 template <class Tile>
 inline void for_row_tiles(int first, int last, Tile&& tile) {
@@ -191,10 +233,8 @@ void linear_bf16(const LinearCall& call) {
 void linear_int8(const LinearCall& call) {
   const Int8Rows x = quantize_rows<true>(call, call.weight->shape.group);
   const RowTiles tiles(call.rows, kTileRows);
-  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
-    if (call.weight->shape.bits == 4) multiply_int8<4>(call, x, tiles, panel, first_tile, last_tile);
-    else multiply_int8<8>(call, x, tiles, panel, first_tile, last_tile);
-  });
+  if (call.weight->shape.bits == 4) multiply_rows<4>(call, x, tiles);
+  else multiply_rows<8>(call, x, tiles);
 }
 
 }  // namespace octavo::avx512
