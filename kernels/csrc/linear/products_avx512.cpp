@@ -5,84 +5,9 @@
 namespace octavo::avx512 {
 namespace {
 
-constexpr int kItemRows = 96;
-
 // Rows for which 4-bit codes are spread to bytes first, as measured: that costs as much as the products of
 // some rows, while each register tile of its own spreads them beside its products.
 constexpr int kWidenedRows = 19;
-
-// sums[R][64] = x[R][padded] panel, in bf16 pairs.
-template <int R>
-__attribute__((noinline)) void multiply_bf16(const bf16_t* x, int padded, const uint8_t* panel, float* sums) {
-  // Bytes: far enough to hide DRAM. Several rows on a Zen 4 lose a tenth if they ask further ahead.
-  const int ahead = kCore == Core::zen4 ? 1024 : 4096;
-  __m512 sum[R][4];
-  for (int m = 0; m < R; ++m)
-    for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
-  for (int pair = 0; pair < padded / 2; ++pair, panel += 256) {
-    __m512bh w[4];
-    for (int c = 0; c < 4; ++c) {
-      w[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(panel + 64 * c));
-      fetch_weights(panel + ahead + 64 * c);
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < R; ++m) {
-      const __m512bh value =
-          reinterpret_cast<__m512bh>(broadcast4(x + static_cast<std::size_t>(m) * padded + 2 * pair));
-      for (int c = 0; c < 4; ++c) add_dots(sum[m][c], w[c], value);
-    }
-  }
-  for (int m = 0; m < R; ++m)
-    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
-}
-
-// The same bits from x in float32, by two fused multiplications for each pair.
-template <int R>
-__attribute__((noinline)) void multiply_split(const float* x, int padded, const uint8_t* panel, float* sums) {
-  constexpr int kAhead = 4096;
-  const FlushedToZero flushed;
-  __m512 sum[R][4];
-#pragma GCC unroll 6
-  for (int m = 0; m < R; ++m)
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
-  for (int pair = 0; pair < padded / 2; ++pair, panel += 256, x += 2) {
-    const uint8_t* from = panel;
-#pragma GCC unroll 2
-    for (int half = 1; half >= 0; --half) {
-      __m512 w[4];
-#pragma GCC unroll 4
-      for (int c = 0; c < 4; ++c) {
-        const __m512i pairs = _mm512_loadu_si512(from + 64 * c);
-        w[c] = half == 1 ? upper_floats(pairs) : lower_floats(pairs);
-        if (half == 1) __builtin_prefetch(panel + kAhead + 64 * c, 0, 2);  // of Intel's: see Core
-      }
-#pragma GCC unroll 6
-      for (int m = 0; m < R; ++m) {
-        const __m512 value = _mm512_set1_ps(x[static_cast<std::size_t>(m) * padded + half]);
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_fmadd_ps(w[c], value, sum[m][c]);
-      }
-      from = read_again(from);
-    }
-  }
-#pragma GCC unroll 6
-  for (int m = 0; m < R; ++m)
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
-}
-
-// Rows of bf16 as floats, in the caller's scratch slot 2.
-const float* float_rows(const bf16_t* x, int rows, int padded) {
-  float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * padded * rows, 2));
-  parallel_for(rows, [&](int m) {
-    const std::size_t at = static_cast<std::size_t>(m) * padded;
-    for (int k = 0; k < padded; k += 16) _mm512_storeu_ps(floats + at + k, load_bf16(x + at + k));
-  });
-  return floats;
-}
-
-// ---- affine weights in integers ----
 
 inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
   for (int n = 0; n < kPanel; n += 16) {
@@ -199,36 +124,7 @@ void multiply_rows(const LinearCall& call, const Int8Rows& x, const RowTiles& ti
   });
 }
 
-// tile(integral constant R, row) for register tiles of R rows that cover [first, last).
-template <class Tile>
-inline void for_row_tiles(int first, int last, Tile&& tile) {
-  int row = first;
-  for (; last - row >= 6; row += 6) tile(std::integral_constant<int, 6>(), row);
-  for (; last - row >= 4; row += 4) tile(std::integral_constant<int, 4>(), row);
-  for (; last - row >= 2; row += 2) tile(std::integral_constant<int, 2>(), row);
-  if (last > row) tile(std::integral_constant<int, 1>(), row);
-}
-
 }  // namespace
-
-void linear_bf16(const LinearCall& call) {
-  const bf16_t* x = bf16_rows(call);
-  const int padded = call.weight->shape.padded_inputs();
-  const float* const floats = kSplitsPairs && call.rows > 1 ? float_rows(x, call.rows, padded) : nullptr;
-  const Items items(call, kItemRows);
-  for_items(items, [&](const Item& item) {
-    const uint8_t* panel = call.weight->panel(item.panel);
-    alignas(64) float sums[kItemRows * kPanel];
-    for_row_tiles(item.first, item.last, [&](auto tile_rows, int row) {
-      constexpr int R = decltype(tile_rows)::value;
-      const std::size_t at = static_cast<std::size_t>(row) * padded;
-      float* const to = sums + (row - item.first) * kPanel;
-      if (R > 1 && floats != nullptr) multiply_split<R>(floats + at, padded, panel, to);
-      else multiply_bf16<R>(x + at, padded, panel, to);
-    });
-    finish_rows(call, item.panel, item.first, item.last - item.first, sums);
-  });
-}
 
 void linear_int8(const LinearCall& call) {
   const Int8Rows x = quantize_rows<true>(call, call.weight->shape.group);

@@ -1,0 +1,149 @@
+// AVX-512: bf16 weights by VPDPBF16PS; rows together, where that is slow, by what has its bits.
+#include "linear/integer_tiles_avx512.h"
+
+namespace octavo::avx512 {
+namespace {
+
+// Pairs of inputs of a panel, 32 KiB, that some row tiles share: while they multiply these, each asks for a
+// part of the next ones, so that memory is read all along, not by the first tile alone. As measured on a Zen
+// 4 (11 to 25 % at 12 to 32 rows).
+constexpr int kSharedPairs = 128;
+// From so many on, what a panel takes to read does not matter, and sums that stay in registers do.
+constexpr int kManyTiles = 3 * kItemTiles;
+constexpr int kPairBytes = 256;  // of a panel
+
+// Some pairs of inputs of a panel, as row tiles meet them.
+struct Pairs {
+  const uint8_t* words;
+  int count;
+};
+
+// sums[R][64] += x[R][..] words; each step asks for kLines of `ahead`.
+template <int R, int kLines>
+__attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, const Pairs& pairs,
+                                              const uint8_t* ahead, float* sums) {
+  const uint8_t* words = pairs.words;
+  __m512 sum[R][4];
+#pragma GCC unroll 6
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_loadu_ps(sums + m * kPanel + 16 * c);
+  for (int pair = 0; pair < pairs.count; ++pair, words += kPairBytes, ahead += 64 * kLines) {
+    __m512bh w[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      w[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(words + 64 * c));
+      if (c < kLines) fetch_weights(ahead + 64 * c);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < R; ++m) {
+      const __m512bh value =
+          reinterpret_cast<__m512bh>(broadcast4(x + static_cast<std::size_t>(m) * x_stride + 2 * pair));
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) add_dots(sum[m][c], w[c], value);
+    }
+  }
+#pragma GCC unroll 6
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
+}
+
+// The same bits from x in float32, by two fused multiplications for each pair.
+template <int R, int kLines>
+__attribute__((noinline)) void multiply_pairs(const float* x, int x_stride, const Pairs& pairs,
+                                              const uint8_t* ahead, float* sums) {
+  const FlushedToZero flushed;
+  const uint8_t* words = pairs.words;
+  __m512 sum[R][4];
+#pragma GCC unroll 6
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_loadu_ps(sums + m * kPanel + 16 * c);
+  for (int pair = 0; pair < pairs.count; ++pair, words += kPairBytes, ahead += 64 * kLines, x += 2) {
+    const uint8_t* from = words;
+#pragma GCC unroll 2
+    for (int half = 1; half >= 0; --half) {
+      __m512 w[4];
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) {
+        const __m512i both = _mm512_loadu_si512(from + 64 * c);
+        w[c] = half == 1 ? upper_floats(both) : lower_floats(both);
+        if (half == 1 && c < kLines) fetch_weights(ahead + 64 * c);
+      }
+#pragma GCC unroll 6
+      for (int m = 0; m < R; ++m) {
+        const __m512 value = _mm512_set1_ps(x[static_cast<std::size_t>(m) * x_stride + half]);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_fmadd_ps(w[c], value, sum[m][c]);
+      }
+      from = read_again(from);
+    }
+  }
+#pragma GCC unroll 6
+  for (int m = 0; m < R; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) _mm512_storeu_ps(sums + m * kPanel + 16 * c, sum[m][c]);
+}
+
+// Rows of bf16 as floats, in the caller's scratch slot 2.
+const float* float_rows(const bf16_t* x, int rows, int padded) {
+  float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * padded * rows, 2));
+  parallel_for(rows, [&](int m) {
+    const std::size_t at = static_cast<std::size_t>(m) * padded;
+    for (int k = 0; k < padded; k += 16) _mm512_storeu_ps(floats + at + k, load_bf16(x + at + k));
+  });
+  return floats;
+}
+
+// sums[rows][64] += row tiles [first_tile, last_tile) of a panel; x: [rows, padded inputs].
+template <class X>
+void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, int panel, int first_tile,
+                    int last_tile, float* sums) {
+  const int padded = call.weight->shape.padded_inputs(), all = padded / 2;
+  const int first = tiles.first(first_tile), count = last_tile - first_tile;
+  const int shared = count == 1 ? all : kSharedPairs;
+  // What one tile reads is not asked for so far ahead: on a Zen 4, several rows would lose a tenth.
+  const int ahead = count > 1 ? kSharedPairs * kPairBytes : kCore == Core::zen4 ? 1024 : kAhead;
+  for (int pair = 0; pair < all; pair += shared) {
+    const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair)};
+    const Fetch fetch(pairs.words + ahead, pairs.count * kPairBytes, count, pairs.count);
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+      const int row = tiles.first(tile);
+      with_rows<kTileRows>(tiles.size(tile), [&](auto R) {
+        fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
+          multiply_pairs<decltype(R)::value, decltype(lines)::value>(
+              x + static_cast<std::size_t>(row) * padded + 2 * pair, padded, pairs, next,
+              sums + (row - first) * kPanel);
+        });
+      });
+    }
+  }
+}
+
+template <class X>
+void multiply(const LinearCall& call, const X* x) {
+  const RowTiles tiles(call.rows, kTileRows);
+  const bool is_many = tiles.count >= kManyTiles;
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first;
+    alignas(64) float sums[kItemTiles * kTileRows * kPanel];
+    std::memset(sums, 0, sizeof(float) * kPanel * rows);
+    const int together = is_many ? 1 : last_tile - first_tile;
+    for (int tile = first_tile; tile < last_tile; tile += together)
+      multiply_tiles(call, x, tiles, panel, tile, tile + together,
+                     sums + (tiles.first(tile) - first) * kPanel);
+    finish_rows(call, panel, first, rows, sums);
+  });
+}
+
+}  // namespace
+
+void linear_bf16(const LinearCall& call) {
+  const bf16_t* const x = bf16_rows(call);
+  if (kSplitsPairs && call.rows > 1)
+    multiply(call, float_rows(x, call.rows, call.weight->shape.padded_inputs()));
+  else multiply(call, x);
+}
+
+}  // namespace octavo::avx512
