@@ -303,6 +303,18 @@ class MappedFile:
     def view(self, offset: int, shape: list[int], dtype: mx.Dtype) -> mx.array: ...
 
 def copy_of(array: mx.array) -> mx.array: ...
+def quantize_channels(
+    w: mx.array, *, group_size: int, bits: int, stream: mx.Stream | mx.Device | None = None
+) -> tuple[mx.array, mx.array, mx.array]: ...
+def requantize_channels(
+    codes: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    stream: mx.Stream | mx.Device | None = None,
+) -> tuple[mx.array, mx.array, mx.array]: ...
 def quantize_weights(
     w: mx.array, *, group_size: int, bits: int, stream: mx.Stream | mx.Device | None = None
 ) -> tuple[mx.array, mx.array, mx.array]: ...

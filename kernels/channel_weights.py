@@ -9,11 +9,14 @@ w4a8   4 bits with two levels of scales, as QServe has them (arXiv:2405.04532): 
 
 Both are kept in MLX's affine format, exactly: every backend can compute with them, and packing sees what they
 are. For that, scales ``s`` of w4a8 are powers of two: products with ``k`` and ``z k`` fit into bfloat16.
+
+This is the definition, on MLX's operations. Native kernels make the same bits on all threads, row by row
+(``csrc/linear/quantize_channels_portable.cpp``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
@@ -61,7 +64,7 @@ def _quantize_rows(rows: mx.array, group_size: int) -> Quantized:
     scale = (mx.max(mx.abs(values), axis=-1, keepdims=True) / LARGEST).astype(rows.dtype)
     step = scale.astype(mx.float32)
     code = mx.round(values * mx.where(step > 0, 1 / step, 0))
-    codes = (mx.clip(code, -LARGEST, LARGEST) + MIDDLE).astype(mx.uint8)
+    codes = _whole(mx.clip(code, -LARGEST, LARGEST) + MIDDLE, mx.uint8)
     shape = (rows.shape[0], rows.shape[1] // group_size)
     scales = mx.contiguous(mx.broadcast_to(scale, shape))
     return codes.view(mx.uint32), scales, -MIDDLE * scales
@@ -77,10 +80,22 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
     scale = mx.power(2.0, mx.ceil(mx.log2(unit)))
     step = mx.maximum(mx.round(step / scale), 1) * scale
     zero = mx.clip(mx.round(7.5 - (least + most) / (2 * step)), 0, 15)
-    codes = mx.clip(mx.round(values / step) + zero, 0, 15).astype(mx.uint32).reshape(len(rows), -1, 8)
+    codes = _whole(mx.clip(mx.round(values / step) + zero, 0, 15), mx.uint32).reshape(len(rows), -1, 8)
     packed = mx.sum(codes << mx.arange(0, 32, 4, dtype=mx.uint32), axis=-1).astype(mx.uint32)
     return packed, step[..., 0].astype(rows.dtype), (-zero * step)[..., 0].astype(rows.dtype)
 
 
+def _whole(codes: mx.array, dtype: mx.Dtype) -> mx.array:
+    """As integers; 0 for NaN, of which each machine makes another integer."""
+    return mx.where(mx.isnan(codes), 0, codes).astype(dtype)
+
+
 QUANTIZE = {"w8a8": quantize_channels, "w4a8": quantize_two_levels}
 BITS = {"w8a8": 8, "w4a8": 4}
+
+
+def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
+    """Of one array of floats, or of the codes, scales and biases of MLX's affine format, in as many bits and
+    such groups: what they stand for, in the type of the scales."""
+    weight = arrays[0] if len(arrays) == 1 else mx.dequantize(*arrays, group_size, BITS[kind])
+    return QUANTIZE[kind](weight, group_size)

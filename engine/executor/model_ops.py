@@ -6,7 +6,7 @@ Asked once, of the backend; loading, preparing and sampling then work with which
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
+
+from octavo.kernels.channel_weights import Quantized, quantize_as
 
 from .adapt.output_head import TakeRows
 from .sampling.logit_rows import NumpySampler, Sampler
@@ -52,6 +54,10 @@ class ModelOps(Protocol):
         """In this block MLX's layers quantize themselves in the way that suits them: the same bits."""
         ...
 
+    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
+        """The bits of ``kernels.channel_weights.quantize_as``."""
+        ...
+
     def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
         """Make the loaded model compute with these operations, in place; what became of its modules, or
         None if they stay MLX's. ``exact`` refuses those that round activations; ``fuse``: several modules
@@ -82,6 +88,9 @@ class MLXOps:
 
     def quantizing(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
+        return quantize_as(kind, arrays, group_size)
 
     def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
         """They are exact and never fused: there is nothing to do."""

@@ -20,6 +20,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_attention_residual(nb::module_& m);
 void bind_mapped_file(nb::module_& m);
+void bind_quantize_channels(nb::module_& m);
 void bind_quantize_weights(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_program(nb::module_& m);
@@ -65,6 +66,7 @@ NB_MODULE(_ext, m) {
   octavo::bind_attention(m);
   octavo::bind_attention_residual(m);
   octavo::bind_mapped_file(m);
+  octavo::bind_quantize_channels(m);
   octavo::bind_quantize_weights(m);
   octavo::bind_ops(m);
   octavo::bind_program(m);

@@ -7,7 +7,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from octavo.kernels.channel_weights import BITS, QUANTIZE
+from octavo.kernels.channel_weights import BITS
+
+from ..model_ops import ModelOps
 
 
 def can_become(module: Module, kind: str) -> bool:
@@ -16,15 +18,15 @@ def can_become(module: Module, kind: str) -> bool:
     return bits is not None and mode == "affine" and bits == BITS.get(kind)
 
 
-def dequantized(module: Any) -> mx.array:
-    """The weights of a module that has affine ones, lazily, in the type of its scales."""
-    return mx.dequantize(module.weight, module.scales, module.biases, module.group_size, module.bits)
+def affine_arrays(module: Any) -> tuple[mx.array, ...]:
+    """The weights of a module that has affine ones."""
+    return module.weight, module.scales, module.biases
 
 
-def put_channels(module: Any, weight: mx.array, kind: str) -> None:
-    """Let a quantized module of as many bits as ``kind`` have ``weight``, [outputs, inputs] or one of each
-    expert, by channels."""
-    module.weight, module.scales, module.biases = QUANTIZE[kind](weight, module.group_size)
+def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
+    """Let a quantized module of as many bits as ``kind`` have the weights of ``arrays`` (floats, or affine ones),
+    [outputs, inputs] or one of each expert, by channels."""
+    module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 
 

@@ -49,8 +49,7 @@ def load_mtp(
     with ops.loading():
         head = load_head(path, loaded.model)
     if config.weights != "keep":
-        with ops.quantizing():
-            convert_weights(head.body, config.weights)
+        convert_weights(head.body, config.weights, ops)
     materialize(head.body, ops, exact=config.exact, fuse=False)
     spec = PoolSpec(
         layers=(head_layer(layout.layers),),

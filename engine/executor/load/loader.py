@@ -24,7 +24,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
-from .channel_layers import can_become, channel_kind, dequantized, put_channels
+from .channel_layers import affine_arrays, can_become, channel_kind, put_channels
 from .mlx_lm_import import utils as mlx_lm_utils
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     install_cut_points()
     model.eval()
     if weights != "keep":
-        with ops.quantizing():
-            convert_weights(model, weights)
+        convert_weights(model, weights, ops)
     return LoadedModel(model, architecture, describe_weights(model))
 
 
@@ -85,7 +84,7 @@ def materialize(model: Module, ops: ModelOps, *, exact: bool, fuse: bool) -> Rep
     return report
 
 
-def convert_weights(model: Module, weights: Weights) -> None:
+def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
     """Cast to bf16, or quantize every layer that can be: to MLX affine groups of 64, or ("w8a8", "w4a8") to
     those of one scale per output channel, which layers that have as many bits already may become, too.
 
@@ -94,7 +93,7 @@ def convert_weights(model: Module, weights: Weights) -> None:
     """
     bits = CHANNEL_BITS.get(weights)
     by_channels = {
-        path: dequantized(module) for path, module in model.named_modules() if can_become(module, weights)
+        path: affine_arrays(module) for path, module in model.named_modules() if can_become(module, weights)
     }
     if is_quantized(model) and not by_channels:
         but = f" in other than {bits} bits" if bits else ""
@@ -112,13 +111,14 @@ def convert_weights(model: Module, weights: Weights) -> None:
             return False
         choice: bool | dict[str, object] = True if rule is None else rule(path, module)
         if bits and choice is True:
-            by_channels[path] = module.weight
+            by_channels[path] = (module.weight,)
         return choice
 
-    quantize(model, GROUP_SIZE, _BITS[weights], class_predicate=chosen)
+    with ops.quantizing():
+        quantize(model, GROUP_SIZE, _BITS[weights], class_predicate=chosen)
     for path, module in model.named_modules():
         if path in by_channels:
-            put_channels(module, by_channels[path], weights)
+            put_channels(module, by_channels[path], weights, ops)
     if not is_quantized(model):
         raise InvalidConfig(
             f"weights={weights!r} needs layers whose width is a multiple of {GROUP_SIZE}; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_map
 
 from octavo.kernels import _ext
+from octavo.kernels.channel_weights import BITS, Quantized
 
 from ..adapt.output_head import TakeRows
 from ..model_ops import Fusion, parameter_bytes
@@ -68,6 +69,11 @@ class NativeOps:
             yield
         finally:
             mx.quantize = original
+
+    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
+        """On all threads, and without copies of a layer in wider types."""
+        kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels
+        return kernel(*arrays, group_size=group_size, bits=BITS[kind])
 
     def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
         """Put native modules in the place of MLX's, weights packed one layer at a time."""

@@ -25,6 +25,7 @@ from octavo.engine.executor.load import load_runner, prepare
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
 from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.model_ops import MLXOps
 from octavo.engine.executor.native import modules
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
@@ -253,8 +254,8 @@ def test_quantized_folders_load_and_are_not_quantized_again(
 def test_weights_of_four_bits_become_four_by_channels_and_not_eight(tmp_path: Path) -> None:
     model = load_model(tiny_models.make_model(tmp_path, "llama"), weights="int4").model
     with pytest.raises(InvalidConfig, match="quantized already in other than 8 bits; use weights='keep'"):
-        convert_weights(model, "w8a8")
-    convert_weights(model, "w4a8")
+        convert_weights(model, "w8a8", MLXOps())
+    convert_weights(model, "w4a8", MLXOps())
     assert describe_weights(model) == "w4a8"
 
 

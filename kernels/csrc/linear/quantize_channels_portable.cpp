@@ -1,0 +1,177 @@
+// Weights with one scale per output channel, row by row: no layer is ever held in a wider type.
+#include "linear/quantize_channels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "attention/vectors.h"
+#include "runtime/row_items.h"
+#include "runtime/threads.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kMaxGroup = 128;
+constexpr int64_t kItemWeights = 32 << 10;
+constexpr float kRound = 0x1.8p23f;  // below 2^22, x + kRound is rounded to an integer, ties to even
+
+typedef uint8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
+
+inline Vec clamp(Vec x, float low, float high) {  // `low` for NaN
+  x = x > low ? x : Vec{} + low;
+  return x < high ? x : Vec{} + high;
+}
+
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+
+// The least lane, and by the negative ones the most: four at a time, for few of them lie in one register.
+inline float least_of(Vec x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  const auto four = [&](int i) { return *reinterpret_cast<const Four*>(lanes + i); };
+  Four least = four(0);
+  for (int i = 4; i < kLanes; i += 4) least = four(i) < least ? four(i) : least;
+  return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
+}
+
+// What the type makes of a number.
+inline float rounded_to(Float type, float value) {
+  return type == Float::bf16  ? bf16_to_float(float_to_bf16(value))
+         : type == Float::f16 ? f16_to_float(float_to_f16(value))
+                              : value;
+}
+
+void round_to(Float type, float* values, int count) {
+  if (type == Float::f32) return;
+  for (int i = 0; i < count; ++i)
+    values[i] = type == Float::bf16 ? rounded_to(Float::bf16, values[i]) : rounded_to(Float::f16, values[i]);
+}
+
+// A group of weights in MLX's affine format, as mx.dequantize has them: each operation rounds to the type.
+void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
+  const uint32_t mask = (1u << call.bits) - 1;
+  const int per_word = 32 / call.bits;
+  const uint32_t* const words = static_cast<const uint32_t*>(call.weights) + g * (call.group / per_word);
+  float scale, bias;
+  load_floats(call.scales, call.type, g, 1, &scale);
+  load_floats(call.biases, call.type, g, 1, &bias);
+  for (int j = 0; j < call.group; ++j) {
+    const uint32_t code = words[j / per_word] >> j % per_word * call.bits & mask;
+    values[j] = static_cast<float>(static_cast<int32_t>(code)) * scale;
+  }
+  round_to(call.type, values, call.group);
+  for (int j = 0; j < call.group; ++j) values[j] += bias;
+  round_to(call.type, values, call.group);
+}
+
+void load_row(const ChannelsCall& call, int64_t row, float* values) {
+  const std::size_t first = static_cast<std::size_t>(row) * call.inputs;
+  if (call.scales == nullptr) return load_floats(call.weights, call.type, first, call.inputs, values);
+  for (int j = 0; j < call.inputs; j += call.group) dequantize(call, (first + j) / call.group, values + j);
+}
+
+// The largest magnitude, or NaN if there is one: as an integer that is larger than any number.
+float largest_of(const float* values, int count) {
+  IntVec largest{};
+  for (int j = 0; j < count; j += kLanes) {
+    const IntVec magnitude = (IntVec)load(values + j) & 0x7fffffff;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  int32_t result = 0;
+  for (int i = 0; i < kLanes; ++i) result = std::max(result, largest[i]);
+  return as_float(static_cast<uint32_t>(result));
+}
+
+// One row of w8a8. `scales`, `biases`: those of its groups, as float32.
+void quantize_row(const ChannelsCall& call, const float* values, uint8_t* codes, float* scales,
+                  float* biases) {
+  const float scale = rounded_to(call.type, largest_of(values, call.inputs) / 127);
+  const float factor = scale > 0 ? 1 / scale : 0;
+  for (int j = 0; j < call.inputs; j += kLanes) {
+    const Vec exact = load(values + j) * factor;
+    const UintVec shifted = (UintVec)(clamp(exact, -127, 127) + (kRound + 128));
+    const UintVec code = shifted & (UintVec)(exact == exact) & 0xff;  // 0 for NaN
+    *reinterpret_cast<Bytes*>(codes + j) = __builtin_convertvector(code, Bytes);
+  }
+  std::fill_n(scales, call.inputs / call.group, scale);
+  std::fill_n(biases, call.inputs / call.group, -128 * scale);
+}
+
+struct Range {
+  float least, most;  // with 0 between them
+};
+
+Range range_of(const float* values, int count) {
+  Vec least{}, most{};
+  for (int j = 0; j < count; j += kLanes) {
+    const Vec x = load(values + j);
+    least = x < least ? x : least;
+    most = x > most ? x : most;
+  }
+  return {least_of(least), -least_of(-most)};
+}
+
+// Codes of a group where `zero` is that of 0; 0 for NaN.
+void pack_group(const float* values, int count, float step, float zero, uint32_t* words) {
+  alignas(64) uint8_t codes[kMaxGroup];
+  for (int j = 0; j < count; j += kLanes) {
+    const Vec whole = load(values + j) / step + kRound - kRound;  // what is larger is beyond all codes, too
+    const UintVec code = (UintVec)(clamp(whole + zero, 0, 15) + kRound) & 15;
+    *reinterpret_cast<Bytes*>(codes + j) = __builtin_convertvector(code, Bytes);
+  }
+  for (int word = 0; word < count / 8; ++word) {
+    uint64_t x;
+    std::memcpy(&x, codes + 8 * word, 8);
+    x = (x | x >> 4) & 0x00ff00ff00ff00ff;
+    x = (x | x >> 8) & 0x0000ffff0000ffff;
+    words[word] = static_cast<uint32_t>(x | x >> 16);
+  }
+}
+
+// One row of w4a8.
+void quantize_row_twice(const ChannelsCall& call, const float* values, uint32_t* codes, float* scales,
+                        float* biases) {
+  const int group = call.group, groups = call.inputs / group;
+  float *const least = scales, *const most = biases;  // until the row's scale is known
+  float unit = 0x1p-24f;
+  for (int g = 0; g < groups; ++g) {
+    const Range range = range_of(values + g * group, group);
+    least[g] = range.least;
+    most[g] = range.most;
+    unit = std::max(unit, (range.most - range.least) / 15 / 16);
+    unit = std::max(unit, std::max(range.most, -range.least) / 115);
+  }
+  if (std::isnan(largest_of(values, call.inputs))) unit = std::numeric_limits<float>::quiet_NaN();
+  const float scale = std::pow(2.0f, std::ceil(std::log2(unit)));
+  for (int g = 0; g < groups; ++g) {
+    const float times = std::rint((most[g] - least[g]) / 15 / scale);
+    const float step = (times < 1 ? 1 : times) * scale;
+    const float exact = std::rint(7.5f - (least[g] + most[g]) / (2 * step));
+    const float zero = exact <= 0 ? 0 : exact > 15 ? 15 : exact;
+    pack_group(values + g * group, group, step, zero, codes + g * (group / 8));
+    scales[g] = step;
+    biases[g] = -zero * step;
+  }
+}
+
+}  // namespace
+
+void quantize_channels(const ChannelsCall& call) {
+  const int groups = call.inputs / call.group, words = call.inputs / (32 / call.bits);
+  for_row_items(call.rows, kItemWeights / call.inputs + 1, [&](int64_t first, int64_t last) {
+    const std::size_t floats = static_cast<std::size_t>(call.inputs) + 2 * groups;
+    float* const values = static_cast<float*>(thread_scratch(sizeof(float) * floats));
+    float *const scales = values + call.inputs, *const biases = scales + groups;
+    for (int64_t row = first; row < last; ++row) {
+      load_row(call, row, values);
+      uint32_t* const codes = call.new_codes + row * words;
+      if (call.bits == 8) quantize_row(call, values, reinterpret_cast<uint8_t*>(codes), scales, biases);
+      else quantize_row_twice(call, values, codes, scales, biases);
+      store_floats(call.new_scales, call.type, static_cast<std::size_t>(row) * groups, groups, scales);
+      store_floats(call.new_biases, call.type, static_cast<std::size_t>(row) * groups, groups, biases);
+    }
+  });
+}
+
+}  // namespace octavo::OCTAVO_ISA
