@@ -97,5 +97,7 @@ BITS = {"w8a8": 8, "w4a8": 4}
 def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
     """Of one array of floats, or of the codes, scales and biases of MLX's affine format, in as many bits and
     such groups: what they stand for, in the type of the scales."""
-    weight = arrays[0] if len(arrays) == 1 else mx.dequantize(*arrays, group_size, BITS[kind])
-    return QUANTIZE[kind](weight, group_size)
+    if len(arrays) == 1:
+        return QUANTIZE[kind](arrays[0], group_size)
+    codes, scales, biases = arrays
+    return QUANTIZE[kind](mx.dequantize(codes, scales, biases, group_size, BITS[kind]), group_size)

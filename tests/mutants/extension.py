@@ -29,6 +29,10 @@ PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executo
 INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
 CHANNELS = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx512]",)
+QUANTIZED = (
+    "tests/kernels/cpu/test_quantize_channels.py::test_any_floats_become_what_the_definition_makes_of_them",
+    "tests/kernels/cpu/test_quantize_channels.py::test_affine_weights_become_what_their_dequantized_floats_do",
+)
 MAPPED = ("tests/engine/executor/native/test_mapped.py",)
 BYTES = tuple(
     f"tests/kernels/cpu/test_attention.py::{name}"
@@ -86,6 +90,7 @@ SUITES = (
     (in_native.STORES, STORES),
     (in_native.LINEAR, LINEAR),
     (in_native.CHANNELS, CHANNELS),
+    (in_native.QUANTIZED, QUANTIZED),
     (in_native.POOLS, POOLS),
     (in_native.ROWS, ROWS),
     (in_native.SAMPLING, SAMPLING),

@@ -205,6 +205,23 @@ CHANNELS = (
     ),
 )
 
+QUANTIZED = (
+    # weights with one scale per output channel, while loading
+    bug("NaN has some code", "shifted & (UintVec)(exact == exact) & 0xff", "shifted & 0xff"),
+    bug("a group's step may be none", "(times < 1 ? 1 : times) * scale", "times * scale"),
+    bug(
+        "the least weight does not bound a channel",
+        "std::max(range.most, -range.least) / 115",
+        "range.most / 115",
+    ),
+    bug("weights are multiplied by a reciprocal", "load(values + j) / step", "load(values + j) * (1 / step)"),
+    bug(
+        "a dequantized weight is rounded once",
+        "* scale;\n  }\n  round_to(call.type, values, call.group);",
+        "* scale;\n  }",
+    ),
+)
+
 POOLS = (
     # attention over two pools
     bug(
@@ -292,6 +309,7 @@ MUTANTS = (
     *STORES,
     *LINEAR,
     *CHANNELS,
+    *QUANTIZED,
     *POOLS,
     *ROWS,
     *SAMPLING,

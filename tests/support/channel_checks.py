@@ -82,14 +82,16 @@ ROWS = (_normal, _equal, _positive, _negative, _sparse, _spread, _ties, _edges)
 
 @st.composite
 def weights(draw: st.DrawFn, group_size: int) -> mx.array:
-    """Rows of many kinds and magnitudes, with any floats at some places: zeros, subnormal numbers, infinities,
-    NaN."""
+    """Rows of many kinds and magnitudes, some places of which have any float: zeros, subnormal numbers,
+    infinities, NaN."""
     shape = draw(st.sampled_from([(1, 1), (3, 2), (5, 3), (2, 3, 1)]))
     num_rows, inputs = int(np.prod(shape[:-1])), shape[-1] * group_size
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     exponents = st.one_of(st.integers(-12, 4), st.integers(-150, 128))
     rows = [
-        draw(st.sampled_from(ROWS))(rng, inputs) * 2.0 ** draw(exponents) * draw(st.sampled_from([0, 1, 1, 1]))
+        draw(st.sampled_from(ROWS))(rng, inputs)
+        * 2.0 ** draw(exponents)
+        * draw(st.sampled_from([0, 1, 1, 1]))
         for _ in range(num_rows)
     ]
     with np.errstate(over="ignore", under="ignore"):
@@ -122,7 +124,7 @@ def check_affine(data: st.DataObject) -> None:
 
 
 def check_layers() -> None:
-    """More rows than one thread takes at once, on any number of them, also of transposed arrays and experts."""
+    """More rows than one thread takes at once, on any number of them; transposed arrays; experts."""
     rng, threads = np.random.default_rng(7), _ext.threads()
     for kind in QUANTIZE:
         for dtype in FLOATS:

@@ -24,8 +24,8 @@ def affine_arrays(module: Any) -> tuple[mx.array, ...]:
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Let a quantized module of as many bits as ``kind`` have the weights of ``arrays`` (floats, or affine ones),
-    [outputs, inputs] or one of each expert, by channels."""
+    """Let a quantized module of as many bits as ``kind`` have weights by channels: those of ``arrays``
+    (floats, or affine ones), [outputs, inputs] or one of each expert."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 

@@ -12,9 +12,11 @@ from mlx.utils import tree_flatten
 import tiny_models
 from native import require_extension
 from octavo.engine.api.config import Weights
-from octavo.engine.executor.load.loader import load_model
+from octavo.engine.executor import model_ops
+from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
 from octavo.engine.executor.model_ops import MLXOps
 from octavo.engine.executor.native.model_ops import NativeOps
+from octavo.kernels import channel_weights
 
 pytestmark = pytest.mark.parity
 
@@ -48,6 +50,34 @@ def test_weights_quantized_while_loading_are_those_of_mlx(
     assert all(mx.array_equal(got[name], wanted[name]) for name in wanted)
     assert int(weights.removeprefix("int")) in called
     assert len(called) >= sum(name.endswith("scales") for name in wanted)
+
+
+@pytest.mark.parametrize("weights", ["w8a8", "w4a8"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3_moe"])
+def test_weights_by_channels_are_those_of_their_definition(
+    tmp_path: Path, architecture: str, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From floats, and from affine weights of as many bits; experts, too."""
+    folder = tiny_models.make_model(tmp_path / "model", architecture)
+    theirs = load_model(folder, weights=weights, ops=MLXOps()).model
+    affine = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=MLXOps()).model
+    again = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=NativeOps()).model
+    convert_weights(affine, weights, MLXOps())
+    wanted, wanted_again = parameters(theirs), parameters(affine)
+    mx.eval(wanted, wanted_again)
+    for module in (channel_weights, model_ops):  # what follows does not compute by the definition
+        monkeypatch.delattr(module, "quantize_as")
+    monkeypatch.setattr(channel_weights, "QUANTIZE", {})
+    ours = load_model(folder, weights=weights, ops=NativeOps()).model
+    convert_weights(again, weights, NativeOps())
+    for model, expected in ((ours, wanted), (again, wanted_again)):
+        got = parameters(model)
+        assert describe_weights(model) == weights
+        assert any(name.endswith("scales") and got[name].ndim == 3 for name in got) == (
+            architecture == "qwen3_moe"
+        )
+        assert got.keys() == expected.keys()
+        assert all(mx.array_equal(got[name], expected[name]) for name in expected)
 
 
 SHAPES = [(1, 128), (70, 256), (2, 3, 384)]

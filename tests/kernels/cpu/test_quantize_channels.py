@@ -59,7 +59,11 @@ WEIGHT, CODES, SCALES = mx.zeros((4, 128)), mx.zeros((4, 16), mx.uint32), mx.zer
         ([CODES, SCALES[:, :1], SCALES], {}, "scales and biases must share a type"),
         ([CODES, SCALES, SCALES[:2]], {}, "scales and biases must share a type"),
         ([CODES, SCALES, SCALES.astype(mx.float16)], {}, "scales and biases must share a type"),
-        ([CODES, SCALES.astype(mx.int32), SCALES.astype(mx.int32)], {}, "scales and biases must share a type"),
+        (
+            [CODES, SCALES.astype(mx.int32), SCALES.astype(mx.int32)],
+            {},
+            "scales and biases must share a type",
+        ),
     ],
 )
 def test_what_cannot_be_quantized_is_named(
