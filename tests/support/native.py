@@ -87,7 +87,8 @@ def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
         reason = x86_emulator.why_unavailable() if "avx2" in available_levels() else "that takes AVX2"
         if reason is not None:
             pytest.skip(f"this CPU does not run {level}, and it cannot be emulated: {reason}")
-        (built,) = x86_emulator.extension().glob("_ext*.so")
+        folder = x86_emulator.extension(only_amx="avx512" in available_levels())
+        (built,) = folder.glob("_ext*.so")
         code = _LOAD.format(path=str(built)) + code
     done = _run_python(code, {"OCTAVO_CPU_ISA": level}, limit=limit)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr

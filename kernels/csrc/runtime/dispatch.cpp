@@ -18,21 +18,30 @@ constexpr Isa kLevels[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx};
 
 bool has_avx2() { return __builtin_cpu_supports("x86-64-v3"); }
 
-#if defined(OCTAVO_EMULATE_X86)
+#if defined(OCTAVO_EMULATE_AMX)
+constexpr Isa kFastest = Isa::avx2;  // emulated kernels are right but slow, so only on request
+#else
+constexpr Isa kFastest = Isa::amx;
+#endif
 
-// The kernels of both levels are plain C++ here (tools/x86_emulator): right but slow, so only on request.
-constexpr Isa kFastest = Isa::avx2;
+#if defined(OCTAVO_EMULATE_AVX512)
+
 bool has_avx512() { return has_avx2(); }
-bool has_amx() { return has_avx2(); }
 
 #else
-
-constexpr Isa kFastest = Isa::amx;
 
 bool has_avx512() {
   return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("avx512vnni");
 }
+
+#endif  // OCTAVO_EMULATE_AVX512
+
+#if defined(OCTAVO_EMULATE_AMX)
+
+bool has_amx() { return has_avx2(); }
+
+#else
 
 // AMX needs the kernel's leave: tile registers are 8 KiB of state per thread, handed out on request.
 // The permission holds for the whole process, threads started later included.
@@ -49,7 +58,7 @@ bool has_amx() {
 #endif
 }
 
-#endif  // OCTAVO_EMULATE_X86
+#endif  // OCTAVO_EMULATE_AMX
 
 #else
 
@@ -88,7 +97,7 @@ Core this_core() {
 #endif
 }
 
-#if defined(OCTAVO_EMULATE_X86)
+#if defined(OCTAVO_EMULATE_AMX)
 constexpr bool kEmulated = true;  // both ways are taken, and tests compare them
 #else
 constexpr bool kEmulated = false;
