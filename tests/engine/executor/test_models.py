@@ -157,13 +157,6 @@ def rms(values: Sequence[float] | NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
-def backend(request: pytest.FixtureRequest) -> TestedBackend:
-    chosen: TestedBackend = request.param
-    chosen.create()
-    return chosen
-
-
 @pytest.fixture(params=CASES, ids=str, scope="module")
 def case(request: pytest.FixtureRequest) -> Case:
     chosen: Case = request.param
@@ -173,6 +166,13 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.fixture(scope="module")
 def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.make_model(tmp_path_factory.mktemp(str(case)), case.architecture, dtype=case.dtype)
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name, scope="module")
+def backend(request: pytest.FixtureRequest) -> TestedBackend:
+    chosen: TestedBackend = request.param
+    chosen.create()
+    return chosen
 
 
 def load_served(folder: Path, case: Case, backend: str) -> ModelRunner:
@@ -188,8 +188,9 @@ def load_served(folder: Path, case: Case, backend: str) -> ModelRunner:
     return load_runner(config)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runner(folder: Path, case: Case, backend: TestedBackend) -> Iterator[ModelRunner]:
+    """Loaded once for all tests of a case, each of which has pages handed out anew."""
     if case.is_mixture and case.dtype != mx.float32 and backend.name != "cpu":
         pytest.skip("only the native CPU backend computes experts in bf16 on a CPU")
     loaded = load_served(folder, case, backend.name)
@@ -197,10 +198,26 @@ def runner(folder: Path, case: Case, backend: TestedBackend) -> Iterator[ModelRu
     loaded.close()
 
 
+@pytest.fixture
+def routing(case: Case) -> Routing | None:
+    return Routing() if case.is_mixture else None
+
+
+@pytest.fixture
+def served(
+    runner: ModelRunner, routing: Routing | None, folder: Path, case: Case, backend: TestedBackend
+) -> Iterator[ModelRunner]:
+    """The runner; a mixture is loaded once more, as one that is observed runs other code from then on."""
+    if routing is None:
+        yield runner
+        return
+    with closing(load_served(folder, case, backend.name)) as observed:
+        routing.observe(observed)
+        yield observed
+
+
 def serve_all(runner: ModelRunner, routing: Routing | None) -> list[Output]:
     """The output of every prompt; the last two find the pages of the first."""
-    if routing is not None:
-        routing.observe(runner)
     blocks = BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16)
     return [
         output for part in (prompts()[:4], prompts()[4:]) for output in serve(runner, part, blocks, routing)
@@ -266,12 +283,13 @@ def check(found: Errors, case: Case) -> None:
     assert num_decided >= case.decided
 
 
-def test_greedy_serving_is_mlx_lms_own(runner: ModelRunner, folder: Path, case: Case) -> None:
+def test_greedy_serving_is_mlx_lms_own(
+    served: ModelRunner, routing: Routing | None, folder: Path, case: Case
+) -> None:
     """Log-probabilities and tokens, against mlx-lm in float32 on the served model's weights: rounding
     to bf16 may take what is served no farther from it than mlx-lm itself."""
-    assert runner.info.tier == "paged"
-    routing = Routing() if case.is_mixture else None
-    outputs = serve_all(runner, routing)
+    assert served.info.tier == "paged"
+    outputs = serve_all(served, routing)
     assert [output.num_cached for output in outputs[4:]] == [16, 16], "both full shared pages must be found"
     check(measure(outputs, folder, routing), case)
 
