@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import pytest
 
@@ -57,17 +59,30 @@ def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
     assert launches[0].stats.threadgroup_bytes <= 32768
 
 
-@pytest.mark.parametrize("page_size", [16, 32])
-@pytest.mark.parametrize(
-    ("formats", "head_dim"),
-    [
-        (("fp16", "bf16"), 128),
-        *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256)),
-        (("int8", "affine8"), 128),
-        (("int4", "mxfp4"), 96),
-        (("nvfp4", "affine4"), 192),
-    ],
-)
+CODES = [
+    (("fp16", "bf16"), 128),
+    *((("fp4", "fp4"), dim) for dim in (64, 80, 96, 128, 192, 256)),
+    (("int8", "affine8"), 128),
+    (("int4", "mxfp4"), 96),
+    (("nvfp4", "affine4"), 192),
+]
+
+
+def coalesced_cases() -> Iterator[object]:
+    """All of them with both page sizes; by default, with each in turn."""
+    for page_size in (16, 32):
+        for number, (formats, dim) in enumerate(CODES):
+            rare = (page_size == 32) != number % 2
+            yield pytest.param(
+                formats,
+                dim,
+                page_size,
+                id=f"formats{number}-{dim}-{page_size}",
+                marks=[pytest.mark.slow] if rare else [],
+            )
+
+
+@pytest.mark.parametrize(("formats", "head_dim", "page_size"), list(coalesced_cases()))
 def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
     """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
     case = shape("", head_dim, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
