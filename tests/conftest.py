@@ -30,12 +30,43 @@ pytest_plugins = ["attention_backends"]  # the fixture ``backend``; the extensio
 LEAVE_S = 120.0  # from the end of the last test to that of the process
 settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
 
+LONGEST_FIRST = (
+    "tests/kernels/cpu/test_pages.py",  # it builds the emulated extension, on all cores
+    "tests/kernels/metal/test_attention.py",
+    "tests/engine/executor/native/test_linear.py",
+    "tests/kernels/metal/test_traffic.py",
+    "tests/engine/executor/test_models.py",
+    "tests/kernels/metal/test_latents.py",
+    "tests/kernels/metal/test_dense.py",
+    "tests/kernels/cpu/test_attention.py",
+    "tests/kernels/reference/test_attention.py",
+    "tests/kernels/cpu/test_native_sampling.py",
+    "tests/kernels/metal/test_pages.py",
+    "tests/kernels/test_latent_attention.py",
+    "tests/engine/executor/load/test_models_loading.py",
+    "tests/kernels/metal/test_resources.py",
+    "tests/engine/executor/load/test_models_probe.py",
+    "tests/kernels/metal/test_recurrent.py",
+)
+"""Files that take longest. One that begins last leaves the other workers idle."""
+
 
 @pytest.fixture(autouse=True, scope="session")
 def looking_may_take_all_time() -> None:
     """How often samples look for drafts does not depend on how fast this machine is."""
     for name, value in (("_LOOKING", 1e3), ("_SAVED", 1e3), ("_FIRST_S", 1e3)):
         pytest.MonkeyPatch().setattr(f"octavo.engine.speculation.drafting.{name}", value)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):  # xdist's own order: files with many tests first
+        config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {file: place for place, file in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
