@@ -31,48 +31,8 @@ double sum_from(const float* weights, int count, float bound) {
   return sum.total();
 }
 
-// Vectors whose exponentials are computed side by side: one alone is a chain of operations that wait for each
-// other. Eight were the fastest of one, two, four and eight on a Zen 4.
-constexpr int kChains = 8;
-struct Several {
-  Vec parts[kChains];
-};
-
-// Inlined without fail, as is all of their arithmetic: what is called passes them through memory.
-#define OCTAVO_INLINED __attribute__((always_inline))
-
-template <class Make>
-inline OCTAVO_INLINED Several several(Make make) {
-  Several made;
-  for (int i = 0; i < kChains; ++i) made.parts[i] = make(i);
-  return made;
-}
-
-inline OCTAVO_INLINED Several operator+(const Several& a, const Several& b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] + b.parts[i]; });
-}
-inline OCTAVO_INLINED Several operator-(const Several& a, const Several& b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] - b.parts[i]; });
-}
-inline OCTAVO_INLINED Several operator*(const Several& a, const Several& b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] * b.parts[i]; });
-}
-inline OCTAVO_INLINED Several operator+(const Several& a, float b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] + b; });
-}
-inline OCTAVO_INLINED Several operator-(const Several& a, float b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] - b; });
-}
-inline OCTAVO_INLINED Several operator*(const Several& a, float b) {
-  return several([&](int i) OCTAVO_INLINED { return a.parts[i] * b; });
-}
-
-template <class Bits>
-inline OCTAVO_INLINED Several power_of_two(const Several& shifted) {
-  return several([&](int i) OCTAVO_INLINED { return octavo::power_of_two<Bits>(shifted.parts[i]); });
-}
-
-constexpr float kLeastWeight = 0x1.8p-126f;  // see above_zero
+constexpr float kLeastWeight = 0x1.8p-126f;        // see above_zero
+constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest one whose power is not below it
 
 // Logits that min_p or a `smallest` logit leaves out weigh 0.
 struct Weights {
@@ -83,35 +43,31 @@ struct Weights {
       : row(of),
         largest(most),
         temperature(call.temperature),
-        smallest(least),
-        min_p(std::max(call.min_p, kLeastWeight)) {}
+        smallest(std::max(least, lowest_above_zero())),
+        min_p(call.min_p) {}
 
   int blocks() const { return (row.size + kWalkBlock - 1) / kWalkBlock; }
 
   // Weights of `count` logits, a multiple of kLanes.
   void weigh(const float* logits, int count, float* to) const {
-    constexpr int kTogether = kChains * kLanes;
-    with_rules([&](auto scale, auto is_large) {
-      int i = 0;
-      for (; i + kTogether <= count; i += kTogether) weigh_several(logits + i, to + i, scale, is_large);
-      if (i == count) return;
-      alignas(kAligned) float last[kTogether] = {};
-      std::copy_n(logits + i, count - i, last);
-      weigh_several(last, last, scale, is_large);
-      std::copy_n(last, count - i, to + i);
+    with_rules([&](auto scale, auto only) {
+      for (int at = 0; at < count; at += kWalkBlock)
+        weigh_some(logits + at, std::min(kWalkBlock, count - at), to + at, scale, only);
     });
   }
 
   float largest_of(int block) const {
     constexpr int kMaxima = kWalkBlock / kTopBlock;
     const float* const maxima = row.maxima + block * kMaxima;
-    return *std::max_element(maxima, maxima + kMaxima);
+    float most = maxima[0];
+    for (int i = 1; i < kMaxima; ++i) most = larger_of(maxima[i], most);  // (std::max_element branches)
+    return most;
   }
 
   // Weights of a block, 0 beyond the row; false if all of them are certainly 0: nothing is written then.
   bool of_block(int block, float* to) const {
     const float most = largest_of(block);
-    if (most < smallest || weight_bound(most) < min_p) return false;
+    if (most < smallest || (min_p > kLeastWeight && weight_bound(most) < min_p)) return false;
     const int begin = block * kWalkBlock, count = row.size - begin;
     const float* logits = row.logits + begin;
     float last[kWalkBlock];
@@ -134,35 +90,74 @@ struct Weights {
   }
 
  private:
-  // use(scale, is_large) with what divides by the temperature and says which logits are left.
+  float exponent_of(float logit) const { return (logit - largest) / temperature; }
+
+  // The lowest logit whose weight is not 0, halving between the orders of minus infinity and of the largest.
+  float lowest_above_zero() const {
+    const auto flip = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };  // and back
+    int64_t below = flip(static_cast<int32_t>(as_bits(-__builtin_inff())));
+    int64_t from = flip(static_cast<int32_t>(as_bits(largest)));
+    while (from - below > 1) {
+      const int64_t middle = below + (from - below) / 2;
+      const float logit = as_float(static_cast<uint32_t>(flip(static_cast<int32_t>(middle))));
+      (exponent_of(logit) >= kLeastExponent ? from : below) = middle;
+    }
+    return as_float(static_cast<uint32_t>(flip(static_cast<int32_t>(from))));
+  }
+
+  // use(scale, only) with what divides by the temperature and what leaves weights out.
   template <class Use>
   void with_rules(Use use) const {
     const auto as_it_is = [](Vec x) { return x; };
     const auto scaled = [divisor = Vec{} + temperature](Vec x) { return x / divisor; };
-    const auto all = [](Vec) { return IntVec{} - 1; };
-    const auto large = [least = Vec{} + smallest](Vec x) { return x >= least; };
-    if (smallest > -__builtin_inff()) temperature == 1 ? use(as_it_is, large) : use(scaled, large);
-    else temperature == 1 ? use(as_it_is, all) : use(scaled, all);
+    const auto large = [least = Vec{} + smallest](Vec weight, Vec logit) {
+      return (Vec)((IntVec)weight & (logit >= least));
+    };
+    const auto likely = [large, bound = Vec{} + min_p](Vec weight, Vec logit) {
+      const Vec kept = large(weight, logit);
+      return (Vec)((IntVec)kept & (kept >= bound));
+    };
+    if (min_p > kLeastWeight) temperature == 1 ? use(as_it_is, likely) : use(scaled, likely);
+    else temperature == 1 ? use(as_it_is, large) : use(scaled, large);
   }
 
   // What no weight of smaller logits exceeds: the exponential is not monotonic to the last bit.
-  float weight_bound(float logit) const { return 1.001f * exp_float((logit - largest) / temperature); }
+  float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
-  template <class Scale, class IsLarge>
-  OCTAVO_INLINED void weigh_several(const float* logits, float* to, Scale scale, IsLarge is_large) const {
-    const Vec most = Vec{} + largest, lowest = Vec{} - 87.0f, bound = Vec{} + min_p;
-    const auto exponent = [&](int i) OCTAVO_INLINED {  // none is above 0
-      return at_least(lowest, scale(load(logits + i * kLanes) - most));
-    };
-    const Several powers = exp_within<Several, IntVec>(several(exponent));
-    for (int i = 0; i < kChains; ++i) {
-      const Vec power = powers.parts[i], logit = load(logits + i * kLanes);
-      store(to + i * kLanes, (Vec)((IntVec)power & is_large(logit) & (power >= bound)));
+  // Weights of up to kWalkBlock logits: exp_within to the last bit. An exponential is one chain of operations
+  // that wait for each other, and a processor looks only some dozens of operations ahead. So a third of the
+  // chain is done for all of them, then the next: what waits is short, and much of it is in sight. What is
+  // left of logits below the smallest may be anything until they are taken out.
+  template <class Scale, class Only>
+  void weigh_some(const float* logits, int count, float* to, Scale scale, Only only) const {
+    constexpr float kMagic = 12582912.0f;
+    alignas(kAligned) float rests[kWalkBlock], shifts[kWalkBlock], parts[kWalkBlock];
+    const Vec most = Vec{} + largest;
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec x = scale(load(logits + i) - most);
+      const Vec shifted = x * 1.44269504088896341f + kMagic;
+      const Vec n = shifted - kMagic;
+      store(rests + i, less_product(x, n, Vec{} + 0.693359375f) + n * 2.12194440e-4f);
+      store(shifts + i, (Vec)((UintVec)shifted << 23));
+    }
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec r = load(rests + i);
+      Vec p = Vec{} + 1.9875691500e-4f;
+      p = p * r + 1.3981999507e-3f;
+      p = p * r + 8.3334519073e-3f;
+      store(parts + i, p * r + 4.1665795894e-2f);
+    }
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec r = load(rests + i);
+      Vec p = load(parts + i) * r + 1.6666665459e-1f;
+      p = p * r + 5.0000001201e-1f;
+      p = p * (r * r) + r + 1.0f;
+      const Vec weight =
+          (Vec)((UintVec)p + (UintVec)load(shifts + i));  // a power of two: the exponent's bits
+      store(to + i, only(weight, load(logits + i)));
     }
   }
 };
-
-#undef OCTAVO_INLINED
 
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA
