@@ -4,34 +4,27 @@
 
 #include <algorithm>
 
-#include "attention/vectors.h"
 #include "sampling/changes.h"
+#include "sampling/vectors.h"
 #include "sampling/walk.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <class Lanes>
-inline Lanes larger_of(Lanes a, Lanes b) {
-  return a > b ? a : b;
-}
+inline float larger_of(float a, float b) { return a > b ? a : b; }
 
-// Vectors of 16, 8 or 4, halved (clang knows no shuffle whose lanes are computed).
 inline float largest_lane(Vec x) {
 #if defined(__AVX512F__)
-  const auto eight = larger_of(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
-                               __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
-#elif defined(__AVX__)
-  const auto eight = x;
-#endif
-#if defined(__AVX__)
-  const auto four = larger_of(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
-                              __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+  return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #else
-  const auto four = x;
+  float largest = x[0];
+  for (int lane = 1; lane < kLanes; ++lane) largest = larger_of(x[lane], largest);
+  return largest;
 #endif
-  const auto two = larger_of(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
-  return two[0] > two[1] ? two[0] : two[1];
 }
 
 inline bool any(IntVec flags) {
@@ -67,7 +60,7 @@ struct Scanned {
     Vec largest = Vec{} - __builtin_inff();
     for (int i = 0; i < kTopBlock; i += kLanes) {
       const Vec x = load(values + i);
-      largest = larger_of(x, largest);
+      largest = at_least(x, largest);
       nan |= x != x;
     }
     maxima[block] = largest_lane(largest);
@@ -80,7 +73,7 @@ struct Scanned {
   // Of the row, or NaN if one was met.
   float largest() const {
     Vec most = Vec{} - __builtin_inff();
-    for (int block = 0; block < room(size); block += kLanes) most = larger_of(load(maxima + block), most);
+    for (int block = 0; block < room(size); block += kLanes) most = at_least(load(maxima + block), most);
     return any(nan) ? __builtin_nanf("") : largest_lane(most);
   }
 };
