@@ -190,8 +190,23 @@ CHANNELS = (
     # one scale per output, AVX-512
     bug(
         "4-bit codes of few rows lose their zeros",
-        "_mm512_add_epi32(_mm512_loadu_si512(to), _mm512_add_epi32(product, shift))",
-        "_mm512_add_epi32(_mm512_loadu_si512(to), product)",
+        "_mm512_mullo_epi32(start, _mm512_set1_epi32(x_sum))",
+        "_mm512_setzero_si512()",
+    ),
+    bug(
+        "a single row of integers loses its biases",
+        "plus_products(dots[c], scale, bias, x.scales[g],",
+        "plus_products(dots[c], scale, _mm512_setzero_ps(), x.scales[g],",
+    ),
+    bug(
+        "rows of bf16 lose the last inputs of a panel",
+        "for (int pair = 0; pair < all; pair += shared)",
+        "for (int pair = 0; pair + shared <= all; pair += shared)",
+    ),
+    bug(
+        "row tiles of bf16 begin anew with each block",
+        "x + static_cast<std::size_t>(row) * padded + 2 * pair, padded,",
+        "x + static_cast<std::size_t>(row) * padded, padded,",
     ),
     bug(
         "outputs have the factors of the first",

@@ -6,6 +6,15 @@
 namespace octavo {
 namespace {
 
+// Cephes' expf: 2^n times a polynomial of degree 5 on [-ln2 / 2, ln2 / 2].
+namespace cephes {
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2High = 0.693359375f, kLn2Rest = 2.12194440e-4f;  // the one minus the other
+constexpr float kTerms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                            4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+}  // namespace cephes
+
 // 2^n, where `shifted` is n + 1.5 * 2^23.
 template <class Bits, class Real>
 inline Real power_of_two(Real shifted) {
@@ -17,22 +26,20 @@ inline Real power_of_two(Real shifted) {
   return power;
 }
 
-// Cephes' expf: 2^n times a degree-5 polynomial on [-ln2 / 2, ln2 / 2], relative error below 2e-7;
-// beyond [-87, 88] that of the nearer end. Written out because a call to libm would keep loops scalar.
-// `Real` is float or a vector of floats, `Bits` the integers of its size. This is the middle of it, for x in
-// [-87, 88].
+// The exponential with a relative error below 2e-7; beyond [-87, 88] that of the nearer end. Written out
+// because a call to libm would keep loops scalar. `Real` is float or a vector of floats, `Bits` the integers
+// of its size. This is the middle of it, for x in [-87, 88].
 template <class Real, class Bits>
 inline __attribute__((always_inline)) Real exp_within(Real x) {
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const Real shifted = x * 1.44269504088896341f + magic;
-  const Real n = shifted - magic;
-  const Real r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Real p = Real{} + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  const Real shifted = x * cephes::kLog2E + cephes::kRound;
+  const Real n = shifted - cephes::kRound;
+  const Real r = (x - n * cephes::kLn2High) + n * cephes::kLn2Rest;
+  Real p = Real{} + cephes::kTerms[0];
+  p = p * r + cephes::kTerms[1];
+  p = p * r + cephes::kTerms[2];
+  p = p * r + cephes::kTerms[3];
+  p = p * r + cephes::kTerms[4];
+  p = p * r + cephes::kTerms[5];
   p = p * (r * r) + r + 1.0f;
   return p * power_of_two<Bits>(shifted);
 }

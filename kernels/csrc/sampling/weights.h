@@ -130,27 +130,26 @@ struct Weights {
   // left of logits below the smallest may be anything until they are taken out.
   template <class Scale, class Only>
   void weigh_some(const float* logits, int count, float* to, Scale scale, Only only) const {
-    constexpr float kMagic = 12582912.0f;
     alignas(kAligned) float rests[kWalkBlock], shifts[kWalkBlock], parts[kWalkBlock];
     const Vec most = Vec{} + largest;
     for (int i = 0; i < count; i += kLanes) {
       const Vec x = scale(load(logits + i) - most);
-      const Vec shifted = x * 1.44269504088896341f + kMagic;
-      const Vec n = shifted - kMagic;
-      store(rests + i, less_product(x, n, Vec{} + 0.693359375f) + n * 2.12194440e-4f);
+      const Vec shifted = x * cephes::kLog2E + cephes::kRound;
+      const Vec n = shifted - cephes::kRound;
+      store(rests + i, less_product(x, n, Vec{} + cephes::kLn2High) + n * cephes::kLn2Rest);
       store(shifts + i, (Vec)((UintVec)shifted << 23));
     }
     for (int i = 0; i < count; i += kLanes) {
       const Vec r = load(rests + i);
-      Vec p = Vec{} + 1.9875691500e-4f;
-      p = p * r + 1.3981999507e-3f;
-      p = p * r + 8.3334519073e-3f;
-      store(parts + i, p * r + 4.1665795894e-2f);
+      Vec p = Vec{} + cephes::kTerms[0];
+      p = p * r + cephes::kTerms[1];
+      p = p * r + cephes::kTerms[2];
+      store(parts + i, p * r + cephes::kTerms[3]);
     }
     for (int i = 0; i < count; i += kLanes) {
       const Vec r = load(rests + i);
-      Vec p = load(parts + i) * r + 1.6666665459e-1f;
-      p = p * r + 5.0000001201e-1f;
+      Vec p = load(parts + i) * r + cephes::kTerms[4];
+      p = p * r + cephes::kTerms[5];
       p = p * (r * r) + r + 1.0f;
       const Vec weight =
           (Vec)((UintVec)p + (UintVec)load(shifts + i));  // a power of two: the exponent's bits
