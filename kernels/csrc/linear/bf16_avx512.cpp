@@ -16,6 +16,7 @@ constexpr int kPairBytes = 256;  // of a panel
 struct Pairs {
   const uint8_t* words;
   int count;
+  bool past_l2;  // how the next ones are asked for
 };
 
 // sums[R][64] += x[R][..] words; each step asks for kLines of `ahead`.
@@ -33,7 +34,7 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
       w[c] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(words + 64 * c));
-      if (c < kLines) fetch_weights(ahead + 64 * c);
+      if (c < kLines) fetch_weights(ahead + 64 * c, pairs.past_l2);
     }
 #pragma GCC unroll 6
     for (int m = 0; m < R; ++m) {
@@ -69,7 +70,7 @@ __attribute__((noinline)) void multiply_pairs(const float* x, int x_stride, cons
       for (int c = 0; c < 4; ++c) {
         const __m512i both = _mm512_loadu_si512(from + 64 * c);
         w[c] = half == 1 ? upper_floats(both) : lower_floats(both);
-        if (half == 1 && c < kLines) fetch_weights(ahead + 64 * c);
+        if (half == 1 && c < kLines) fetch_weights(ahead + 64 * c, pairs.past_l2);
       }
 #pragma GCC unroll 6
       for (int m = 0; m < R; ++m) {
@@ -106,7 +107,8 @@ void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, i
   // What one tile reads is not asked for so far ahead: on a Zen 4, several rows would lose a tenth.
   const int ahead = count > 1 ? kSharedPairs * kPairBytes : kCore == Core::zen4 ? 1024 : kAhead;
   for (int pair = 0; pair < all; pair += shared) {
-    const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair)};
+    const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair),
+                      kCore == Core::zen5 && count == 1};  // what tiles share stays in L2
     const Fetch fetch(pairs.words + ahead, pairs.count * kPairBytes, count, pairs.count);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);

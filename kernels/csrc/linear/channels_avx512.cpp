@@ -10,8 +10,8 @@ namespace {
 // Inputs of a panel that stay in the first cache while few row tiles pass, as bytes.
 constexpr int kSharedInputs = 256;
 
-// Many of them gain more by sums that come from memory less often (3 to 7 % of the rate at 512 rows on a Zen
-// 4; 16 rows would lose as much): the second cache holds the bytes then.
+// Many of them gain more by sums that come from memory less often, on a Zen 4 (3 to 7 % of the rate at 512
+// rows; 16 rows would lose as much): the second cache holds the bytes then.
 constexpr int kSharedByMany = 1024;
 constexpr int kMany = kItemTiles / 2;
 
@@ -141,7 +141,8 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   const PackedShape& shape = call.weight->shape;
   const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first,
             count = last_tile - first_tile, groups = shape.num_groups();
-  const int most = (bytes != nullptr && count >= kMany ? kSharedByMany : kSharedInputs) / shape.group;
+  const bool is_many = kCore == Core::zen4 && bytes != nullptr && count >= kMany;
+  const int most = (is_many ? kSharedByMany : kSharedInputs) / shape.group;
   const int shared = bytes != nullptr && count == 1 ? groups : most;
   alignas(64) int32_t sums[kItemTiles * kTileRows * kPanel];
   alignas(64) uint8_t widened[kSharedInputs * kPanel];

@@ -26,10 +26,15 @@ inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// A line of weights: a step reads it once for each tile of rows.
-inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
-  if (kCore == Core::zen5) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
+// A line of weights, past L2 or into it.
+inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p, bool past_l2) {
+  if (past_l2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
+
+// One that a step reads once, or soon again: while it is in the first cache.
+inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
+  fetch_weights(p, kCore == Core::zen5);
 }
 
 // How far behind a block of a panel lies the one to ask for while it is multiplied by `rows`: whole blocks.
