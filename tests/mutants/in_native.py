@@ -232,7 +232,7 @@ QUANTIZED = (
     bug("weights are multiplied by a reciprocal", "load(values + j) / step", "load(values + j) * (1 / step)"),
     bug(
         "a dequantized weight is rounded once",
-        "* scale;\n  }\n  round_to(call.type, values, call.group);",
+        "* scale;\n  }\n  round_floats(call.type, call.group, values);",
         "* scale;\n  }",
     ),
 )

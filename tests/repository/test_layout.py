@@ -76,6 +76,13 @@ def test_tests_lie_where_their_sources_do() -> None:
     assert all((ROOT / place).exists() for place in TESTED_ELSEWHERE.values())
 
 
+def test_the_test_files_that_begin_first_exist() -> None:
+    text = (ROOT / "tests" / "conftest.py").read_text()
+    named = re.findall(r'"(tests/[\w/]+\.py)"', text.partition("LONGEST_FIRST")[2])
+    assert named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 def test_every_relative_link_in_the_docs_exists() -> None:
     # The site's own pages link to generated ones: test_docs.py builds it, and MkDocs checks those.
     documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "attention/vectors.h"
+#include "runtime/round_floats.h"
 #include "runtime/row_items.h"
 #include "runtime/threads.h"
 
@@ -35,19 +36,6 @@ inline float least_of(Vec x) {
   return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
-// What the type makes of a number.
-inline float rounded_to(Float type, float value) {
-  return type == Float::bf16  ? bf16_to_float(float_to_bf16(value))
-         : type == Float::f16 ? f16_to_float(float_to_f16(value))
-                              : value;
-}
-
-void round_to(Float type, float* values, int count) {
-  if (type == Float::f32) return;
-  for (int i = 0; i < count; ++i)
-    values[i] = type == Float::bf16 ? rounded_to(Float::bf16, values[i]) : rounded_to(Float::f16, values[i]);
-}
-
 // A group of weights in MLX's affine format, as mx.dequantize has them: each operation rounds to the type.
 void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
   const uint32_t mask = (1u << call.bits) - 1;
@@ -60,9 +48,9 @@ void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
     const uint32_t code = words[j / per_word] >> j % per_word * call.bits & mask;
     values[j] = static_cast<float>(static_cast<int32_t>(code)) * scale;
   }
-  round_to(call.type, values, call.group);
+  round_floats(call.type, call.group, values);
   for (int j = 0; j < call.group; ++j) values[j] += bias;
-  round_to(call.type, values, call.group);
+  round_floats(call.type, call.group, values);
 }
 
 void load_row(const ChannelsCall& call, int64_t row, float* values) {
@@ -86,7 +74,8 @@ float largest_of(const float* values, int count) {
 // One row of w8a8. `scales`, `biases`: those of its groups, as float32.
 void quantize_row(const ChannelsCall& call, const float* values, uint8_t* codes, float* scales,
                   float* biases) {
-  const float scale = rounded_to(call.type, largest_of(values, call.inputs) / 127);
+  float scale = largest_of(values, call.inputs) / 127;
+  round_floats(call.type, 1, &scale);
   const float factor = scale > 0 ? 1 / scale : 0;
   for (int j = 0; j < call.inputs; j += kLanes) {
     const Vec exact = load(values + j) * factor;

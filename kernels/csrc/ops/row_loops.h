@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/numeric.h"
+#include "runtime/round_floats.h"
 
 #if defined(__AVX512BF16__)
 #include "runtime/loads_avx512.h"
@@ -60,20 +61,6 @@ inline void scale_block(const void* x, Float type, std::size_t start, const void
   float weights[kBlock];
   load_floats(weight, weight_type, at, count, weights);
   for (int i = 0; i < count; ++i) values[i] *= weights[i];
-}
-
-// As if the values had been stored as `type` and loaded again.
-inline void round_floats(Float type, int count, float* values) {
-  if (type == Float::bf16) {
-    bf16_t rounded[kBlock];
-    for (int at = 0; at < count; at += kBlock) {
-      const int n = count - at < kBlock ? count - at : kBlock;
-      store_bf16(values + at, n, rounded);
-      load_floats(rounded, type, 0, n, values + at);
-    }
-  }
-  if (type == Float::f16)
-    for (int i = 0; i < count; ++i) values[i] = f16_to_float(float_to_f16(values[i]));
 }
 
 }  // namespace
