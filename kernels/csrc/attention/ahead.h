@@ -1,4 +1,4 @@
-// Prefetching: what of the next blocks is asked for while one is computed.
+// Prefetching: the next blocks, while one is computed.
 #pragma once
 
 #include "attention/rows.h"
@@ -8,7 +8,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// A block that comes soon, K or V, asked for bit by bit while another is computed: all at once, its lines
+// A block that comes soon, K or V, prefetched bit by bit while another is computed: all at once, its lines
 // would wait for each other, and other loads behind them.
 struct Ahead {
   const uint8_t* codes = nullptr;
@@ -31,15 +31,15 @@ struct Ahead {
   }
 
   // The part-th of `parts` parts.
-  OCTAVO_INLINE void ask(const Ahead& ahead, int part, int parts) {
+  OCTAVO_INLINE void prefetch_part(const Ahead& ahead, int part, int parts) {
     const int64_t size = ahead.bytes / parts;
-    for (int64_t i = 0; i < size; i += 64) ahead.ask_byte(part * size + i);
+    for (int64_t i = 0; i < size; i += 64) ahead.prefetch_byte(part * size + i);
   }
-  __attribute__((always_inline)) void ask_line(int line) const { ask_byte(int64_t{64} * line); }
+  __attribute__((always_inline)) void prefetch_line(int line) const { prefetch_byte(int64_t{64} * line); }
 
  private:
   // A step reads it once. Not into the first cache, whose few lines under way are for loads.
-  __attribute__((always_inline)) void ask_byte(int64_t byte) const {
+  __attribute__((always_inline)) void prefetch_byte(int64_t byte) const {
     if (codes == nullptr) return;
     if (kCore == Core::zen5) __builtin_prefetch(codes + byte, 0, 0);
     else __builtin_prefetch(codes + byte, 0, 2);

@@ -21,7 +21,7 @@ OCTAVO_INLINE __m512bh broadcast2(const void* from) {
 int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 
 constexpr int kDistance =
-    2;  // blocks between what is loaded and what is asked for: a tile of K and V would fill the L1
+    2;  // blocks between what is loaded and what is prefetched: a tile of K and V would fill the L1
 
 // ---- queries: rows of padded_dim bf16 values, zeros past dim ----
 
@@ -38,7 +38,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
              (item.kv_head * group + of_row % group) * args.queries.head_stride;
     };
     if (args.queries.dim_stride == 1 && r + kRowsAhead < num_rows)
-      ask_row(args.queries.data, args.queries.type, place(r + kRowsAhead), dim);
+      prefetch_row(args.queries.data, args.queries.type, place(r + kRowsAhead), dim);
     if (as_they_are) {
       std::memcpy(to, static_cast<const uint16_t*>(args.queries.data) + place(r), size_t(dim) * 2);
       continue;
@@ -62,7 +62,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     const Ahead ahead(layout, tile, b, kDistance);
     const int parts = int((row_bytes + 63) / 64);
     for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 16 * kBlocks) {
-      Ahead::ask(ahead, int(byte / 64), parts);
+      Ahead::prefetch_part(ahead, int(byte / 64), parts);
       const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2);
       const __mmask32 valid = ~uint32_t(0) >> (32 - count);
       __m512i rows[16];
@@ -141,7 +141,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
       transpose16(pairs);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        ahead.ask_line(16 * part + i);  // one by one: many at once make other loads wait
+        ahead.prefetch_line(16 * part + i);  // one by one: many at once make other loads wait
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
@@ -192,7 +192,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     const uint32_t visible = tile.mask(b);
     const Ahead ahead(layout, tile, kBlocks + b, kDistance);
     for (int pair = 0; pair < 8; ++pair) {
-      Ahead::ask(ahead, pair, 8);
+      Ahead::prefetch_part(ahead, pair, 8);
       __m512i* to = panel + size_t(8 * b + pair) * num_vectors;
       for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 2) {
         const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2), at = 2 * pair * row_bytes + byte;
@@ -273,7 +273,7 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
 #pragma GCC unroll 4
         for (int c = 0; c < kVecs / 2; ++c) {
-          if (vector == 0) Ahead::ask(ahead, pair * kVecs / 2 + c, 4 * kVecs);
+          if (vector == 0) Ahead::prefetch_part(ahead, pair * kVecs / 2 + c, 4 * kVecs);
           const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
           const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + row_bytes + 64 * c);
           const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);

@@ -99,7 +99,7 @@ size_t value_panel_bytes(int, int num_rows) {
 }
 
 // Where the values of a tile's blocks lie, and which of a block's rows any row sees. `next`: those of the
-// tile after it, to be asked for meanwhile, or null: latents are asked for as keys.
+// tile after it, to be prefetched, or null: latents are prefetched as keys.
 struct Values {
   const uint8_t *rows[kBlocks], *next[kBlocks];
   uint32_t visible[kBlocks];
@@ -108,7 +108,7 @@ struct Values {
 
   // A line of the next tile: of its blocks by turns, as prefetchers follow several pages of memory better
   // than one. `index` < 4 times the lines of a block.
-  __attribute__((always_inline)) void ask(int index) const {
+  __attribute__((always_inline)) void prefetch_line(int index) const {
     if (const uint8_t* const from = next[index % kBlocks])
       __builtin_prefetch(from + 64 * (index / kBlocks), 0, 2);
   }
@@ -133,7 +133,7 @@ OCTAVO_INLINE void interleave(__m512i first, __m512i second, __m512i* to) {
 }
 
 // The panels of `count` times 32 dims, from `part` on. A block of which nothing is visible becomes zeros
-// where its half is multiplied. Rows are read, and the next tile's are asked for, in the order of memory.
+// where its half is multiplied. Rows are read, and the next tile's are prefetched, in the order of memory.
 void load_columns(const Values& values, int part, int count, __m512i* panel) {
   const int64_t row_bytes = values.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
@@ -173,7 +173,7 @@ OCTAVO_INLINE __m512 broadcast(uint16_t value) { return _mm512_set1_ps(bf16_to_f
 template <int kRows, int kParts>
 void accumulate_directly(const Values& values, const uint16_t* weights, int parts, int width,
                          float* accumulators) {
-  int asked = 0;
+  int prefetched = 0;
   for (int part = 0; part < parts; part += kParts, accumulators += kParts * kStepValues) {
     for (int half = 0; half < 2; ++half) {
       if (!(values.halves >> half & 1)) continue;
@@ -192,7 +192,7 @@ void accumulate_directly(const Values& values, const uint16_t* weights, int part
             const __mmask32 valid = visible >> (t + i) & 1 ? ~uint32_t(0) : 0;
 #pragma GCC unroll 4
             for (int p = 0; p < kParts; ++p) {
-              values.ask(asked++);
+              values.prefetch_line(prefetched++);
               const __m512i row = _mm512_maskz_loadu_epi16(valid, from + 64 * p);
               const __m512 even = even_values(row), odd = odd_values(row);
 #pragma GCC unroll 4

@@ -252,7 +252,7 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
 }
 
 constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
-constexpr int kDistance = 8;    // blocks between what is read and what is asked for
+constexpr int kDistance = 8;    // blocks between what is read and what is prefetched
 
 // A few rows over K as it is transposed, without a panel: the same integers, and the same floats of them.
 template <class Code, int kRows>
@@ -285,7 +285,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         if (word + i >= num_words) break;
-        ahead.ask_line(word + i);  // as many words as lines
+        ahead.prefetch_line(word + i);  // as many words as lines
         __m512i vectors[kPerWord<Code>];
         expand_column<Code>(lookup, columns[i], planes + word / 4, i, vectors);
 #pragma GCC unroll 2

@@ -155,10 +155,10 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
       const int r = first + i;
       float* const row = rows + i * stride;
       if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
-        ask_row(args.queries.data, args.queries.type,
-                (item.first_token + next / group) * args.queries.row_stride +
-                    (item.kv_head * group + next % group) * args.queries.head_stride,
-                dim);
+        prefetch_row(args.queries.data, args.queries.type,
+                     (item.first_token + next / group) * args.queries.row_stride +
+                         (item.kv_head * group + next % group) * args.queries.head_stride,
+                     dim);
       load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
       if (format.rotated) hadamard(row, dim);
       std::fill(row + dim, row + stride, 0.0f);

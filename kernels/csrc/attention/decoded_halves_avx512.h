@@ -40,7 +40,7 @@ void accumulate_halves(const PageLayout& layout, const Tile& tile, const float* 
         const uint8_t* from = v_codes(layout, base, offset) + 2 * int64_t(d);
         const uint32_t visible = tile.mask(b);
         for (int t = 0; t < 16; t += 2) {
-          if (first && d == 0) Ahead::ask(ahead, t / 2, 8);
+          if (first && d == 0) Ahead::prefetch_part(ahead, t / 2, 8);
 #pragma GCC unroll 2
           for (int i = 0; i < 2; ++i, from += layout.v.row_bytes) {
             const __mmask16 valid = visible >> (t + i) & 1 ? 0xffff : 0;
@@ -97,7 +97,7 @@ void score_halves(const PageLayout& layout, const Tile& tile, const float* queri
       transpose16(columns);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        ahead.ask_line(d / 2 + i);  // as many pairs of dims as lines
+        ahead.prefetch_line(d / 2 + i);  // as many pairs of dims as lines
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
           const __m512 all = half_of(columns[i], half), upper = upper_part(all);

@@ -90,7 +90,7 @@ void accumulate_codes(const PageLayout& layout, const Tile& tile, const float* w
         const uint8_t* codes = v_codes(layout, base, offset);
         const float* numbers = scales[b].numbers;
         for (int t = 0; t < 16; t += 2) {
-          if (part == 0) Ahead::ask(ahead, t / 2, 8);
+          if (part == 0) Ahead::prefetch_part(ahead, t / 2, 8);
 #pragma GCC unroll 2
           for (int i = 0; i < 2; ++i, codes += layout.v.row_bytes, numbers += in_row) {
 #pragma GCC unroll 4
@@ -146,7 +146,7 @@ void score_codes(const PageLayout& layout, const Tile& tile, const float* querie
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i, from += 8) {
         if (word + i >= num_words) break;
-        ahead.ask_line(word + i);  // as many words as lines
+        ahead.prefetch_line(word + i);  // as many words as lines
         const __m512* const of_group = scale + 8 * i / Code::kGroup;
 #pragma GCC unroll 8
         for (int d = 0; d < 8; ++d) {

@@ -114,7 +114,7 @@ void decode_groups(const RowFormat& format, const uint8_t* codes, const uint8_t*
   const Decoder<Code> decoder(scales, format.dim);
   const int vectors = format.dim / kStepValues;
   for (int t = 0; t < kRows; ++t, to += stride, codes += format.row_bytes) {
-    Ahead::ask(ahead, t, kRows);
+    Ahead::prefetch_part(ahead, t, kRows);
     for (int v = 0; v < vectors; ++v)
       _mm512_storeu_si512(to + 64 * v, decoder.decode(codes + 16 * v, t * vectors + v));
   }
@@ -123,7 +123,7 @@ void decode_groups(const RowFormat& format, const uint8_t* codes, const uint8_t*
 void split_keys(const RowFormat& format, const uint8_t* from, const Ahead& ahead, uint8_t* to,
                 int64_t stride) {
   for (int t = 0; t < kRows; ++t, to += stride, from += format.row_bytes) {
-    Ahead::ask(ahead, t, kRows);
+    Ahead::prefetch_part(ahead, t, kRows);
     for (int d = 0; d < format.dim; d += 16) {
       const __m512 all = halves(from + 2 * d, 0xffff);
       _mm512_storeu_si512(to + 4 * d, upper_halves(all, _mm512_sub_ps(all, upper_part(all))));
@@ -136,7 +136,7 @@ void split_keys(const RowFormat& format, const uint8_t* from, const Ahead& ahead
 void split_values(const RowFormat& format, const uint8_t* from, const Ahead& ahead, uint8_t* to,
                   int64_t stride, int64_t lower) {
   for (int t = 0; t < kRows; ++t, to += stride, from += format.row_bytes) {
-    Ahead::ask(ahead, t, kRows);
+    Ahead::prefetch_part(ahead, t, kRows);
     for (int d = 0; d < format.dim; d += kStepValues) {
       const __m512 first = halves(from + 2 * d, 0xffff), second = halves(from + 2 * d + 32, 0xffff);
       _mm512_storeu_si512(to + 2 * d, upper_halves(first, second));

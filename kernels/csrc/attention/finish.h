@@ -61,7 +61,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     const float* statistics = first + int64_t(num_rows) * width + r;
     const int head = item.kv_head * group + in_group;
     if (const int next = r + kRowsAhead; next < num_rows && !args.part)
-      ask_row<true>(
+      prefetch_row<true>(
           args.out, args.queries.type,
           output_row(args, item.first_token + next / group, item.kv_head * group + next % group) * format.dim,
           format.dim);

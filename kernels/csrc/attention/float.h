@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kDirectRows = 32;  // up to so many rows read codes themselves; more share a panel
 constexpr int kDistance =
-    2;  // blocks between what is computed and what is asked for: time enough, and room in the L1
+    2;  // blocks between what is computed and what is prefetched: time enough, and room in the L1
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
@@ -75,7 +75,7 @@ OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int6
     for (int v = 0; v < kVecs; ++v) sums[r][v] = octavo::load(accumulators + r * width + v * kLanes);
   for (int t = 0; t < 16; ++t) {
     if (ahead != nullptr)
-      Ahead::ask(*ahead, column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
+      Ahead::prefetch_part(*ahead, column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; v += 2) {
       const Pair pair = Codec::load_pair(values + t * stride + v * kLanes * Codec::kBytes);
@@ -182,7 +182,7 @@ struct FloatSides {
     for_rows(num_rows, [&](int row, auto rows) {
       constexpr int kKeys = rows() == 4 ? 2 : 4;
       for (int key = 0; key < 16; key += kKeys) {
-        if (row == 0) Ahead::ask(ahead, key / kKeys, 16 / kKeys);
+        if (row == 0) Ahead::prefetch_part(ahead, key / kKeys, 16 / kKeys);
         score_keys<From, rows(), kKeys>(queries + row * dim, dim, keys + key * stride, stride,
                                         scores + row * kTileTokens + key);
       }

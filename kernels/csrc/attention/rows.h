@@ -28,10 +28,10 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
-// Ask for row (token, head) before it is loaded, or, with kWrite, stored: tokens lie far apart, and nothing
-// else foresees them.
+// Prefetches row (token, head) before it is loaded, or, with kWrite, stored: tokens lie far apart, and the
+// processor's own prefetchers do not foresee them.
 template <bool kWrite = false>
-inline void ask_row(const void* data, Float type, int64_t at, int dim) {
+inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
   const char* const from = static_cast<const char*>(data) + at * int64_t(float_size(type));
   for (int64_t byte = 0; byte < dim * int64_t(float_size(type)); byte += 64)
     __builtin_prefetch(from + byte, kWrite);

@@ -51,7 +51,7 @@ void turn_few(const float* products, int num_rows, float* scores) {
 }
 
 // The step-th share of a block's rows, of `steps`.
-inline void ask(const uint8_t* rows, int64_t stride, int step, int steps) {
+inline void prefetch_share(const uint8_t* rows, int64_t stride, int step, int steps) {
   if (rows == nullptr) return;
   const int64_t bytes = kTileRows * stride / steps;
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows + step * bytes + i, 0, 2);
@@ -70,8 +70,8 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
   _tile_zero(3);
   for (int step = 0; step < steps; ++step) {
     if (ahead) {
-      ask(keys.next[block], keys.stride, step, steps);
-      ask(keys.next[block + 1], keys.stride, step, steps);
+      prefetch_share(keys.next[block], keys.stride, step, steps);
+      prefetch_share(keys.next[block + 1], keys.stride, step, steps);
     }
     _tile_loadd(4, first + step * kRowBytes, keys.stride);
     _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
@@ -88,15 +88,16 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
   _tile_stored(3, products + 3 * kTileFloats, kRowBytes);
 }
 
-// All four blocks under 16 rows, one after the other, as they lie in memory. The next ones are asked for by
-// turns: prefetchers follow several pages of memory better than one.
+// All four blocks under 16 rows, one after the other, as they lie in memory. The next ones are prefetched
+// by turns: the processor's own prefetchers follow several pages of memory better than one.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
   finish_stores();
   for (int b = 0; b < 4; ++b, products += kTileFloats) {
     const uint8_t* const rows = keys.rows[b];
     _tile_zero(0);
     for (int step = 0; step < steps; ++step) {
-      for (int i = 0; ahead && i < 4; ++i) ask(keys.next[i], keys.stride, steps * b + step, 4 * steps);
+      for (int i = 0; ahead && i < 4; ++i)
+        prefetch_share(keys.next[i], keys.stride, steps * b + step, 4 * steps);
       _tile_loadd(6, queries + size_t(step) * kTileValues, kRowBytes);
       _tile_loadd(4, rows + step * kRowBytes, keys.stride);
       _tile_dpbf16ps(0, 4, 6);

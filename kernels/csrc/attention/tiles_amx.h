@@ -12,7 +12,7 @@
 namespace octavo::amx {
 
 // Rows of 16 positions, `stride` bytes apart, in each of the four blocks of a tile; none of them is null.
-// `next`: where those of the tile after it begin, to be asked for meanwhile, or null.
+// `next`: where those of the tile after it begin, to be prefetched, or null.
 struct KeyBlocks {
   const uint8_t* rows[4];
   const uint8_t* next[4];

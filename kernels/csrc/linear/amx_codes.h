@@ -29,7 +29,7 @@ struct CodeSteps {
   }
 };
 
-// dots[rows][64] of up to 16 rows: all four columns of tiles at once. kFar: codes are asked for as they lie
+// dots[rows][64] of up to 16 rows: all four columns of tiles at once. kFar: codes are prefetched as they lie
 // in memory, see fetch_quarter; steps are of kStepCodes then.
 template <bool kFar, class Between>
 inline void multiply_upper_codes(const CodeSteps& steps, int32_t* dots, Between&& between) {

@@ -169,8 +169,8 @@ inline __attribute__((always_inline)) void load_tile(const void* from, std::size
   }
 }
 
-// A quarter of a step's bytes of weights, asked for in L2 while those before are multiplied: loads of tiles
-// alone keep too few lines under way.
+// A quarter of a step's bytes of weights, prefetched into L2 while those before are multiplied: loads of
+// tiles alone keep too few lines under way.
 inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
   constexpr int kAhead = 2048;  // bytes
   const uint8_t* const from = weights + kAhead + kStepBytes / 4 * quarter;
@@ -302,9 +302,10 @@ inline void for_blocks(const Item& item, Body&& body) {
   for_blocks(item.first, item.last, body);
 }
 
-// Weights that come next, asked for in L2, evenly over all steps: read at once when they are needed, they
-// come at DRAM's rate, and tiles wait. Parts of them are asked for by turns: beside loads of tiles the
-// prefetcher follows what is read in one page of memory only slowly, but it follows many pages.
+// Weights that come next, prefetched into L2, evenly over all steps: read at once when they are needed, they
+// come at DRAM's rate, and tiles wait. Parts of them are prefetched by turns: beside loads of tiles the
+// processor's own prefetcher follows what is read in one page of memory only slowly, but it follows many
+// pages.
 class Ahead {
  public:
   // `bytes` from `from` on, nothing if it is null, over `steps` calls of step().

@@ -74,9 +74,9 @@ class Work {
   bool is_one_block() const { return blocks() == 1; }
 
   // body(item, whether it is the first that this thread has) for every item of rows that are one block. A
-  // thread takes its next item before it begins with one, so that the weights it asks for are those it will
+  // thread takes its next item before it begins with one, so that the weights it prefetches are those it will
   // read: short items then cost little, and threads end at about the same time. (Up to 16 rows are multiplied
-  // by weights asked for as they lie in memory: each item ends with some that nobody reads.)
+  // by weights prefetched as they lie in memory: each item ends with some that nobody reads.)
   template <class Body>
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;

@@ -4,8 +4,8 @@
 namespace octavo::avx512 {
 namespace {
 
-// Pairs of inputs of a panel, 32 KiB, that some row tiles share: while they multiply these, each asks for a
-// part of the next ones, so that memory is read all along, not by the first tile alone. Measured on a Zen 4
+// Pairs of inputs of a panel, 32 KiB, that some row tiles share: while they multiply these, each prefetches
+// a part of the next ones, so that memory is read all along, not by the first tile alone. Measured on a Zen 4
 // only: 32 rows gain a tenth.
 constexpr int kSharedPairs = 128;
 // From so many on, what a panel takes to read does not matter, and sums that stay in registers do.
@@ -16,7 +16,7 @@ constexpr int kPairBytes = 256;  // of a panel
 struct Pairs {
   const uint8_t* words;
   int count;
-  bool past_l2;  // how the next ones are asked for
+  bool past_l2;  // how the next ones are prefetched
 };
 
 // Sums [R][64] in memory and in registers.
@@ -33,7 +33,7 @@ inline __attribute__((always_inline)) void store_sums(const __m512 (&sums)[R][4]
   });
 }
 
-// sums[R][64] += x[R][..] words; each step asks for kLines of `ahead`.
+// sums[R][64] += x[R][..] words; each step prefetches kLines of `ahead`.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, const Pairs& pairs,
                                               const uint8_t* ahead, float* sums) {
@@ -106,7 +106,7 @@ void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, i
   const int padded = call.weight->shape.padded_inputs(), all = padded / 2;
   const int first = tiles.first(first_tile), count = last_tile - first_tile;
   const int shared = count == 1 ? all : kSharedPairs;
-  // What one tile reads is not asked for so far ahead: on a Zen 4, several rows would lose a tenth.
+  // What one tile reads is not prefetched so far ahead: on a Zen 4, several rows would lose a tenth.
   const int ahead = count > 1 ? kSharedPairs * kPairBytes : kCore == Core::zen4 ? 1024 : kAhead;
   for (int pair = 0; pair < all; pair += shared) {
     const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair),

@@ -17,7 +17,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, 
   uint8_t* const scratch = static_cast<uint8_t*>(
       thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
   const Results results(call, item.first_row, scratch + wide_bytes);
-  // One tile of rows reads codes of 8 bits as they lie in memory, and asks for them as it goes.
+  // One tile of rows reads codes of 8 bits as they lie in memory, and prefetches them as it goes.
   const bool one_tile = call.rows <= kTileRows && shape.bits == 8 && shape.group >= kStepCodes;
   Tiles tiles;
   Ahead ahead;

@@ -18,8 +18,8 @@ constexpr int kMany = kItemTiles / 2;
 // Row tiles for which a panel of 4-bit codes is widened once, in the second cache.
 constexpr int kWidenedTiles = 4 * kItemTiles;
 
-// Bytes that a single row asks for ahead of its codes on Intel's CPUs: these read a page of memory most
-// quickly where requests do not run far ahead of reads.
+// Bytes that a single row prefetches ahead of its codes on Intel's CPUs: these read a page of memory most
+// quickly where prefetches do not run far ahead of reads.
 constexpr int kNearAhead = 2048;
 
 // Row tiles that take codes of 4 bits as they are, as measured.
@@ -33,7 +33,7 @@ struct Blocks {
   bool first;          // of the panel: sums start at zero
 };
 
-// sums[R][64] += products of some blocks; each step asks for kLines of `ahead`, or if kNear, of what comes
+// sums[R][64] += products of some blocks; each step prefetches kLines of `ahead`, or if kNear, of what comes
 // kNearAhead bytes after the codes.
 template <int R, int kLines, bool kNear = false>
 __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_stride, const Blocks& blocks,
@@ -148,7 +148,7 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
   const bool is_near = rows == 1 && shape.bits == 8 && kCore == Core::other;
-  // What several tiles share is asked for before they come to it, of widened panels the next one; what one
+  // What several tiles share is prefetched before they come to it, of widened panels the next one; what one
   // reads once, not so far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
                             : rows > kTileRows                  ? stride * shared

@@ -65,7 +65,7 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
   for (int m = first; m < last; ++m) {
     const std::size_t start = m * inputs;
     const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
-    // The next row is asked for while this one is rounded: other threads computed much of it.
+    // The next row is prefetched while this one is rounded: other threads computed much of it.
     const std::size_t ahead = m + 1 < out.rows ? inputs * float_size(call.x_type) : 0;
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.at(0, m);

@@ -1,4 +1,4 @@
-// Weights asked for before AVX2's kernels use them. Internal linkage: see numeric.h.
+// Weights prefetched before AVX2's kernels use them. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>

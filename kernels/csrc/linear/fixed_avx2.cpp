@@ -24,7 +24,7 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kItemTiles = 16;  // row tiles that share a strip of codes
 constexpr int kStep = 4;        // pairs of inputs multiplied before others are fetched
-constexpr int kAhead = 4096;    // bytes of weights that a single row asks for ahead
+constexpr int kAhead = 4096;    // bytes of weights that a single row prefetches ahead
 
 // Lines of weights that become codes next, fetched some at a time while others are multiplied.
 struct Fetch {

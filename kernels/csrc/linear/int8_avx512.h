@@ -71,7 +71,7 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
 // `count` activations as codes: x * inverse, rounded. Returns sums of codes. Those that lie `ahead` bytes
-// further on are asked for meanwhile; 0: none.
+// further on are prefetched; 0: none.
 template <Float kType>
 __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, int count, float inverse,
                                                              int8_t* codes, std::size_t ahead) {

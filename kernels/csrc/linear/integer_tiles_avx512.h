@@ -37,15 +37,15 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
 
-// How far behind a block of a panel lies the one to ask for while it is multiplied by `rows`: whole blocks.
+// How far behind a block of a panel lies the one to prefetch while it is multiplied by `rows`: whole blocks.
 inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
   const std::size_t bytes = shape.block_bytes(),
                     ahead = rows == 1 && kCore == Core::zen4 ? kAhead / 2 : kAhead;  // as measured
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
-// Memory that is asked for before it is used: some lines with each step of the products of all row tiles.
-// Asked for in one go, lines wait for each other, and the products for the lines.
+// Memory that is prefetched: some lines with each step of the products of all row tiles. Prefetched in one
+// go, lines wait for each other, and the products for the lines.
 class Fetch {
  public:
   // For tiles of `steps` each.
@@ -92,8 +92,8 @@ inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_
   });
 }
 
-// Integer dot products of one group: R rows by 64 outputs, exact in any order. Each step asks for kLines of
-// `ahead`.
+// Integer dot products of one group: R rows by 64 outputs, exact in any order. Each step prefetches kLines
+// of `ahead`.
 template <int R, int kBits, int kLines>
 inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_t stride, int group,
                                                      const uint8_t* words, const uint8_t* ahead,
@@ -122,7 +122,7 @@ inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_
   }
 }
 
-// The same of a single row, which asks for what comes `ahead` bytes after its words.
+// The same of a single row, which prefetches what comes `ahead` bytes after its words.
 template <int kBits>
 inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
                                                    std::size_t ahead, __m512i (&dots)[4]) {

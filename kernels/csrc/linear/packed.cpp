@@ -59,7 +59,7 @@ void transpose_four(const PanelRows& from, int n, int k, uint32_t* panel) {
 
 // Place element (n, k) of the rows at [k][n] of their panel; `inputs` counts T, which may be a pair of
 // values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
-// follows as many streams as a panel has rows, so the lines after the next are asked for.
+// of a processor follows as many streams as a panel has rows, so the lines after the next are prefetched.
 template <class T>
 void pack_panel(const PanelRows& from, int inputs, T* panel) {
   constexpr int kLine = 64 / sizeof(T);

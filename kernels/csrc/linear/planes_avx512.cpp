@@ -82,7 +82,7 @@ void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& 
   }
 }
 
-// sums[R][64] += one block of R rows. Each step asks for kLines of `ahead`.
+// sums[R][64] += one block of R rows. Each step prefetches kLines of `ahead`.
 template <class F, int R, int kLines>
 __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
                                               const uint8_t* bytes, const uint8_t* ahead,

@@ -187,7 +187,7 @@ void normalize_vectors(const NormCall& call, std::size_t start, const float* wei
   bf16_t* const sum = static_cast<bf16_t*>(call.sum) + (added == nullptr ? 0 : start);
   __m512 lanes = _mm512_setzero_ps();
   for (int i = 0; i < call.size; i += 32) {
-    // The next row is asked for meanwhile: other threads computed much of it. (Past the last row, nothing.)
+    // The next row is prefetched: other threads computed much of it. (Past the last row, nothing.)
     _mm_prefetch(x + call.size + i, _MM_HINT_T0);
     if (added != nullptr) _mm_prefetch(added + call.size + i, _MM_HINT_T0);
     __m512 low = load_bf16(x + i), high = load_bf16(x + i + 16);

@@ -37,7 +37,7 @@ void rotate(const RopeCall& call, const float* angles, float* values) {
 #if defined(__AVX512BF16__)
 constexpr int kMostInRegisters = 256;  // values of a head
 
-// Whether any of a head's values is subnormal, which VCVTNEPS2BF16 takes for zero: asked once for all.
+// Whether any of a head's values is subnormal, which VCVTNEPS2BF16 takes for zero: found once for all.
 template <int kVectors>
 inline bool any_subnormal(const __m512 (&values)[kVectors]) {
   constexpr int kSubnormal = 0x20;
@@ -104,7 +104,7 @@ inline float head_factor(const bf16_t* x, float eps) {
 }
 
 // The heads of a token, from x on and to y; see RopeCall. All factors come first: a head's own steps wait for
-// each other. The heads of the next token are asked for meanwhile, which other threads computed. (Past the
+// each other. The heads of the next token, which other threads computed, are prefetched. (Past the
 // last one, nothing.)
 template <int kVectors>
 void turn_heads(const RopeCall& call, const bf16_t* x, const float* weights, const float* angles, bf16_t* y) {

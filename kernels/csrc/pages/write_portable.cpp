@@ -32,13 +32,13 @@ bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* c
   return all;
 }
 
-// Asks for a token's rows of a head before they are loaded: another thread computed them a moment ago. Inline
-// for certain: GCC 12 drops calls of what only prefetches.
-inline __attribute__((always_inline)) void ask_rows(const WriteArgs& args, int token, int head) {
+// Prefetches a token's rows of a head before they are loaded: another thread computed them a moment ago.
+// Inline for certain: GCC 12 drops calls of what only prefetches.
+inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, int token, int head) {
   for (const RowsView* view : {&args.keys, &args.values})
     if (view->dim_stride == 1)
-      ask_row(view->data, view->type, token * view->row_stride + head * view->head_stride,
-              view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
+      prefetch_row(view->data, view->type, token * view->row_stride + head * view->head_stride,
+                   view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
 }
 
 // Heads [first, first + count) of a token's K or V.
@@ -66,7 +66,7 @@ void write(const WriteArgs& args, int first_token, int end_token) {
     bool storable = true;
     for (int head = 0; head < layout.num_heads; head += together) {
       const int count = std::min(together, layout.num_heads - head);
-      for (int i = 0; token + 1 < end_token && i < count; ++i) ask_rows(args, token + 1, head + i);
+      for (int i = 0; token + 1 < end_token && i < count; ++i) prefetch_rows(args, token + 1, head + i);
       for (const bool is_key : {true, false}) storable &= write_heads(args, is_key, token, head, count);
     }
     if (!storable) args.flags[token] = 1;

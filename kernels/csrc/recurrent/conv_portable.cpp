@@ -39,7 +39,7 @@ struct Raw {
 
 // One token, where the window, x, weights and bias are all of type T (float, or bf16) and channels fill whole
 // vectors. Windows of many sequences are in no cache, and their rows are too short for the processor to see
-// them coming, so each part asks for those of the next.
+// them coming, so each part prefetches those of the next.
 template <class T, int kTaps>
 void walk_token(const ConvCall& call, const Piece& piece, int first, int channels) {
   using Lanes = Raw<T>;

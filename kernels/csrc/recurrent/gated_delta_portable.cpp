@@ -94,8 +94,8 @@ struct GroupSums {
   float kv[kGroup], out[kGroup], u[kGroup];
 };
 
-// Both products of the first token with R rows as they are. It and the token's update ask for half each of as
-// many rows that come later, so that memory is at work during both.
+// Both products of the first token with R rows as they are. It and the token's update each prefetch half of
+// as many rows that come later, so that memory is at work during both.
 template <int R>
 inline void read_tile(const float* state, int width, const Tokens& tokens, int row, GroupSums& group) {
   Vec a[kTile]{}, b[kTile]{};

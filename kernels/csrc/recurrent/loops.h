@@ -44,8 +44,8 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
   return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
 }
 
-// Asks for `floats` of the state that come some rows after `state`, into the second cache: one core waits for
-// memory otherwise, and the first cache would lose the rows that are walked. Beyond the state's end is the
+// Prefetches `floats` of the state that come some rows after `state`, into L2: one core waits for
+// memory otherwise, and L1 would lose the rows that are walked. Beyond the state's end is the
 // next head's.
 template <int floats>
 inline void prefetch(const float* state) {

@@ -18,12 +18,12 @@ Isa isa();
 bool isa_supported(Isa level);
 const char* isa_name(Isa level);
 
-// Cores that are asked in different ways for memory that a step reads once. Results are the same bits.
+// Cores by how memory that a step reads once is prefetched. Results are the same bits.
 enum class Core {
-  zen4,   // AMD's, up to Zen 4: in L2; past it, a Zen 4's attention over pages takes up to 1.6 times as long
-  zen5,   // and later ones: past L2 (non-temporal), which then keeps what the host needs between steps
-  other,  // in L2: past it, Intel's read a third of DRAM's rate, and the few lines that may be under way to
-          // the first cache bound it
+  zen4,   // AMD's, up to Zen 4: into L2; non-temporally, attention over pages takes up to 1.6 times as long
+  zen5,   // AMD's later ones: non-temporally, past L2, which then keeps what the host needs between steps
+  other,  // into L2: non-temporally, Intel's read a third of DRAM's rate, and into L1 prefetches would share
+          // its few fill buffers with loads
 };
 extern const Core kCore;
 
