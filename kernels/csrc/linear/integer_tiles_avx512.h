@@ -37,10 +37,12 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
 
+// Bytes of weights that a single row prefetches ahead. On a Zen 4, 2 KiB cost a step with 4-bit weights 7 %.
+inline int row_ahead() { return kCore == Core::zen4 ? 3072 : kAhead; }
+
 // How far behind a block of a panel lies the one to prefetch while it is multiplied by `rows`: whole blocks.
 inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
-  const std::size_t bytes = shape.block_bytes(),
-                    ahead = rows == 1 && kCore == Core::zen4 ? kAhead / 2 : kAhead;  // as measured
+  const std::size_t bytes = shape.block_bytes(), ahead = rows == 1 ? row_ahead() : kAhead;
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
