@@ -37,7 +37,8 @@ class Timing:
 
     A pass has fewer layers where all would take more than ``longest`` seconds: what takes so long is bound by
     arithmetic, and caches do not matter. A layer that takes longer by itself is timed once
-    or twice.
+    or twice. Of passes that are shorter there are as many as take ``longest`` seconds together: of three
+    writes of a quarter of a millisecond none may have had the machine to itself.
     """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)
@@ -52,8 +53,10 @@ class Timing:
             seconds = min(seconds, self._timed(run, 1))
         if seconds >= self.longest:
             return seconds
-        count = num_layers if seconds <= 0 else max(1, min(num_layers, int(self.longest / seconds)))
-        return best_seconds(lambda: run(count), repeats=self.repeats, clock=self.clock) / count
+        fits = num_layers if seconds <= 0 else int(self.longest / seconds)
+        count = max(1, min(num_layers, fits))
+        repeats = max(self.repeats, fits // count)
+        return best_seconds(lambda: run(count), repeats=repeats, clock=self.clock) / count
 
     def _timed(self, run: Callable[[int], object], num_layers: int) -> float:
         began = self.clock()

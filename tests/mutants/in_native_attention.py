@@ -24,13 +24,13 @@ ATTENTION = (
     bug("every row has the first one's factor", "of_rows[i * kRows / kSums]", "of_rows[0 * i]"),
     bug(
         "codes keep the offset that made them unsigned",
-        "(four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue",
-        "(four[0] + four[1] + four[2]) * Code::kLargestValue",
+        "_mm256_mullo_epi16(sums, _mm256_set1_epi16(Code::kLargestValue))",
+        "_mm256_mullo_epi16(sums, _mm256_set1_epi16(Code::kLargestValue - 1))",
     ),
     bug(
         "queries and codes meet in another order",
-        "to[i] = int8_t(fixed[2 * i]), to[kChunk / 2 + i] = int8_t(fixed[2 * i + 1])",
-        "to[kChunk / 2 + i] = int8_t(fixed[2 * i]), to[i] = int8_t(fixed[2 * i + 1])",
+        "store256(to, _mm256_permute4x64_epi64(even, 0xd8));",
+        "store256(to, _mm256_permute4x64_epi64(odd, 0xd8));",
     ),
     bug(
         "queries are not rotated",
@@ -70,6 +70,11 @@ ATTENTION = (
         "return bits;",
     ),
     bug("lowest bits are those of the first dims", "planes + dim / 8, 8", "planes, 8"),
+    bug(
+        "sums over a row's dims come out in another order",
+        "Code::byte_at(16 + place), _mm256_permute2f128_ps(a, b, 0x31)",
+        "Code::byte_at(16 + place), _mm256_permute2f128_ps(b, a, 0x31)",
+    ),
     # products of bytes: attention over groups
     bug(
         "groups of keys have each other's scales",
@@ -78,13 +83,13 @@ ATTENTION = (
     ),
     bug(
         "all dims of a query have the factor of the first ones",
-        "factors[(d + LaneDims(chunks, 0, lane).first) / kFactorDims]",
-        "factors[0]",
+        "of_groups[kChunks == 2 ? group_of_lane(lane) : lane / 2]",
+        "of_groups[0]",
     ),
     bug(
         "codes of groups keep what made them unsigned",
-        "-sums[lane] * kShift<Code>",
-        "-sums[lane] * (kShift<Code> - 1)",
+        "_mm256_set1_epi32(-kShift<Code>)",
+        "_mm256_set1_epi32(1 - kShift<Code>)",
     ),
     bug(
         "biases of keys are those of the first one",

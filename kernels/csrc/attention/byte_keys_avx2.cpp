@@ -48,12 +48,18 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   for (int r = 0; r < num_rows; ++r) {
     const float largest = fix_query(args, item, r, kLargestByte, fixed);
     for (int d = 0; d < dim; d += kChunk) {
-      store_chunk(fixed + d, queries.rows + size_t(r) * dim + d);
+      const __m256i first = as_bytes(fixed + d), second = as_bytes(fixed + d + kChunk / 2);
+      int8_t* const to = queries.rows + size_t(r) * dim + d;
+      const __m256i byte = _mm256_set1_epi16(255);
+      const __m256i even = _mm256_packus_epi16(_mm256_and_si256(first, byte), _mm256_and_si256(second, byte));
+      const __m256i odd = _mm256_packus_epi16(_mm256_srli_epi16(first, 8), _mm256_srli_epi16(second, 8));
+      store256(to, _mm256_permute4x64_epi64(even, 0xd8));
+      store256(to + kChunk / 2, _mm256_permute4x64_epi64(odd, 0xd8));
+      const __m256i sums =
+          _mm256_permute4x64_epi64(_mm256_packs_epi32(sums_of_four(first), sums_of_four(second)), 0xd8);
       int16_t* const biases = queries.biases + (size_t(r) * Queries::num_runs(dim) + d / kRun) * 16;
-      for (int lane = 0; lane < 16; ++lane) {
-        const int32_t* four = fixed + d + 4 * lane;
-        biases[lane] = int16_t(biases[lane] - (four[0] + four[1] + four[2] + four[3]) * Code::kLargestValue);
-      }
+      const __m256i taken_off = _mm256_mullo_epi16(sums, _mm256_set1_epi16(Code::kLargestValue));
+      store256(biases, _mm256_sub_epi16(load256(biases), taken_off));
     }
     queries.factors[r] = largest / (kLargestByte * Code::kScale);
   }

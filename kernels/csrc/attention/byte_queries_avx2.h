@@ -54,10 +54,19 @@ inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, i
     *factors++ = fix_elements(row + d, kFactorDims, kLargestByte, fixed + d) * (1.0f / kLargestByte);
 }
 
-// A chunk of them as bytes, in the order of an expanded chunk.
-inline void store_chunk(const int32_t* fixed, int8_t* to) {
-  for (int i = 0; i < kChunk / 2; ++i)
-    to[i] = int8_t(fixed[2 * i]), to[kChunk / 2 + i] = int8_t(fixed[2 * i + 1]);
+// 32 of them as bytes.
+OCTAVO_INLINE __m256i as_bytes(const int32_t* fixed) {
+  __m256i eight[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) eight[i] = _mm256_and_si256(load256(fixed + 8 * i), _mm256_set1_epi32(255));
+  const __m256i fours =
+      _mm256_packus_epi16(_mm256_packus_epi32(eight[0], eight[1]), _mm256_packus_epi32(eight[2], eight[3]));
+  return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// The sums of each four signed bytes.
+OCTAVO_INLINE __m256i sums_of_four(__m256i bytes) {
+  return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
 }
 
 }  // namespace

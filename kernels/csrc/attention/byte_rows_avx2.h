@@ -108,15 +108,36 @@ void expand_stretch(const Values<Code>& values) {
     }
 }
 
-// An accumulator of a chunk is [4 vectors][even lanes, odd lanes].
+// An accumulator of a chunk is [4 vectors][even lanes, odd lanes]. Lanes 2 i and 2 i + 1 of 128 bits of two
+// vectors are four dims, one after the other, which `Code` has beside those of lanes 2 i + 2 or 2 i + 4.
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
+  constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;
+  static_assert(Code::byte_at(2 * kBeside) == 2);
   for (; dim > 0; dim -= kChunk, row += kChunk)
-    for (int j = 0; j < 4; ++j, accumulator += 16)
-      for (int i = 0; i < 8; ++i)
-        for (int odd = 0; odd < 2; ++odd)
-          row[2 * Code::byte_at(i / 4 * 16 + j / 2 * 8 + (2 * i + odd) % 8) + j % 2] =
-              accumulator[8 * odd + i];
+    for (int half = 0; half < 2; ++half, accumulator += 32) {
+      __m256d pairs[4];  // dims by turns: lanes 0 and 2 of 128 bits, then 4 and 6; the same of odd lanes
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; ++odd) {
+        const __m256 first = _mm256_loadu_ps(accumulator + 8 * odd);
+        const __m256 second = _mm256_loadu_ps(accumulator + 16 + 8 * odd);
+        pairs[2 * odd] = _mm256_castps_pd(_mm256_unpacklo_ps(first, second));
+        pairs[2 * odd + 1] = _mm256_castps_pd(_mm256_unpackhi_ps(first, second));
+      }
+      __m256 four[4];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        four[2 * i] = _mm256_castpd_ps(_mm256_unpacklo_pd(pairs[i], pairs[2 + i]));
+        four[2 * i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(pairs[i], pairs[2 + i]));
+      }
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const int at = i * (3 - kBeside), place = 8 * half + 2 * at;
+        const __m256 a = four[at], b = four[at + kBeside];
+        _mm256_storeu_ps(row + 2 * Code::byte_at(place), _mm256_permute2f128_ps(a, b, 0x20));
+        _mm256_storeu_ps(row + 2 * Code::byte_at(16 + place), _mm256_permute2f128_ps(a, b, 0x31));
+      }
+    }
 }
 
 }  // namespace

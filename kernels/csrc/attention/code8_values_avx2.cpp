@@ -196,10 +196,14 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 }
 
 void to_natural(int dim, const float* accumulator, float* row) {
-  for (int i = 0; i < dim; ++i) {
-    const int lane = i % 8, j = i / 8 % kVectors;
-    row[i / kPart * kPart + lane / 4 * 16 + j / 2 * 8 + lane % 4 * 2 + j % 2] = accumulator[i];
-  }
+  for (int d = 0; d < dim; d += kPart)
+    for (int half = 0; half < 2; ++half, accumulator += 16) {
+      const __m256 even = _mm256_loadu_ps(accumulator), odd = _mm256_loadu_ps(accumulator + 8);
+      const __m256 first = _mm256_unpacklo_ps(even, odd), second = _mm256_unpackhi_ps(even, odd);
+      float* const to = row + d + 8 * half;
+      _mm256_storeu_ps(to, _mm256_permute2f128_ps(first, second, 0x20));
+      _mm256_storeu_ps(to + kPart / 2, _mm256_permute2f128_ps(first, second, 0x31));
+    }
 }
 
 template <class Code>

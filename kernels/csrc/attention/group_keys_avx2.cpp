@@ -53,12 +53,61 @@ size_t query_bytes(int dim, int num_rows) {
   return size_t(num_rows) * (dim + num_runs(dim) * 4 * 2 * kLanes8);
 }
 
-// Dims of a run, in the order in which its bytes lie, of lane l and vector v: `first` and every second one.
-struct LaneDims {
-  int first;
-  LaneDims(int num_chunks, int vector, int lane)
-      : first(num_chunks == 2 ? 16 * group_of_lane(lane) + vector / 2 * 8 + vector % 2 : 8 * lane + vector) {}
-};
+// Queries of a run in the order in which its bytes lie. A group's 16 dims are four words: even and odd ones
+// of the first eight, then of the last ones.
+template <int kChunks>
+OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks]) {
+  __m256i groups[2 * kChunks];  // in each half those of a group
+#pragma GCC unroll 4
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    groups[i] = _mm256_shuffle_epi8(as_bytes(fixed + 32 * i), _mm256_broadcastsi128_si256(order));
+  }
+  if constexpr (kChunks == 1) {
+    const __m256 first = _mm256_castsi256_ps(groups[0]), second = _mm256_castsi256_ps(groups[1]);
+    to[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88)), 0xd8);
+    to[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd)), 0xd8);
+  } else {
+    __m256i pairs[4];  // words 0 and 1, then 2 and 3, of two groups by turns
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2) {
+      const __m256i even = _mm256_permute2x128_si256(groups[i], groups[i + 1], 0x20);
+      const __m256i odd = _mm256_permute2x128_si256(groups[i], groups[i + 1], 0x31);
+      pairs[i] = _mm256_unpacklo_epi32(even, odd), pairs[i + 1] = _mm256_unpackhi_epi32(even, odd);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      to[2 * i] = _mm256_unpacklo_epi64(pairs[i], pairs[2 + i]);
+      to[2 * i + 1] = _mm256_unpackhi_epi64(pairs[i], pairs[2 + i]);
+    }
+  }
+}
+
+// A number per group of 16 dims of a run, by lane.
+template <int kChunks>
+OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
+  float by_lane[kLanes8];
+  for (int lane = 0; lane < kLanes8; ++lane)
+    by_lane[lane] = of_groups[kChunks == 2 ? group_of_lane(lane) : lane / 2];
+  return _mm256_loadu_ps(by_lane);
+}
+
+// Run `at` of all rows' ones.
+template <class Code, int kChunks>
+OCTAVO_INLINE void load_run(const Queries<Code>& queries, size_t at, const int32_t* fixed,
+                            const float* factors, int8_t* to) {
+  __m256i bytes[2 * kChunks], sums = _mm256_setzero_si256();
+  arrange_run<kChunks>(fixed, bytes);
+#pragma GCC unroll 4
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    store256(to + 32 * i, bytes[i]);
+    sums = _mm256_add_epi32(sums, sums_of_four(bytes[i]));
+  }
+  if constexpr (!Code::kBias) sums = _mm256_mullo_epi32(sums, _mm256_set1_epi32(-kShift<Code>));
+  const __m256 unit = _mm256_mul_ps(spread_groups<kChunks>(factors), _mm256_set1_ps(1.0f / Code::kScale));
+  _mm256_storeu_ps(queries.factors + at * kLanes8, unit);
+  _mm256_storeu_ps(queries.sums + at * kLanes8, _mm256_mul_ps(_mm256_cvtepi32_ps(sums), unit));
+}
 
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
@@ -68,23 +117,12 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   float factors[kMaxDim / kFactorDims];
   for (int r = 0; r < num_rows; ++r) {
     fix_query_in_parts(args, item, r, fixed, factors);
-    int8_t* to = queries.rows + size_t(r) * dim;
     for (int run = 0; run < runs; ++run) {
-      const int d = run * kRun, chunks = std::min(2, (dim - d) / kChunk);
-      int32_t sums[kLanes8] = {};
-      for (int vector = 0; vector < 2 * chunks; ++vector)
-        for (int lane = 0; lane < kLanes8; ++lane)
-          for (int i = 0, from = d + LaneDims(chunks, vector, lane).first; i < 4; ++i, from += 2) {
-            *to++ = int8_t(fixed[from]);
-            sums[lane] += fixed[from];
-          }
-      for (int lane = 0; lane < kLanes8; ++lane) {
-        const float factor = factors[(d + LaneDims(chunks, 0, lane).first) / kFactorDims];
-        const size_t at = (size_t(r) * runs + run) * kLanes8 + lane;
-        const float unit = factor * (1.0f / Code::kScale);
-        queries.factors[at] = unit;
-        queries.sums[at] = float(Code::kBias ? sums[lane] : -sums[lane] * kShift<Code>) * unit;
-      }
+      const int d = run * kRun;
+      const size_t at = size_t(r) * runs + run;
+      int8_t* const to = queries.rows + size_t(r) * dim + d;
+      if (dim - d >= kRun) load_run<Code, 2>(queries, at, fixed + d, factors + d / kFactorDims, to);
+      else load_run<Code, 1>(queries, at, fixed + d, factors + d / kFactorDims, to);
     }
   }
 }

@@ -96,6 +96,27 @@ def test_the_command_that_is_told_measures_the_same_again(monkeypatch: pytest.Mo
     assert measured[0] == measured[1]
 
 
+def test_what_is_found_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A case that was slow once is none that is slow; one that stays slow is."""
+    monkeypatch.setattr(compare_isa, "available_levels", lambda: ("avx2", "avx512"))
+    measured: list[tuple[str, Any, Any, Any, Any]] = []
+    rows = [{"kernel": "write", "k_format": name, "context": 64, "gb_s": 1.0} for name in ("fp16", "int8")]
+
+    def measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
+        measured.append((level, args.formats, args.contexts, args.weights, args.rows))
+        slow = {"fp16": len(measured) <= 2 and level == "avx512", "int8": level == "avx512"}
+        return {"attention": [row | {"us": 3 if slow[row["k_format"]] else 2} for row in rows], "linear": []}
+
+    monkeypatch.setattr(compare_isa, "_measure", measure)
+    parser = argparse.ArgumentParser()
+    bench_kernels.add_arguments(parser)
+    flags = "--compare-isa --rounds 1 --contexts 64,128 --formats fp16,int8,bf16 --weights int8 --rows 8"
+    result = bench_kernels.run(parser.parse_args(flags.split()))
+    assert [(cliff["of"], cliff["ratio"]) for cliff in result["cliffs"]] == [("int8", 1.5)]
+    again = (["fp16", "fp4", "int8"], [64], ["int4"], [1])
+    assert measured[2:] == [("avx2", *again), ("avx512", *again)]
+
+
 @pytest.mark.slow
 def test_each_level_of_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
