@@ -24,7 +24,8 @@ needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_un
 class Emulator:
     """How launches run, and what they did. ``valid`` marks the rows of inputs that may be read,
     by the input's name; names that a kernel lacks are ignored. ``signatures``: what MLX would have compiled,
-    kernels by name and types of their inputs."""
+    kernels by name and types of their inputs. ``computes``: turned off, launches are only noted, and their
+    outputs are ones."""
 
     seed: int = 0
     schedule: str = "mixed"
@@ -33,6 +34,7 @@ class Emulator:
     valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     results: list[tuple[str, Result]] = field(default_factory=list)
     signatures: set[str] = field(default_factory=set)
+    computes: bool = True
 
     def compile(
         self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
@@ -42,6 +44,8 @@ class Emulator:
 
         def launch(**arguments: Any) -> list[mx.array]:
             self.sign(name, arguments["inputs"])
+            if not self.computes:
+                return ones(arguments)
             outputs = kernel(
                 **arguments,
                 seed=self.seed,
@@ -70,6 +74,14 @@ class Emulator:
     def ran(self, kernel: str) -> list[Result]:
         """Results of the launches of one kernel."""
         return [result for name, result in self.results if name.startswith(f"octavo_{kernel}_")]
+
+
+def ones(arguments: Mapping[str, Any]) -> list[mx.array]:
+    """Outputs of a launch that computes nothing: numbers that one may divide by, and no flag."""
+    return [
+        (mx.zeros if dtype == mx.bool_ else mx.ones)(shape, dtype)
+        for shape, dtype in zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
+    ]
 
 
 def to_mlx(array: NDArray[Any]) -> mx.array:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_cases import build_metadata
-from metal_backend import Emulator, to_mlx
+from metal_backend import Emulator, ones, to_mlx
 from metal_checks import PAGES, bits, pages_read
 from metal_emulator import MetalKernel
 from octavo.kernels.interface import LayerSpec, PoolSpec
@@ -58,6 +58,8 @@ class WritingDevice(Emulator):
 
         def launch(**arguments: Any) -> list[mx.array]:
             self.sign(name, arguments["inputs"])
+            if not self.computes:
+                return ones(arguments)
             inputs = dict(zip(input_names, arguments["inputs"], strict=True))
             mx.eval(list(inputs.values()))
             arrays = [inputs[part] for part in pools]

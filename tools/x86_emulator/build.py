@@ -49,13 +49,61 @@ def extension(*, only_amx: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # test processes share one build
-        if not (folder / "CMakeCache.txt").exists():
+        built = built_extension()
+        settings = {"OCTAVO_EMULATE_X86": emulated, "OCTAVO_BUILT": str(built or "")}
+        if not settings.items() <= _settings(folder).items():
             generator = ("-G", "Ninja") if _find("ninja") else ()
             caching = _CACHING if _find("ccache") else ()
-            options = (*OPTIONS, f"-DOCTAVO_EMULATE_X86={emulated}")
+            options = (*OPTIONS, *(f"-D{name}={value}" for name, value in settings.items()))
+            for former in folder.glob("_ext*.so"):  # its name may have been another
+                former.unlink()
             _run("-S", str(ROOT), "-B", str(folder), *generator, *caching, *options)
         _run("--build", str(folder), "--target", "_ext", "--parallel", str(os.cpu_count() or 1))
     return folder
+
+
+def built_extension() -> Path | None:
+    """A folder in which the extension was built for this interpreter, as it is now: the installation's.
+
+    Most of its objects are those of the emulated one, too.
+    """
+    wanted = {
+        "CMAKE_HOME_DIRECTORY": str(ROOT),
+        "CMAKE_BUILD_TYPE": "Release",
+        "Python_EXECUTABLE": sys.executable,
+        "OCTAVO_EMULATE_X86": "OFF",
+        "OCTAVO_SANITIZE": "OFF",
+    }
+    for cache in sorted(ROOT.glob("build/*/CMakeCache.txt")):
+        if wanted.items() <= _settings(cache.parent).items() and _is_complete(cache.parent):
+            return cache.parent
+    return None
+
+
+def _is_complete(folder: Path) -> bool:
+    """Has every source an object that is newer than it, than all headers and than how they are built, and was
+    the extension linked from those?"""
+    csrc = ROOT / "kernels" / "csrc"
+    shared = max(_changed(path) for path in (ROOT / "CMakeLists.txt", *csrc.rglob("*.h")))
+    linked = max((_changed(path) for path in folder.glob("_ext*.so")), default=0.0)
+    for source in csrc.rglob("*.cpp"):
+        objects = list(folder.glob(f"CMakeFiles/*.dir/{source.relative_to(ROOT)}.o"))
+        since = max(shared, _changed(source))
+        if not objects or not all(since < _changed(path) <= linked for path in objects):
+            return False
+    return True
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    """What CMake was told for the build in a folder, and found."""
+    cache = folder / "CMakeCache.txt"
+    lines = cache.read_text().splitlines() if cache.exists() else []
+    named = (line.partition("=") for line in lines if not line.startswith(("#", "//")))
+    return {name.partition(":")[0]: value for name, _, value in named}
 
 
 def _find(tool: str) -> str | None:

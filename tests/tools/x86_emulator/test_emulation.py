@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import x86_emulator
+from x86_emulator import build as building
 
 pytestmark = pytest.mark.emulator
 
@@ -97,3 +99,50 @@ def test_every_emulated_instruction_is_used_and_has_a_value_worked_out() -> None
     assert "_mm512_dpbf16_ps" in defined
     assert defined - names(FOLDER.parents[1] / "kernels" / "csrc", "*") - kinds == set()
     assert defined - names(FOLDER, "*.cpp") - {"_mm_prefetch"} == set()
+
+
+def test_objects_of_the_installation_are_taken_while_they_are_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "ROOT", tmp_path)
+    sources = [tmp_path / "kernels" / "csrc" / name for name in ("ops/a.cpp", "ops/b_portable.cpp")]
+    header, folder = tmp_path / "kernels" / "csrc" / "ops" / "a.h", tmp_path / "build" / "cp3"
+    objects = [
+        folder / "CMakeFiles" / f"{target}.dir" / f"{source.relative_to(tmp_path)}.o"
+        for target, source in (("_ext", sources[0]), ("kernels_avx2", sources[1]))
+    ]
+    settings = {
+        "CMAKE_HOME_DIRECTORY:INTERNAL": tmp_path,
+        "CMAKE_BUILD_TYPE:STRING": "Release",
+        "Python_EXECUTABLE:PATH": sys.executable,
+        "OCTAVO_EMULATE_X86:STRING": "OFF",
+        "OCTAVO_SANITIZE:BOOL": "OFF",
+    }
+    cache, extension = folder / "CMakeCache.txt", folder / "_ext.so"
+    inputs = (tmp_path / "CMakeLists.txt", header, *sources)
+    for path, when in [*((path, 1) for path in inputs), *((path, 2) for path in objects), (extension, 3)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (when, when))
+
+    def set_to(**changed: str) -> None:
+        told = {name: changed.get(name.partition(":")[0], value) for name, value in settings.items()}
+        cache.write_text("".join(["# ours\n", *(f"{name}={value}\n" for name, value in told.items())]))
+
+    set_to()
+    assert building.built_extension() == folder
+    for name in ("OCTAVO_SANITIZE", "OCTAVO_EMULATE_X86"):
+        set_to(**{name: "ON"})
+        assert building.built_extension() is None
+    set_to(Python_EXECUTABLE="/another/python")
+    assert building.built_extension() is None
+    set_to()
+    for path in inputs:  # changed since
+        os.utime(path, (4, 4))
+        assert building.built_extension() is None, path
+        os.utime(path, (1, 1))
+    os.utime(extension, (1, 1))  # not linked since
+    assert building.built_extension() is None
+    os.utime(extension, (3, 3))
+    objects[1].unlink()
+    assert building.built_extension() is None

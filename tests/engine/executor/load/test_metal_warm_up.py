@@ -1,4 +1,7 @@
-"""What serves was compiled before the first request: the same kernels, for the same types."""
+"""What serves was compiled before the first request: the same kernels, for the same types.
+
+Once the model has been probed nothing is computed any more: what is launched does not depend on results.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,42 @@ import tiny_models
 from metal_backend import needs_compiler
 from metal_engine import metal_engine
 from metal_in_place import WritingDevice
+from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.load import load
+from octavo.engine.executor.load.warm_up import warm_up
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
-def compiled_while_serving(folder: Path, **settings: Any) -> set[str]:
+def compiled_while_serving(
+    folder: Path, *, device: WritingDevice | None = None, warms_up: bool = True, **settings: Any
+) -> set[str]:
     """Signatures that were launched for requests and not before."""
-    device = WritingDevice()
-    with metal_engine(folder, device, **settings) as llm:
-        before = set(device.signatures)
-        params = [
-            SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
-            SamplingParams(max_tokens=6, temperature=1, seed=3, n=2, ignore_eos=True),
-        ]
-        llm.generate([list(range(150)), [6] * 21], params, progress=False)
-        llm.generate([[1, 2]], params[0], progress=False)
+    device = WritingDevice() if device is None else device
+
+    def without_computing(*arguments: Any, **options: Any) -> None:
+        device.computes = False
+        if warms_up:
+            warm_up(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "warm_up", without_computing)
+        with metal_engine(folder, device, **settings) as llm:
+            before = set(device.signatures)
+            params = [
+                SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
+                SamplingParams(max_tokens=6, temperature=1, seed=3, n=2, ignore_eos=True),
+            ]
+            outputs = llm.generate([list(range(150)), [6] * 21], params, progress=False)
+            outputs += llm.generate([[1, 2]], params[0], progress=False)
+    reasons = {sample.finish_reason for output in outputs for sample in output.outputs}
+    assert reasons == {FinishReason.LENGTH}
     return device.signatures - before
+
+
+def kinds_of(signatures: set[str]) -> set[str]:
+    return {name.split("_")[1] for name in signatures}
 
 
 def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -> None:
@@ -51,14 +72,13 @@ def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -
     ids=("split", "residual", "windows", "dense"),
 )
 def test_nothing_is_compiled_for_a_request(
-    tmp_path: Path, architecture: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, architecture: str, settings: dict[str, Any]
 ) -> None:
     dense = "metal_dense_prompts" in settings
     wide = {"head_dim": 64} if dense else {}
     folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16, **wide)
     assert compiled_while_serving(folder, **settings) == set()
-    monkeypatch.setattr(load, "warm_up", lambda *_, **__: None)
-    kinds = {name.split("_")[1] for name in compiled_while_serving(folder, **settings)}
+    kinds = kinds_of(compiled_while_serving(folder, warms_up=False, **settings))
     expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
     expected |= {"dense"} if dense else set()
     assert expected <= kinds, "the check at load compiles other kernels"
@@ -70,8 +90,7 @@ def test_nothing_is_compiled_for_a_request(
 def test_recurrences_are_compiled_before_requests(tmp_path: Path, architecture: str, kinds: set[str]) -> None:
     """For segments of every length and number, with states and without, and states kept on the way."""
     folder = recurrent_models.make_folder(tmp_path / "model", architecture, mx.bfloat16)
-    settings = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}
-    assert compiled_while_serving(folder, **settings) == set()
+    settings: dict[str, Any] = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}
     device = WritingDevice()
-    with metal_engine(folder, device, **settings):
-        assert kinds <= set(device.launches)
+    assert compiled_while_serving(folder, device=device, **settings) == set()
+    assert kinds <= kinds_of(device.signatures)
