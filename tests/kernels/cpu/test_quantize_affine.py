@@ -1,0 +1,37 @@
+"""Weights in MLX's affine format: the bits of ``mx.quantize``, on all threads."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from native import at_every_level, require_extension, run_at_level
+
+pytestmark = pytest.mark.parity
+
+_ext = require_extension()
+
+import affine_checks  # noqa: E402  it imports the extension
+
+
+@pytest.mark.property
+def test_any_floats_become_what_mlx_makes_of_them() -> None:
+    affine_checks.check_floats()
+
+
+@at_every_level
+def test_every_instruction_set_has_the_bits_of_mlx(level: str) -> None:
+    assert run_at_level(level, "import affine_checks; affine_checks.main()").strip() == f"checked {level}"
+
+
+@pytest.mark.parametrize("bits", affine_checks.BITS)
+def test_nan_has_code_zero_and_leaves_the_rest_of_its_group_as_it_is(bits: int) -> None:
+    weight = mx.broadcast_to(mx.arange(64) - 10.0, (2, 64)) + 0
+    weight[0, 13] = float("nan")
+    codes, scales, biases = _ext.quantize_weights(weight, group_size=32, bits=bits)
+    assert mx.array_equal(scales[0], scales[1])
+    assert mx.array_equal(biases[0], biases[1])
+    wide = mx.dequantize(codes, scales, biases, 32, bits)
+    assert mx.array_equal(wide[0, :13], wide[1, :13])
+    assert mx.array_equal(wide[0, 14:], wide[1, 14:])
+    assert wide[0, 13] == biases[0, 0]  # of code 0
