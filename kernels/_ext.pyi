@@ -36,8 +36,20 @@ def pack_affine(
     bits: int,
     bias: mx.array | None = None,
 ) -> PackedWeight: ...
+def pack_stacked_affine(
+    codes: Sequence[mx.array],
+    scales: Sequence[mx.array],
+    biases: Sequence[mx.array],
+    *,
+    group_size: int,
+    bits: int,
+    bias: mx.array | None = None,
+) -> PackedWeight: ...
 def pack_fp4(
     codes: mx.array, scales: mx.array, *, mode: str, bias: mx.array | None = None
+) -> PackedWeight: ...
+def pack_stacked_fp4(
+    codes: Sequence[mx.array], scales: Sequence[mx.array], *, mode: str, bias: mx.array | None = None
 ) -> PackedWeight: ...
 def unpack(weight: PackedWeight) -> list[mx.array]: ...
 def linear(

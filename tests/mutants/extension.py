@@ -33,6 +33,11 @@ QUANTIZED = (
     "tests/kernels/cpu/test_quantize_channels.py::test_any_floats_become_what_the_definition_makes_of_them",
     "tests/kernels/cpu/test_quantize_channels.py::test_affine_weights_become_what_their_dequantized_floats_do",
 )
+AFFINE = (
+    "tests/kernels/cpu/test_quantize_affine.py::test_any_floats_become_what_mlx_makes_of_them",
+    "tests/kernels/cpu/test_quantize_affine.py::test_nan_has_code_zero_and_leaves_the_rest_of_its_group_as_it_is",
+)
+PACKED = ("tests/engine/executor/native/test_pack_quantized.py",)
 MAPPED = ("tests/engine/executor/native/test_mapped.py",)
 BYTES = tuple(
     f"tests/kernels/cpu/test_attention.py::{name}"
@@ -91,6 +96,8 @@ SUITES = (
     (in_native.LINEAR, LINEAR),
     (in_native.CHANNELS, CHANNELS),
     (in_native.QUANTIZED, QUANTIZED),
+    (in_native.AFFINE, AFFINE),
+    (in_native.PACKED, PACKED),
     (in_native.POOLS, POOLS),
     (in_native.ROWS, ROWS),
     (in_native.SAMPLING, SAMPLING),

@@ -229,12 +229,57 @@ QUANTIZED = (
         "std::max(range.most, -range.least) / 115",
         "range.most / 115",
     ),
-    bug("weights are multiplied by a reciprocal", "load(values + j) / step", "load(values + j) * (1 / step)"),
+    bug(
+        "weights are multiplied by a reciprocal",
+        "load(values + at + j) / step",
+        "load(values + at + j) * (1 / step)",
+    ),
     bug(
         "a dequantized weight is rounded once",
         "* scale;\n  }\n  round_floats(call.type, call.group, values);",
         "* scale;\n  }",
     ),
+)
+
+AFFINE = (
+    # weights in MLX's affine format, while loading
+    bug(
+        "NaN spreads to its group",
+        "low = x < low ? x : low;\n    high = x > high ? x : high;",
+        "low = low < x ? low : x;\n    high = high > x ? high : x;",
+    ),
+    bug(
+        "zero has no code of its own",
+        "return code != 0 ? Scale{edge / code, edge}",
+        "return code != 0 ? Scale{step, edge}",
+    ),
+    bug(
+        "a group of one value has no step",
+        "std::max((most - least) / largest_code, 1e-7f)",
+        "(most - least) / largest_code",
+    ),
+    bug("codes are divided by a reciprocal", "scale.edge) / scale.step;", "scale.edge) * (1 / scale.step);"),
+    bug("two bits of four codes are three", "x | x >> 6 | x >> 12 | x >> 18", "x | x >> 6 | x >> 12"),
+)
+
+PACKED = (
+    # quantized weights in the kernels' layout
+    bug(
+        "nibbles stay where they are",
+        "words = (words & 0xff0000ff)",
+        "words = true ? words : (words & 0xff0000ff)",
+    ),
+    bug(
+        "codes are those of the first group",
+        "first = words * group, all",
+        "first = 0 * group, all",
+    ),
+    bug(
+        "biases are those of the first part",
+        "biases.push_back({part.biases, part.outputs});",
+        "biases.push_back({parts[0].biases, part.outputs});",
+    ),
+    bug("some outputs that are channels are enough", "if (std::isnan(unit)) all = false;", ""),
 )
 
 POOLS = (
@@ -325,6 +370,8 @@ MUTANTS = (
     *LINEAR,
     *CHANNELS,
     *QUANTIZED,
+    *AFFINE,
+    *PACKED,
     *POOLS,
     *ROWS,
     *SAMPLING,

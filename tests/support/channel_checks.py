@@ -3,7 +3,7 @@ instruction set."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hypothesis.strategies as st
 import mlx.core as mx
@@ -138,16 +138,21 @@ def check_layers() -> None:
     _ext.set_threads(threads)
 
 
-def main() -> None:
-    settings.register_profile(
-        "checks",
+def run(*checks: Callable[[], None]) -> None:
+    """Checks of a property, as long as they take and the same in every run. A profile would come too late:
+    they had theirs when they were defined."""
+    settled = settings(
         max_examples=150,
         deadline=None,
         database=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    settings.load_profile("checks")
-    for check in (check_floats, check_affine, check_layers):
-        check()
+    for check in checks:
+        settled(check)()
+
+
+def main() -> None:
+    run(check_floats, check_affine)
+    check_layers()
     print("checked", _ext.isa())

@@ -147,18 +147,17 @@ class _Quantized(_Packed):
         return ("weight", "scales", "biases") if self.mode == "affine" else ("weight", "scales")
 
     def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
-        arrays = [mx.concatenate([layer[name] for layer in layers]) for name in self.names]
-        return self.pack_arrays(arrays, self.get("bias"))
+        return self.pack_arrays([[layer[name] for layer in layers] for name in self.names], self.get("bias"))
 
-    def pack_arrays(self: Any, arrays: list[mx.array], bias: mx.array | None) -> _ext.PackedWeight:
-        """One matrix, given by the arrays called ``names``."""
+    def pack_arrays(self: Any, arrays: list[list[mx.array]], bias: mx.array | None) -> _ext.PackedWeight:
+        """One matrix, given by the arrays called ``names`` of each of its parts."""
         if self.mode == "affine":
             codes, scales, biases = arrays
-            return _ext.pack_affine(
+            return _ext.pack_stacked_affine(
                 codes, scales, biases, group_size=self.group_size, bits=self.bits, bias=bias
             )
         codes, scales = arrays
-        return _ext.pack_fp4(codes, scales, mode=self.mode, bias=bias)
+        return _ext.pack_stacked_fp4(codes, scales, mode=self.mode, bias=bias)
 
 
 class NativeLinear(_Packed, Linear):
@@ -250,5 +249,5 @@ class NativeQuantizedSwitchLinear(_Experts, _Quantized, QuantizedSwitchLinear):
 
     def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
         packed: _ext.PackedWeight
-        packed = self.pack_arrays([self[name][expert] for name in self.names], bias)
+        packed = self.pack_arrays([[self[name][expert]] for name in self.names], bias)
         return packed

@@ -26,16 +26,33 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("unread_nbytes", &PackedWeight::num_unread_bytes,
                    "Of nbytes, what products do not read, but for exact ones.");
 
-  m.def("pack_dense", &pack_dense, "weight"_a, "bias"_a = nb::none(), no_gil,
-        "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
-  m.def("pack_stacked", &pack_stacked, "weights"_a, "bias"_a = nb::none(), no_gil,
+  using MaybeArray = std::optional<mx::array>;
+  m.def(
+      "pack_dense",
+      [](const mx::array& weight, const MaybeArray& bias) { return pack_dense({weight}, bias); }, "weight"_a,
+      "bias"_a = nb::none(), no_gil,
+      "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
+  m.def("pack_stacked", &pack_dense, "weights"_a, "bias"_a = nb::none(), no_gil,
         "Pack such weights of the same inputs and type as one: the outputs of the first, then those of the "
         "next, and so on. Evaluates its arguments.");
-  m.def("pack_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
-        "bits"_a, "bias"_a = nb::none(), no_gil,
-        "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");
-  m.def("pack_fp4", &pack_fp4, "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(), no_gil,
-        "Pack MLX's mxfp4 or nvfp4. Evaluates its arguments.");
+  m.def(
+      "pack_affine",
+      [](const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size, int bits,
+         const MaybeArray& bias) { return pack_affine({codes}, {scales}, {biases}, group_size, bits, bias); },
+      "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a, "bits"_a, "bias"_a = nb::none(),
+      no_gil,
+      "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");
+  m.def("pack_stacked_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
+        "bits"_a, "bias"_a = nb::none(), no_gil, "As pack_stacked, of such weights.");
+  m.def(
+      "pack_fp4",
+      [](const mx::array& codes, const mx::array& scales, const std::string& mode, const MaybeArray& bias) {
+        return pack_fp4({codes}, {scales}, mode, bias);
+      },
+      "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(), no_gil,
+      "Pack MLX's mxfp4 or nvfp4. Evaluates its arguments.");
+  m.def("pack_stacked_fp4", &pack_fp4, "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(),
+        no_gil, "As pack_stacked, of such weights.");
   m.def("unpack", &unpack, "weight"_a, no_gil,
         "What was packed, bit by bit: [weight], [codes, scales, biases] or [codes, scales].");
   m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,

@@ -17,15 +17,16 @@ namespace mx = mlx::core;
 
 using Packed = std::shared_ptr<const PackedWeight>;
 
-// Evaluates its arguments and packs them. `bias` [outputs] is added to every result.
-Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias);
-Packed pack_stacked(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias);
-Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size,
-                   int bits, const std::optional<mx::array>& bias);
+// Evaluates its arguments and packs them, several as one: the outputs of the first, then those of the next,
+// and so on. `bias` [outputs] is added to every result.
+Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias);
+Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
+                   const std::vector<mx::array>& biases, int group_size, int bits,
+                   const std::optional<mx::array>& bias);
 
 // The same for MLX's modes "mxfp4" (groups of 32, scales E8M0) and "nvfp4" (groups of 16, scales E4M3).
-Packed pack_fp4(const mx::array& codes, const mx::array& scales, const std::string& mode,
-                const std::optional<mx::array>& bias);
+Packed pack_fp4(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
+                const std::string& mode, const std::optional<mx::array>& bias);
 
 // The inverse: [weight], [codes, scales, biases] or [codes, scales].
 std::vector<mx::array> unpack(const Packed& weight);

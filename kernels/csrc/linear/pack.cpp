@@ -35,32 +35,60 @@ int check_codes(const mx::array& codes, int group, int bits) {
   return static_cast<int>(stream / bits);
 }
 
-void check_scales(const char* name, const mx::array& scales, const mx::array& codes, int inputs, int group) {
-  const mx::Shape wanted{codes.shape(0), inputs / group};
-  require(scales.shape() == wanted, std::string(name) +
-                                        " must have shape [outputs, inputs / group_size] = [" +
-                                        std::to_string(wanted[0]) + ", " + std::to_string(wanted[1]) +
-                                        "] for codes " + shape_text(codes) + ", got " + shape_text(scales));
+// The same of several, which are to be packed as one.
+int check_codes(const std::vector<mx::array>& codes, int group, int bits) {
+  require(!codes.empty(), "there must be at least one weight, got none");
+  int inputs = 0;
+  for (const mx::array& each : codes) {
+    inputs = check_codes(each, group, bits);
+    require(each.shape(1) == codes[0].shape(1),
+            "codes that are packed as one must have the same inputs, got " + shape_text(codes[0]) + " and " +
+                shape_text(each));
+  }
+  return inputs;
 }
 
-Packed pack_quantized(const PackedShape& shape, const mx::array& codes, const mx::array& scales,
-                      const mx::array* biases, const std::optional<mx::array>& bias) {
-  const mx::array q = evaluated(codes), s = evaluated(scales), b = biases != nullptr ? evaluated(*biases) : s;
-  auto packed = std::make_shared<PackedWeight>(shape, q.data<uint32_t>(), s.data<void>(), b.data<void>());
+void check_scales(const char* name, const std::vector<mx::array>& scales, const std::vector<mx::array>& codes,
+                  int inputs, int group) {
+  require(scales.size() == codes.size(), std::string(name) + " must be as many arrays as codes, " +
+                                             std::to_string(codes.size()) + ", got " +
+                                             std::to_string(scales.size()));
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const mx::Shape wanted{codes[i].shape(0), inputs / group};
+    require(scales[i].shape() == wanted,
+            std::string(name) + " must have shape [outputs, inputs / group_size] = [" +
+                std::to_string(wanted[0]) + ", " + std::to_string(wanted[1]) + "] for codes " +
+                shape_text(codes[i]) + ", got " + shape_text(scales[i]));
+  }
+}
+
+// Matrices below each other, `shape` but for the number of outputs. `biases` is empty if they have none.
+Packed pack_quantized(PackedShape shape, const std::vector<mx::array>& codes,
+                      const std::vector<mx::array>& scales, const std::vector<mx::array>& biases,
+                      const std::optional<mx::array>& bias) {
+  std::vector<mx::array> plain;  // whose data must live until all are packed
+  const auto data = [&](const mx::array& array) {
+    plain.push_back(evaluated(array));
+    return static_cast<const void*>(plain.back().data<void>());
+  };
+  std::vector<QuantizedRows> parts;
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const void* const words = data(codes[i]);
+    parts.push_back({static_cast<const uint32_t*>(words), data(scales[i]),
+                     biases.empty() ? nullptr : data(biases[i]), codes[i].shape(0)});
+    shape.outputs += codes[i].shape(0);
+  }
+  auto packed = std::make_shared<PackedWeight>(shape, parts);
   set_bias(*packed, bias);
   return packed;
 }
 
 }  // namespace
 
-Packed pack_dense(const mx::array& weight, const std::optional<mx::array>& bias) {
-  return pack_stacked({weight}, bias);
-}
-
-Packed pack_stacked(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias) {
+Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias) {
   require(!weights.empty(), "there must be at least one weight, got none");
   std::vector<mx::array> plain;
-  std::vector<DenseRows> parts;
+  std::vector<MatrixRows> parts;
   int outputs = 0;
   for (const mx::array& weight : weights) {
     require(weight.ndim() == 2 && weight.size() > 0,
@@ -82,33 +110,38 @@ Packed pack_stacked(const std::vector<mx::array>& weights, const std::optional<m
   return packed;
 }
 
-Packed pack_affine(const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size,
-                   int bits, const std::optional<mx::array>& bias) {
+Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
+                   const std::vector<mx::array>& biases, int group_size, int bits,
+                   const std::optional<mx::array>& bias) {
   require((bits >= 1 && bits <= 6) || bits == 8, "bits must be 1 to 6 or 8, got " + std::to_string(bits));
   require(group_size == 32 || group_size == 64 || group_size == 128,
           "group_size must be 32, 64 or 128, got " + std::to_string(group_size));
   const int inputs = check_codes(codes, group_size, bits);
   check_scales("scales", scales, codes, inputs, group_size);
   check_scales("biases", biases, codes, inputs, group_size);
-  require(is_float(scales.dtype()) && scales.dtype() == biases.dtype(),
-          "scales and biases must share a type out of bfloat16, float16 and float32, got " +
-              dtype_text(scales.dtype()) + " and " + dtype_text(biases.dtype()));
-  const PackedShape shape{
-      WeightKind::affine, float_of(scales.dtype()), codes.shape(0), inputs, group_size, bits};
-  return pack_quantized(shape, codes, scales, &biases, bias);
+  const mx::Dtype type = scales[0].dtype();
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    require(
+        is_float(scales[i].dtype()) && scales[i].dtype() == biases[i].dtype() && scales[i].dtype() == type,
+        "scales and biases must share a type out of bfloat16, float16 and float32, got " +
+            dtype_text(scales[i].dtype()) + " and " + dtype_text(biases[i].dtype()));
+  }
+  return pack_quantized({WeightKind::affine, float_of(type), 0, inputs, group_size, bits}, codes, scales,
+                        biases, bias);
 }
 
-Packed pack_fp4(const mx::array& codes, const mx::array& scales, const std::string& mode,
-                const std::optional<mx::array>& bias) {
+Packed pack_fp4(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
+                const std::string& mode, const std::optional<mx::array>& bias) {
   require(mode == "mxfp4" || mode == "nvfp4", "mode must be mxfp4 or nvfp4, got " + mode);
   const WeightKind kind = mode == "mxfp4" ? WeightKind::mxfp4 : WeightKind::nvfp4;
   const int group = kind == WeightKind::mxfp4 ? 32 : 16;
   const int inputs = check_codes(codes, group, 4);
   check_scales("scales", scales, codes, inputs, group);
-  require(scales.dtype() == mx::uint8,
-          "scales of " + mode + " must be uint8, got " + dtype_text(scales.dtype()));
-  const PackedShape shape{kind, Float::bf16, codes.shape(0), inputs, group, 4};
-  return pack_quantized(shape, codes, scales, nullptr, bias);
+  for (const mx::array& each : scales) {
+    require(each.dtype() == mx::uint8,
+            "scales of " + mode + " must be uint8, got " + dtype_text(each.dtype()));
+  }
+  return pack_quantized({kind, Float::bf16, 0, inputs, group, 4}, codes, scales, {}, bias);
 }
 
 std::vector<mx::array> unpack(const Packed& weight) {

@@ -19,14 +19,14 @@ int panel_outputs(const PackedShape& shape, int panel) {
   return left < kPanel ? left : kPanel;
 }
 
-// The rows of a dense matrix that make up one panel.
+// The rows of a matrix that make up one panel.
 struct PanelRows {
   const void* rows[kPanel];
   int count = 0;
 
   // Outputs [first, first + kPanel) of matrices that lie one below the other.
-  PanelRows(const std::vector<DenseRows>& parts, int first, std::size_t row_bytes) {
-    for (const DenseRows& part : parts) {
+  PanelRows(const std::vector<MatrixRows>& parts, int first, std::size_t row_bytes) {
+    for (const MatrixRows& part : parts) {
       for (int n = first; n >= 0 && n < part.outputs && count < kPanel; ++n, ++first)
         rows[count++] = static_cast<const uint8_t*>(part.data) + row_bytes * n;
       first -= part.outputs;
@@ -41,20 +41,20 @@ struct PanelRows {
 
 using Four = uint32_t __attribute__((vector_size(16), aligned(4)));
 
-// Columns [k, k + 4) of rows [n, n + 4), as rows [n, n + 4) of columns.
-void transpose_four(const PanelRows& from, int n, int k, uint32_t* panel) {
-  Four a, b, c, d;
-  std::memcpy(&a, from.row<uint32_t>(n) + k, 16);
-  std::memcpy(&b, from.row<uint32_t>(n + 1) + k, 16);
-  std::memcpy(&c, from.row<uint32_t>(n + 2) + k, 16);
-  std::memcpy(&d, from.row<uint32_t>(n + 3) + k, 16);
+Four load_four(const uint32_t* from) {
+  Four words;
+  std::memcpy(&words, from, 16);
+  return words;
+}
+
+// Four words of rows [n, n + 4) each, as these rows of four columns of a panel.
+void transpose_four(Four a, Four b, Four c, Four d, int n, uint32_t* columns) {
   const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
   const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  const Four columns[4] = {
+  const Four turned[4] = {
       __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
       __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5), __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i)
-    std::memcpy(panel + static_cast<std::size_t>(k + i) * kPanel + n, &columns[i], 16);
+  for (int i = 0; i < 4; ++i) std::memcpy(columns + static_cast<std::size_t>(i) * kPanel + n, &turned[i], 16);
 }
 
 // Place element (n, k) of the rows at [k][n] of their panel; `inputs` counts T, which may be a pair of
@@ -72,7 +72,10 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
     int n = 0;
     if constexpr (sizeof(T) == 4) {
       for (; end - start == kLine && n + 4 <= from.count; n += 4)
-        for (int k = start; k < end; k += 4) transpose_four(from, n, k, panel);
+        for (int k = start; k < end; k += 4)
+          transpose_four(load_four(from.row<T>(n) + k), load_four(from.row<T>(n + 1) + k),
+                         load_four(from.row<T>(n + 2) + k), load_four(from.row<T>(n + 3) + k), n,
+                         panel + static_cast<std::size_t>(k) * kPanel);
     }
     for (; n < from.count; ++n)
       for (int k = start; k < end; ++k) panel[static_cast<std::size_t>(k) * kPanel + n] = from.row<T>(n)[k];
@@ -160,25 +163,65 @@ struct Place {
 
 std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
 
-void pack_group(const PackedShape& shape, int panel, int group, const void* codes, const void* scales,
-                const void* biases, uint8_t* block, uint8_t* scale_row) {
-  const std::size_t size = scale_size(shape), bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
+// Codes of one group, whatever their bits.
+void pack_any_codes(const PackedShape& shape, const PanelRows& from, int group, uint8_t* block) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
   const Codes planes(shape, block);
   uint8_t stream[kMaxGroup + 4] = {};  // of bits, with room to read four bytes anywhere
-  for (int n = 0; n < panel_outputs(shape, panel); ++n) {
-    const Place from(shape, panel * kPanel + n, group);
-    std::memcpy(stream, static_cast<const uint8_t*>(codes) + from.code_byte, bytes);
+  for (int n = 0; n < from.count; ++n) {
+    std::memcpy(stream, from.row<uint8_t>(n) + bytes * group, bytes);
     for (int i = 0; i < shape.group / 4; ++i) {
       const int bit = 4 * shape.bits * i;
       uint32_t window;
       std::memcpy(&window, stream + bit / 8, 4);
       planes.put(i, n, spread(window >> bit % 8, shape.bits));
     }
-    std::memcpy(scale_row + n * size, static_cast<const uint8_t*>(scales) + from.scale * size, size);
-    if (shape.affine())
-      std::memcpy(scale_row + (kPanel + n) * size, static_cast<const uint8_t*>(biases) + from.scale * size,
-                  size);
   }
+}
+
+// Words of MLX's codes as those of a plane: of 4 bits, byte j has codes j and j + 4.
+template <int kBits, class T>
+T plane_words(T words) {
+  static_assert(kBits == 8 || kBits == 4);
+  if constexpr (kBits == 8) return words;
+  words = (words & 0xff0000ff) | (words & 0x0000ff00) << 8 | (words >> 8 & 0x0000ff00);
+  return (words & 0xf00ff00f) | (words & 0x00f000f0) << 4 | (words >> 4 & 0x00f000f0);
+}
+
+// Codes of one group: a word of MLX's is one of its plane, too.
+template <int kBits>
+void pack_codes(const PackedShape& shape, const PanelRows& from, int group, uint32_t* block) {
+  const int words = shape.group * kBits / 32, first = words * group, all = words * shape.num_groups();
+  constexpr int kAhead = 32;  // words: see pack_panel
+  for (int n = 0; n < from.count; ++n)
+    __builtin_prefetch(from.row<uint32_t>(n) + (first + kAhead < all ? first + kAhead : first));
+  const auto four = [&](int n, int k) {
+    return plane_words<kBits>(load_four(from.row<uint32_t>(n) + first + k));
+  };
+  int n = 0;
+  for (; words % 4 == 0 && n + 4 <= from.count; n += 4)
+    for (int k = 0; k < words; k += 4)
+      transpose_four(four(n, k), four(n + 1, k), four(n + 2, k), four(n + 3, k), n, block + k * kPanel);
+  for (; n < from.count; ++n)
+    for (int k = 0; k < words; ++k)
+      block[k * kPanel + n] = plane_words<kBits>(from.row<uint32_t>(n)[first + k]);
+}
+
+void pack_codes(const PackedShape& shape, const PanelRows& from, int group, uint8_t* block) {
+  if (shape.bits == 8) pack_codes<8>(shape, from, group, reinterpret_cast<uint32_t*>(block));
+  else if (shape.bits == 4) pack_codes<4>(shape, from, group, reinterpret_cast<uint32_t*>(block));
+  else pack_any_codes(shape, from, group, block);
+}
+
+// Scales, or biases, of one group.
+void pack_scales(const PackedShape& shape, const PanelRows& from, int group, uint8_t* to) {
+  const auto pack = [&](auto* scales) {
+    using T = std::remove_pointer_t<decltype(scales)>;
+    for (int n = 0; n < from.count; ++n) scales[n] = from.row<T>(n)[group];
+  };
+  if (!shape.affine()) pack(to);
+  else if (shape.scale_type == Float::f32) pack(reinterpret_cast<float*>(to));
+  else pack(reinterpret_cast<uint16_t*>(to));
 }
 
 void unpack_group(const PackedWeight& weight, int output, int group, void* codes, void* scales,
@@ -260,16 +303,15 @@ bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[
 }
 
 // The scale of an output whose groups have these; NaN if it is no channel. Factors [groups][2] of it.
-float find_channel(int bits, const std::vector<float>& scales, const std::vector<float>& biases,
-                   std::vector<uint8_t>& factors) {
+float find_channel(int bits, const float* scales, const float* biases, int groups, uint8_t* factors) {
   float least = INFINITY;
-  for (const float scale : scales) least = scale > 0 && scale < least ? scale : least;
+  for (int g = 0; g < groups; ++g) least = scales[g] > 0 && scales[g] < least ? scales[g] : least;
   for (int divisor = 1; divisor <= (bits == 8 ? 1 : kLargestFactor); ++divisor) {
     const float unit = std::isinf(least) ? 0 : least / static_cast<float>(divisor);
-    std::size_t g = 0;
-    for (uint8_t found[2]; g < scales.size() && find_factors(bits, scales[g], biases[g], unit, found); ++g)
+    int g = 0;
+    for (uint8_t found[2]; g < groups && find_factors(bits, scales[g], biases[g], unit, found); ++g)
       factors[2 * g] = found[0], factors[2 * g + 1] = found[1];
-    if (g == scales.size()) return unit;
+    if (g == groups) return unit;
   }
   return NAN;
 }
@@ -290,7 +332,7 @@ bool choose_steps([[maybe_unused]] const PackedShape& shape, [[maybe_unused]] co
 
 }  // namespace
 
-PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts)
+PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<MatrixRows>& parts)
     : shape(shape), panels(shape.panel_bytes() * shape.num_panels()) {
   const std::size_t row_bytes = shape.inputs * float_size(shape.scale_type);
   const std::size_t panel_steps = static_cast<std::size_t>(shape.fixed_groups()) * kPanel;
@@ -305,39 +347,62 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<DenseRows
   if (!in_range) steps = {};
 }
 
-PackedWeight::PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales,
-                           const void* biases)
+PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts)
     : shape(shape), panels(shape.num_bytes()) {
+  std::vector<MatrixRows> codes, scales, biases;
+  for (const QuantizedRows& part : parts) {
+    codes.push_back({part.codes, part.outputs});
+    scales.push_back({part.scales, part.outputs});
+    biases.push_back({part.biases, part.outputs});
+  }
   find_channels(scales, biases);
   PackedShape& layout = this->shape;
   layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower levels take the scales of groups
+  const std::size_t row_bytes = static_cast<std::size_t>(shape.inputs) * shape.bits / 8,
+                    scale_bytes = scale_size(shape) * shape.num_groups();
   parallel_for(shape.num_panels(), [&](int p) {
-    for (int g = 0; g < shape.num_groups(); ++g)
-      pack_group(layout, p, g, codes, scales, biases, panels.data() + layout.codes_at(p, g),
-                 panels.data() + layout.parameters_at(p, g));
+    const PanelRows of_codes(codes, p * kPanel, row_bytes), of_scales(scales, p * kPanel, scale_bytes),
+        of_biases(biases, p * kPanel, scale_bytes);
+    for (int g = 0; g < shape.num_groups(); ++g) {
+      pack_codes(layout, of_codes, g, panels.data() + layout.codes_at(p, g));
+      uint8_t* const parameters = panels.data() + layout.parameters_at(p, g);
+      pack_scales(layout, of_scales, g, parameters);
+      if (layout.affine()) pack_scales(layout, of_biases, g, parameters + kPanel * scale_size(layout));
+    }
   });
 }
 
-void PackedWeight::find_channels(const void* scales, const void* biases) {
+void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
+                                 const std::vector<MatrixRows>& biases) {
   constexpr int kMostInputs = INT32_MAX / (255 * 127);  // sums of their products do not leave 32 bits
   if (!shape.affine() || (shape.bits != 8 && shape.bits != 4) || shape.inputs > kMostInputs) return;
-  const std::size_t groups = shape.num_groups(), panel_factors = 2 * kPanel * groups;
-  std::vector<float> found, scale(groups), bias(groups);
-  std::vector<uint8_t> factors(2 * groups);
-  Slice bytes;  // both are needed from the first channel on: most weights have none
-  for (int output = 0; output < shape.outputs; ++output) {
-    load_floats(scales, shape.scale_type, output * groups, static_cast<int>(groups), scale.data());
-    load_floats(biases, shape.scale_type, output * groups, static_cast<int>(groups), bias.data());
-    const float unit = find_channel(shape.bits, scale, bias, factors);
-    if (std::isnan(unit)) return;
-    if (output == 0) {
-      found.resize(static_cast<std::size_t>(shape.num_panels()) * kPanel);
-      if (shape.bits == 4) bytes = Slice(panel_factors * shape.num_panels());
+  const int groups = shape.num_groups();
+  const std::size_t row_bytes = scale_size(shape) * groups;
+  const auto find = [&](const void* of_scales, const void* of_biases, uint8_t*& factors) {
+    float* const values = static_cast<float*>(thread_scratch((2 * sizeof(float) + 2) * groups));
+    load_floats(of_scales, shape.scale_type, 0, groups, values);
+    load_floats(of_biases, shape.scale_type, 0, groups, values + groups);
+    factors = reinterpret_cast<uint8_t*>(values + 2 * groups);
+    return find_channel(shape.bits, values, values + groups, groups, factors);
+  };
+  uint8_t* first;  // most weights have no channel, and need no room for any
+  if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
+  std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
+  const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;
+  const Slice bytes(panel_factors * shape.num_panels());
+  std::atomic<bool> all = true;
+  parallel_for(shape.num_panels(), [&](int p) {
+    const PanelRows of_scales(scales, p * kPanel, row_bytes), of_biases(biases, p * kPanel, row_bytes);
+    for (int n = 0; n < of_scales.count && all; ++n) {
+      uint8_t* factors;
+      const float unit = find(of_scales.rows[n], of_biases.rows[n], factors);
+      if (std::isnan(unit)) all = false;
+      found[p * kPanel + n] = unit;
+      for (int i = 0; i < 2 * groups && panel_factors > 0; ++i)
+        bytes.data()[panel_factors * p + i * kPanel + n] = factors[i];
     }
-    found[output] = unit;
-    for (std::size_t i = 0; i < 2 * groups && shape.bits == 4; ++i)
-      bytes.data()[panel_factors * (output / kPanel) + i * kPanel + output % kPanel] = factors[i];
-  }
+  });
+  if (!all) return;
   channel_scales = std::move(found);
   factor_bytes = bytes;
 }

@@ -118,18 +118,26 @@ struct PackedShape {
   }
 };
 
-// Some outputs of a dense matrix, row-major.
-struct DenseRows {
+// Some outputs of a matrix, row-major.
+struct MatrixRows {
   const void* data;
+  int outputs;
+};
+
+// Some outputs of a quantized matrix, as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each
+// row a stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
+struct QuantizedRows {
+  const uint32_t* codes;
+  const void* scales;
+  const void* biases;
   int outputs;
 };
 
 struct PackedWeight {
   // Pack dense matrices of `shape.kind` that lie one below the other; shape.outputs of all of them together.
-  PackedWeight(const PackedShape& shape, const std::vector<DenseRows>& parts);
-  // Pack a quantized one as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each row a
-  // stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
-  PackedWeight(const PackedShape& shape, const uint32_t* codes, const void* scales, const void* biases);
+  PackedWeight(const PackedShape& shape, const std::vector<MatrixRows>& parts);
+  // The same for quantized ones.
+  PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
 
@@ -170,7 +178,8 @@ struct PackedWeight {
   // One row of W as float32 [inputs], dequantized without any rounding but float32's.
   void row(int output, float* out) const;
 
-  // The matrices this was packed from, bit by bit. Buffers are laid out as the constructors take them.
+  // The matrices this was packed from, bit by bit, as one. Buffers are laid out as the constructors take
+  // them.
   void unpack_dense(void* weight) const;
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 
@@ -182,7 +191,7 @@ struct PackedWeight {
   Slice factor_bytes;                 // see factors
 
  private:
-  void find_channels(const void* scales, const void* biases);
+  void find_channels(const std::vector<MatrixRows>& scales, const std::vector<MatrixRows>& biases);
 };
 
 }  // namespace octavo

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/vectors.h"
+#include "linear/quantize_vectors.h"
 #include "runtime/round_floats.h"
 #include "runtime/row_items.h"
 #include "runtime/threads.h"
@@ -13,28 +13,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kMaxGroup = 128;
 constexpr int64_t kItemWeights = 32 << 10;
-constexpr float kRound = 0x1.8p23f;  // below 2^22, x + kRound is rounded to an integer, ties to even
-
-typedef uint8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
-
-inline Vec clamp(Vec x, float low, float high) {  // `low` for NaN
-  x = x > low ? x : Vec{} + low;
-  return x < high ? x : Vec{} + high;
-}
-
-typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
-
-// The least lane, and by the negative ones the most: four at a time, for few of them lie in one register.
-inline float least_of(Vec x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  const auto four = [&](int i) { return *reinterpret_cast<const Four*>(lanes + i); };
-  Four least = four(0);
-  for (int i = 4; i < kLanes; i += 4) least = four(i) < least ? four(i) : least;
-  return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
-}
 
 // A group of weights in MLX's affine format, as mx.dequantize has them: each operation rounds to the type.
 void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
@@ -80,8 +59,7 @@ void quantize_row(const ChannelsCall& call, const float* values, uint8_t* codes,
   for (int j = 0; j < call.inputs; j += kLanes) {
     const Vec exact = load(values + j) * factor;
     const UintVec shifted = (UintVec)(clamp(exact, -127, 127) + (kRound + 128));
-    const UintVec code = shifted & (UintVec)(exact == exact) & 0xff;  // 0 for NaN
-    *reinterpret_cast<Bytes*>(codes + j) = __builtin_convertvector(code, Bytes);
+    store_bytes(codes + j, shifted & (UintVec)(exact == exact) & 0xff);  // 0 for NaN
   }
   std::fill_n(scales, call.inputs / call.group, scale);
   std::fill_n(biases, call.inputs / call.group, -128 * scale);
@@ -102,24 +80,20 @@ Range range_of(const float* values, int count) {
 }
 
 // Codes of a group where `zero` is that of 0; 0 for NaN.
-void pack_group(const float* values, int count, float step, float zero, uint32_t* words) {
-  alignas(64) uint8_t codes[kMaxGroup];
-  for (int j = 0; j < count; j += kLanes) {
-    const Vec whole = load(values + j) / step + kRound - kRound;  // what is larger is beyond all codes, too
-    const UintVec code = (UintVec)(clamp(whole + zero, 0, 15) + kRound) & 15;
-    *reinterpret_cast<Bytes*>(codes + j) = __builtin_convertvector(code, Bytes);
-  }
-  for (int word = 0; word < count / 8; ++word) {
-    uint64_t x;
-    std::memcpy(&x, codes + 8 * word, 8);
-    x = (x | x >> 4) & 0x00ff00ff00ff00ff;
-    x = (x | x >> 8) & 0x0000ffff0000ffff;
-    words[word] = static_cast<uint32_t>(x | x >> 16);
+void quantize_group(const float* values, int count, float step, float zero, uint8_t* to) {
+  constexpr int kPart = 32;  // of which all groups have whole ones
+  uint8_t codes[kPart];
+  for (int at = 0; at < count; at += kPart) {
+    for (int j = 0; j < kPart; j += kLanes) {
+      const Vec whole = load(values + at + j) / step + kRound - kRound;  // more is beyond all codes, too
+      store_bytes(codes + j, rounded(clamp(whole + zero, 0, 15)));
+    }
+    pack_codes<kPart, 4>(codes, to + at / 2);
   }
 }
 
 // One row of w4a8.
-void quantize_row_twice(const ChannelsCall& call, const float* values, uint32_t* codes, float* scales,
+void quantize_row_twice(const ChannelsCall& call, const float* values, uint8_t* codes, float* scales,
                         float* biases) {
   const int group = call.group, groups = call.inputs / group;
   float *const least = scales, *const most = biases;  // until the row's scale is known
@@ -138,7 +112,7 @@ void quantize_row_twice(const ChannelsCall& call, const float* values, uint32_t*
     const float step = (times < 1 ? 1 : times) * scale;
     const float exact = std::rint(7.5f - (least[g] + most[g]) / (2 * step));
     const float zero = exact <= 0 ? 0 : exact > 15 ? 15 : exact;
-    pack_group(values + g * group, group, step, zero, codes + g * (group / 8));
+    quantize_group(values + g * group, group, step, zero, codes + g * (group / 2));
     scales[g] = step;
     biases[g] = -zero * step;
   }
@@ -154,8 +128,8 @@ void quantize_channels(const ChannelsCall& call) {
     float *const scales = values + call.inputs, *const biases = scales + groups;
     for (int64_t row = first; row < last; ++row) {
       load_row(call, row, values);
-      uint32_t* const codes = call.new_codes + row * words;
-      if (call.bits == 8) quantize_row(call, values, reinterpret_cast<uint8_t*>(codes), scales, biases);
+      uint8_t* const codes = reinterpret_cast<uint8_t*>(call.new_codes + row * words);
+      if (call.bits == 8) quantize_row(call, values, codes, scales, biases);
       else quantize_row_twice(call, values, codes, scales, biases);
       store_floats(call.new_scales, call.type, static_cast<std::size_t>(row) * groups, groups, scales);
       store_floats(call.new_biases, call.type, static_cast<std::size_t>(row) * groups, groups, biases);
