@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "attention/sides.h"
-#include "attention/vectors.h"
+#include "runtime/vectors.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>

@@ -8,7 +8,7 @@
 
 #include "attention/attention.h"
 #include "attention/rows.h"
-#include "attention/vectors.h"
+#include "runtime/vectors.h"
 
 namespace octavo {
 namespace {

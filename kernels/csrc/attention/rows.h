@@ -11,8 +11,8 @@
 #endif
 
 #include "attention/attention.h"
-#include "attention/vectors.h"
 #include "runtime/numeric.h"
+#include "runtime/vectors.h"
 
 namespace octavo {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "attention/attention.h"
-#include "attention/vectors.h"
+#include "runtime/vectors.h"
 
 namespace octavo {
 namespace {

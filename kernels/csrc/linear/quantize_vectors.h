@@ -2,8 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
-#include "attention/vectors.h"
+#include "runtime/vectors.h"
 
 namespace octavo {
 namespace {

@@ -3,8 +3,8 @@
 // whichever loop it stands in. Internal linkage: see numeric.h.
 #pragma once
 
-#include "attention/vectors.h"
 #include "runtime/numeric.h"
+#include "runtime/vectors.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>

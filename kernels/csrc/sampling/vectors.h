@@ -2,7 +2,7 @@
 // once per instruction set.
 #pragma once
 
-#include "attention/vectors.h"
+#include "runtime/vectors.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
