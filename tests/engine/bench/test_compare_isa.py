@@ -105,7 +105,10 @@ def test_what_is_found_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> Non
     def measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
         measured.append((level, args.formats, args.contexts, args.weights, args.rows))
         slow = {"fp16": len(measured) <= 2 and level == "avx512", "int8": level == "avx512"}
-        return {"attention": [row | {"us": 3 if slow[row["k_format"]] else 2} for row in rows], "linear": []}
+        return {
+            "attention": [row | {"us": 3 if slow[str(row["k_format"])] else 2} for row in rows],
+            "linear": [],
+        }
 
     monkeypatch.setattr(compare_isa, "_measure", measure)
     parser = argparse.ArgumentParser()
