@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "linear/channel.h"
 #include "linear/kernels.h"
 #include "runtime/dispatch.h"
 #include "runtime/threads.h"
@@ -283,39 +284,6 @@ void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* 
   }
 }
 
-constexpr int kMiddle = 128;  // what makes the integers of a channel unsigned; see PackedWeight::factors
-constexpr int kLargestFactor = 16;
-
-// Two factors of a group whose codes q stand for k (q - z) units; false if there are none.
-bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[2]) {
-  const int most = (1 << bits) - 1;
-  if (unit == 0) {  // of a channel of zeros, whatever its codes
-    out[0] = out[1] = 0;
-    return scale == 0 && bias == 0;
-  }
-  const float factor = std::nearbyint(scale / unit), zero = std::nearbyint(-bias / scale);
-  const float largest = bits == 8 ? 1 : kLargestFactor;
-  if (!(factor >= 1 && factor <= largest && zero >= 0 && zero <= static_cast<float>(most))) return false;
-  if (factor * unit != scale || -zero * scale != bias) return false;
-  if (factor * zero > kMiddle || factor * (static_cast<float>(most) - zero) >= kMiddle) return false;
-  out[0] = static_cast<uint8_t>(factor), out[1] = static_cast<uint8_t>(kMiddle - factor * zero);
-  return true;
-}
-
-// The scale of an output whose groups have these; NaN if it is no channel. Factors [groups][2] of it.
-float find_channel(int bits, const float* scales, const float* biases, int groups, uint8_t* factors) {
-  float least = INFINITY;
-  for (int g = 0; g < groups; ++g) least = scales[g] > 0 && scales[g] < least ? scales[g] : least;
-  for (int divisor = 1; divisor <= (bits == 8 ? 1 : kLargestFactor); ++divisor) {
-    const float unit = std::isinf(least) ? 0 : least / static_cast<float>(divisor);
-    int g = 0;
-    for (uint8_t found[2]; g < groups && find_factors(bits, scales[g], biases[g], unit, found); ++g)
-      factors[2 * g] = found[0], factors[2 * g + 1] = found[1];
-    if (g == groups) return unit;
-  }
-  return NAN;
-}
-
 // Do kernels of the level in use take such weights in fixed point?
 bool has_fixed_point(const PackedShape& shape) {
   return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
@@ -389,7 +357,7 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
   if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
   std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
   const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;
-  const Slice bytes(panel_factors * shape.num_panels());
+  const Slice bytes = panel_factors > 0 ? Slice(panel_factors * shape.num_panels()) : Slice();
   std::atomic<bool> all = true;
   parallel_for(shape.num_panels(), [&](int p) {
     const PanelRows of_scales(scales, p * kPanel, row_bytes), of_biases(biases, p * kPanel, row_bytes);
