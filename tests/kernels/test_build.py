@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import sys
 import time
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from native import available_levels, require_extension, run_python
@@ -72,6 +74,21 @@ def test_set_threads() -> None:
         for n in (0, -1, 1025):
             with pytest.raises(ValueError, match=rf"threads must lie in \[1, 1024\], got {n}"):
                 _ext.set_threads(n)
+    finally:
+        _ext.set_threads(before)
+
+
+def test_every_item_is_computed_by_however_many_threads() -> None:
+    rng = np.random.default_rng(1)
+    before = _ext.threads()
+    try:
+        for threads, panels in itertools.product((1, 2, 5, 16), (1, 2, 3, 16, 37)):
+            _ext.set_threads(threads)
+            weight = rng.integers(-4, 5, (64 * panels, 32)).astype(np.float32)
+            packed = _ext.pack_dense(mx.array(weight))
+            for _ in range(20):  # who is late, and whose items are taken, differs
+                x = rng.integers(-4, 5, (3, 32)).astype(np.float32)
+                assert np.array_equal(np.array(_ext.linear(mx.array(x), packed)), x @ weight.T)
     finally:
         _ext.set_threads(before)
 

@@ -47,7 +47,7 @@ class Work {
   template <class Body>
   void run(Body&& body) const {
     parallel_for(blocks() * runs(), [&](int i) {
-      const int later = i + num_threads();
+      const int later = i + 1;  // a thread's items are neighbours
       body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));
     });
   }
@@ -61,11 +61,13 @@ class Work {
       return run(body);
     }
     std::vector<Share> shares(blocks());
+    std::atomic<int> begun{0};
     parallel_for(blocks(), [&](int own) {
+      begun.fetch_add(1, std::memory_order_relaxed);
       lay_out(own * block_, std::min(rows_, (own + 1) * block_));
       shares[own].is_laid_out.store(true, std::memory_order_release);
       take(own, shares[own], body);
-      if (own + num_threads() < blocks()) return;  // there are shares that nobody has begun with
+      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // first those that nobody has begun with
       for (int other = 0; other < blocks(); ++other)
         if (shares[other].is_laid_out.load(std::memory_order_acquire)) take(other, shares[other], body);
     });

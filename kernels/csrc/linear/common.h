@@ -70,7 +70,7 @@ struct RowTiles {
 // Panels in a row that a thread takes at once when each is used only once: reading on through memory is
 // what prefetchers are good at. Not so many that threads would wait for the last one.
 inline int panels_in_a_run(const PackedShape& shape, int panels) {
-  constexpr int kRunsPerThread = 8;
+  constexpr int kRunsPerThread = 16;
   constexpr std::size_t kRunBytes = 512 * 1024;
   const int share = panels / (kRunsPerThread * num_threads());
   const int most = static_cast<int>(kRunBytes / shape.panel_bytes());

@@ -1,10 +1,12 @@
 #include "runtime/threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -31,6 +33,42 @@ inline void relax() {
 #endif
 }
 
+// What a thread has left of its share of a job's items: it takes the first, others take from the end.
+class alignas(64) Share {
+ public:
+  // Items [first, end): in one word, so that nobody sees half of a change.
+  static uint64_t items(int64_t first, int64_t end) {
+    return static_cast<uint64_t>(end) << 32 | static_cast<uint64_t>(first);
+  }
+
+  void set(uint64_t items) { left_.store(items, std::memory_order_relaxed); }
+
+  // The first item, or -1 if none is left.
+  int take() {
+    uint64_t left = left_.load(std::memory_order_relaxed);
+    while (first(left) < end(left))
+      if (left_.compare_exchange_weak(left, left + 1, std::memory_order_relaxed)) return first(left);
+    return -1;
+  }
+
+  // The later half of the items, rounded up; none if none is left.
+  uint64_t take_half() {
+    uint64_t left = left_.load(std::memory_order_relaxed);
+    while (first(left) < end(left)) {
+      const int middle = first(left) + (end(left) - first(left)) / 2;
+      if (left_.compare_exchange_weak(left, items(first(left), middle), std::memory_order_relaxed))
+        return items(middle, end(left));
+    }
+    return 0;
+  }
+
+ private:
+  static int first(uint64_t items) { return static_cast<int>(items & 0xffffffff); }
+  static int end(uint64_t items) { return static_cast<int>(items >> 32); }
+
+  std::atomic<uint64_t> left_{0};
+};
+
 class ThreadPool {
  public:
   explicit ThreadPool(int n) { start(n); }
@@ -54,13 +92,12 @@ class ThreadPool {
     std::lock_guard<std::mutex> guard(mutex_);  // one job at a time, whichever stream it comes from
     task_ = task;
     context_ = context;
-    items_ = items;
+    deal(items);
     wanted_.store(static_cast<uint32_t>(items - 1), std::memory_order_relaxed);
-    next_.store(0, std::memory_order_relaxed);
     state_.store(kOpen, std::memory_order_seq_cst);
     epoch_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
-    work();
+    work(0);
     // Close the job: who has not entered by now stays out, who has entered is waited for.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; state_.load(std::memory_order_acquire) != 0; ++spins) {
@@ -75,7 +112,8 @@ class ThreadPool {
   void start(int n) {
     quit_.store(false);
     const uint32_t epoch = epoch_.load();
-    for (int i = 1; i < n; ++i) helpers_.emplace_back([this, epoch] { help(epoch); });
+    shares_ = std::make_unique<Share[]>(n);
+    for (int i = 1; i < n; ++i) helpers_.emplace_back([this, i, epoch] { help(i, epoch); });
     size_.store(n);
   }
 
@@ -87,8 +125,32 @@ class ThreadPool {
     helpers_.clear();
   }
 
-  void work() {
-    for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items_;) task_(context_, item);
+  // Items in a row for each thread: what one reads is followed in memory by what the next one reads, so that
+  // what is prefetched beyond its end is this thread's, too. And a thread gets the same rows from one job of
+  // a step to the next.
+  void deal(int items) {
+    const int threads = size(), shares = std::min(threads, items);
+    for (int i = 0; i < threads; ++i)
+      shares_[i].set(i < shares ? Share::items(int64_t{items} * i / shares, int64_t{items} * (i + 1) / shares)
+                                : 0);
+  }
+
+  void work(int self) {
+    do
+      for (int item; (item = shares_[self].take()) >= 0;) task_(context_, item);
+    while (steal(self));
+  }
+
+  // Half of what some other thread has left becomes this one's; false if nobody has anything.
+  bool steal(int self) {
+    const int threads = size();
+    for (int i = 1; i < threads; ++i) {
+      const uint64_t half = shares_[(self + i) % threads].take_half();
+      if (half == 0) continue;
+      shares_[self].set(half);
+      return true;
+    }
+    return false;
   }
 
   // False if the job is closed or has a thread for every item: who then only looks at it delays nobody.
@@ -114,12 +176,12 @@ class ThreadPool {
     return epoch_.load(std::memory_order_acquire);
   }
 
-  void help(uint32_t seen) {
+  void help(int self, uint32_t seen) {
     while (true) {
       seen = await(seen);
       if (quit_.load()) return;
       if (!enter()) continue;
-      work();
+      work(self);
       state_.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -129,8 +191,7 @@ class ThreadPool {
   std::atomic<uint32_t> wanted_{0};  // helpers that find an item
   std::atomic<int> sleepers_{0};
   std::atomic<uint64_t> num_jobs_{0};
-  alignas(64) std::atomic<int> next_{0};  // on a line of its own: every item touches it
-  alignas(64) int items_ = 0;
+  std::unique_ptr<Share[]> shares_;  // the caller's, then each helper's; set while no helper is inside
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
   std::atomic<bool> quit_{false};

@@ -22,8 +22,9 @@ void set_threads(int n);
 // number of CPUs this process may run on (its affinity mask).
 int default_threads();
 
-// Call task(context, item) for each item in [0, items), in any order, on up to num_threads()
-// threads, and return when all are done. Tasks must not throw and must not call this again.
+// Call task(context, item) for each item in [0, items) on up to num_threads() threads, and return when
+// all are done. Each thread begins with a share of its own, item after item; who has ended takes half
+// of what another has left. Tasks must not throw and must not call this again.
 // Jobs of several MLX streams are run one after the other.
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
 
