@@ -109,7 +109,7 @@ void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, i
   const int padded = call.weight->shape.padded_inputs(), all = padded / 2;
   const int first = tiles.first(first_tile), count = last_tile - first_tile;
   const int shared = count == 1 ? all : kSharedPairs;
-  const int ahead = count > 1 ? kSharedPairs * kPairBytes : call.rows > 1 ? tile_ahead() : row_ahead();
+  const int ahead = count > 1 ? kSharedPairs * kPairBytes : call.rows > 1 ? tile_ahead() : row_ahead(16);
   for (int pair = 0; pair < all; pair += shared) {
     const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair),
                       kCore == Core::zen5 && count == 1};  // what tiles share stays in L2

@@ -37,13 +37,16 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
 
-// Bytes of weights that a single row prefetches ahead. On a Zen 4, with 2 KiB a step of int4
-// weights takes 5 to 8 % longer, and 4 KiB are no better than 3.
-inline int row_ahead() { return kCore == Core::zen4 ? 3072 : kAhead; }
+// Bytes of weights that a single row prefetches ahead. Beside products of 4 bits a Zen 4's own prefetcher
+// keeps up with memory, and does so better alone; of the others each has its best distance.
+inline int row_ahead(int bits) {
+  if (kCore != Core::zen4) return kAhead;
+  return bits == 4 ? 0 : bits == 8 ? 2048 : 3072;
+}
 
 // How far behind a block of a panel lies the one to prefetch while it is multiplied by `rows`: whole blocks.
 inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
-  const std::size_t bytes = shape.block_bytes(), ahead = rows == 1 ? row_ahead() : kAhead;
+  const std::size_t bytes = shape.block_bytes(), ahead = rows == 1 ? row_ahead(shape.bits) : kAhead;
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
@@ -125,7 +128,7 @@ inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_
   }
 }
 
-// The same of a single row, which prefetches what comes `ahead` bytes after its words.
+// The same of a single row, which prefetches what comes `ahead` bytes after its words; 0: nothing.
 template <int kBits>
 inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
                                                    std::size_t ahead, __m512i (&dots)[4]) {
@@ -142,7 +145,8 @@ inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, c
         add_dots(dots[c], codes, first);
       }
     });
-    unrolled<4>([&](auto c) __attribute__((always_inline)) { fetch_weights(words + ahead + 64 * c); });
+    if (ahead > 0)
+      unrolled<4>([&](auto c) __attribute__((always_inline)) { fetch_weights(words + ahead + 64 * c); });
   }
 }
 

@@ -88,7 +88,7 @@ template <int kBits, Float kType>
 void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t* block = call.weight->panel(panel);
-  const std::size_t ahead = bytes_ahead(shape, call.rows);
+  const std::size_t ahead = kCore == Core::zen4 ? row_ahead(kBits) : bytes_ahead(shape, call.rows);
   const int8_t* codes = x.codes;
   __m512 sums[4];
   unrolled<4>([&](auto c) __attribute__((always_inline)) { sums[c] = _mm512_setzero_ps(); });
@@ -101,7 +101,7 @@ void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
       const __m512 bias = load16(parameters, kType, kPanel + 16 * c);
       sums[c] = plus_products(dots[c], scale, bias, x.scales[g], x.code_sums[g], sums[c]);
     });
-    for (std::size_t at = shape.code_bytes(); at < shape.block_bytes(); at += 64)
+    for (std::size_t at = shape.code_bytes(); ahead > 0 && at < shape.block_bytes(); at += 64)
       fetch_weights(block + ahead + at);
   }
   alignas(64) float results[kPanel];

@@ -102,7 +102,7 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
       add_products<F::kWide>(x, codes, sums);
       x += R;
     });
-    for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 256)
+    for (int at = 0; prefetches_weights<R>() && at < F::kQuads * F::kLow / 8 * 256; at += 256)
       for (int c = 0; c < C; c += 2) fetch_weights<F::kWide>(low + kAhead + at + 32 * c);
     low += F::kQuads * F::kLow / 8 * 256;
     high += F::kQuads * F::kHigh / 8 * 256;

@@ -88,10 +88,12 @@ Core this_core() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (!__builtin_cpu_is("amd")) return Core::other;
-  constexpr unsigned kZen5 = 0x1a;  // the family: base and extended, AMD's manual, CPUID Fn0000_0001
+  // The family and the model, each base and extended: AMD's manual, CPUID Fn0000_0001.
   unsigned leaf = 1, ebx, ecx = 0, edx;
   asm("cpuid" : "+a"(leaf), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return ((leaf >> 8) & 0xf) + ((leaf >> 20) & 0xff) >= kZen5 ? Core::zen5 : Core::zen4;
+  const unsigned family = ((leaf >> 8) & 0xf) + ((leaf >> 20) & 0xff);
+  if (family >= 0x1a) return Core::zen5;
+  return __builtin_cpu_supports("avx512f") ? Core::zen4 : Core::zen3;  // of one family
 #else
   return Core::other;
 #endif

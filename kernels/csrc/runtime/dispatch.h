@@ -20,7 +20,8 @@ const char* isa_name(Isa level);
 
 // Cores by how memory that a step reads once is prefetched. Results are the same bits.
 enum class Core {
-  zen4,   // AMD's, up to Zen 4: into L2; non-temporally, attention over pages takes up to 1.6 times as long
+  zen3,   // AMD's, up to Zen 3: as a Zen 4, where that was not measured alone
+  zen4,   // into L2; non-temporally, attention over pages takes up to 1.6 times as long
   zen5,   // AMD's later ones: non-temporally, past L2, which then keeps what the host needs between steps
   other,  // into L2: non-temporally, Intel's read a third of DRAM's rate, and into L1 prefetches would share
           // its few fill buffers with loads
