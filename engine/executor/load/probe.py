@@ -12,7 +12,7 @@ says (attention_check.py), and whether a sequence's bits depend on the sequences
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,6 @@ from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.kv_cache import GroupedKVCache
-from octavo.kernels.metadata import AttentionMetadata
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
@@ -32,12 +31,16 @@ from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
 from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
 from .discover import CacheLayout
-from .invariance import TracedCache, find_dependence
+from .invariance import find_dependence, find_dependence_in
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
-from .probe_steps import Work, probe_cache, probe_pool, step_metadata
+from .probe_run import ComputedRows, TracedCache, compute_steps
+from .probe_steps import probe_cache, probe_pool, step_metadata
 
 LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
-STEPS = ((4, 3, 0), (1, 1, 3), (4, 1, 1), (1, 4, 1))  # new tokens of each sequence in each step
+STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
+"""New tokens of each sequence in each step. The first gets a chunk across the end of a page and a token after
+that, the second ends early, the third begins late. Each token is a row of three forwards, for which loading
+waits: few tokens in several steps cost less than many in fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,13 @@ def probe(
             if state_tier is not None:
                 recurrent = RecurrentLayers(layout.mixers, state_tier, recurrences)
             paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
-            errors = _compare(paged, reference, steps)
+            computed = compute_steps(paged, reference.sequences, steps, longest=reference.longest)
+            errors = _compare(computed, reference, steps)
             refusal = _judge(errors, reference)
             if refusal is not None and reference.num_noises == 1:
                 reference = with_more_noise(reference, model)
                 refusal = _judge(errors, reference)
-            refusal = refusal or _find_wrong(paged, layout, backend, reference)
+            refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
         except Exception as error:  # model code of any architecture meets shims here
             refusal = _first_line(error)
         if refusal is None:
@@ -170,39 +174,31 @@ def _paged_model(
 
 
 def _find_wrong(
-    paged: PagedModel, layout: CacheLayout, backend: AttentionBackend, reference: Reference
+    computed: ComputedRows,
+    paged: PagedModel,
+    layout: CacheLayout,
+    backend: AttentionBackend,
+    reference: Reference,
 ) -> str | None:
-    """What no rounding explains, or None."""
-    any_batch = backend.has_model_ops and paged.is_paged and not layout.mixers  # whose operations are MLX's
-    dependence = find_dependence(paged, layout.vocab_size, any_batch=any_batch)
+    """What no rounding explains, or None. ``computed``: the probe's steps."""
+    if backend.has_model_ops and paged.is_paged and not layout.mixers:  # a row has the same bits in any batch
+        observed = reference.sequences[-1]
+        dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
+    else:
+        dependence = find_dependence(paged, layout.vocab_size)
     if dependence is not None or not paged.is_paged:  # what is gathered is attended to by the model itself
         return dependence
     return find_mistake(paged, layout, [len(tokens) for tokens in reference.sequences])
 
 
-def _compare(paged: PagedModel, reference: Reference, steps: list[tuple[int, int, int]]) -> list[Errors]:
+def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple[int, ...]]) -> list[Errors]:
     """Errors of the decode rows and of the chunk rows, over all steps."""
-    written = [0] * len(reference.sequences)
-    decodes: list[Errors] = []
-    chunks: list[Errors] = []
-    for counts in steps:
-        work = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
-        tokens = np.concatenate([reference.sequences[i][start:stop] for i, start, stop in work])
-        metadata = _metadata(reference, work)
-        paged.kv_cache.begin_step(metadata)
-        logits = paged.forward(tokens.astype(np.int32), metadata)
-        paged.evaluate([logits])
-        got, first = evaluated(logits), 0
-        for i, start, stop in work:
-            rows = got[first : first + stop - start]
-            errors = row_errors(rows, reference.logits[i][start:stop])
-            (decodes if stop - start == 1 else chunks).append(errors)
-            first, written[i] = first + stop - start, stop
-    return [np.concatenate(decodes), np.concatenate(chunks)]
-
-
-def _metadata(reference: Reference, work: list[Work]) -> AttentionMetadata:
-    return step_metadata(work, num_sequences=len(reference.sequences), longest=reference.longest)
+    errors = np.concatenate(
+        [row_errors(got, wanted) for got, wanted in zip(computed.logits, reference.logits, strict=True)]
+    )
+    chunks = np.array([count for counts in zip(*steps, strict=True) for count in counts])
+    is_decode = np.repeat(chunks == 1, chunks)
+    return [errors[is_decode], errors[~is_decode]]
 
 
 def _judge(groups: list[Errors], reference: Reference) -> str | None:
@@ -220,7 +216,9 @@ def _judge(groups: list[Errors], reference: Reference) -> str | None:
 def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
     """Whether asking the head for two rows gives the logits of these two rows."""
     tokens = reference.sequences[0][:4]
-    metadata = _metadata(reference, [(0, 0, len(tokens))])
+    metadata = step_metadata(
+        [(0, 0, len(tokens))], num_sequences=len(reference.sequences), longest=reference.longest
+    )
     ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
     paged.selection = selection
     try:

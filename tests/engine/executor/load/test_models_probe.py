@@ -24,6 +24,7 @@ from octavo.engine.executor.load import probe, probe_reference
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.load.prepare import model_ops
+from octavo.engine.executor.load.probe_run import ComputedRows
 from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
@@ -69,6 +70,23 @@ def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBacken
 def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend, dtype=mx.float32)
     assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+
+
+def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
+    """Each kind has its median: few rows that are wrong would not move one of all."""
+    steps = [(3, 1), (1, 0), (2, 1)]
+    wanted = [
+        np.random.default_rng(i).standard_normal((n, 8)).astype(np.float32) for i, n in enumerate((6, 2))
+    ]
+    got = [rows.copy() for rows in wanted]
+    got[0][3] *= -1
+    got[1] *= -1
+    reference = probe_reference.Reference([[], []], wanted, np.zeros(8), 0.0, 0.0, 8)
+    decodes, chunks = probe._compare(ComputedRows(got, []), reference, steps)
+    assert decodes.shape == (3,)
+    assert decodes.min() > 1
+    assert chunks.shape == (5,)
+    assert chunks.max() == 0
 
 
 @pytest.mark.parametrize("unlucky", [True, False])

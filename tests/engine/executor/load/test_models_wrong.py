@@ -132,10 +132,39 @@ def refusal(folder: Path, scale: float, backend: AttentionBackend, name: str = "
     ids=["a neighbour's offset", "the longest's offset", "no mask", "K heads", "V heads"],
 )
 def test_a_mistake_is_refused_at_any_scale(
-    tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None]
+    tmp_path: Path,
+    monkeypatch: Patch,
+    backend: AttentionBackend,
+    scale: float,
+    mistake: Callable[[Patch], None],
 ) -> None:
     mistake(monkeypatch)
-    assert "paged: " in refusal(tmp_path, scale, ReferenceBackend())
+    assert "paged: " in refusal(tmp_path, scale, backend)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (no_causal_mask, "when it is alone, in one chunk"),
+        (neighbours_offset, "when it is alone, in one chunk"),
+        (longest_offset, "when it is alone, in one chunk"),
+        (lambda _: None, None),
+    ],
+    ids=["no mask", "a neighbour's offset", "the longest's offset", "nothing wrong"],
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0], ids=["no trace in the logits", "plain"])
+def test_steps_beside_others_have_the_bits_of_one_alone(
+    tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None], message: str | None
+) -> None:
+    """On a backend that promises equal bits in any batch, what the probe has computed is compared with one
+    further step: here without any look at the logits of mlx-lm."""
+    native = next((chosen for chosen in BACKENDS if chosen.name == "cpu"), None)
+    assert native is not None
+    monkeypatch.setattr(probe, "_judge", lambda *_: None)
+    monkeypatch.setattr(probe, "find_mistake", lambda *_: None)
+    mistake(monkeypatch)
+    reason = refusal(tmp_path, scale, native.create())
+    assert reason == "" if message is None else message in reason
 
 
 @pytest.mark.parametrize("scale", SCALES)
