@@ -243,7 +243,7 @@ from octavo.kernels.cpu.backend import CpuBackend
 worst = dict.fromkeys(("float32", "bfloat16"), 0.0)
 for index, case in enumerate(CASES[::2]):
     others = [pair for pair in EVERY_FORMAT_PAIR[len(FORMAT_PAIRS):] if case.fits(*pair)]
-    for formats in (*FORMAT_PAIRS, *others[index % 4 :: 4]):
+    for formats in (*FORMAT_PAIRS[index // 2 % {turns} :: {turns}], *others[index % 4 :: 4]):
         dtype = (mx.float32, mx.bfloat16)[index % 2]
         pool = CpuBackend().create_pool(case.spec(*formats))
         poison(pool)
@@ -253,9 +253,11 @@ print(_ext.isa(), worst["float32"], worst["bfloat16"])
 """
 
 
+@pytest.mark.parametrize("turns", [2, pytest.param(1, marks=pytest.mark.slow)], ids=["half", "whole"])
 @at_every_level
-def test_every_instruction_set_equals_truth(level: str) -> None:
-    name, wide, narrow = run_at_level(level, GRID_AT_LEVEL).split()
+def test_every_instruction_set_equals_truth(level: str, turns: int) -> None:
+    """By default each case with half of the pairs that have kernels everywhere, in turn."""
+    name, wide, narrow = run_at_level(level, GRID_AT_LEVEL.format(turns=turns)).split()
     assert name == level
     assert float(wide) < TOLERANCE[mx.float32]
     assert float(narrow) < BYTES_TOLERANCE
