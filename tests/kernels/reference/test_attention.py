@@ -53,7 +53,7 @@ def poisoned_pool(backend: AttentionBackend, spec: PoolSpec) -> KVPool:
 
 
 def _grid() -> Iterator[object]:
-    """Each case with each pair of formats; by default, half of the pairs with kernels everywhere, an eighth of
+    """Each case with each pair of formats; by default, half of those with kernels everywhere, an eighth of
     the others, and of the case that takes longest the two extremes."""
     for index, case in enumerate(CASES):
         for number, pair in enumerate(EVERY_FORMAT_PAIR):
