@@ -29,7 +29,7 @@ from octavo.kernels.metal.launch import KernelLibrary
 
 pytestmark = pytest.mark.parity
 
-HERE = str(Path(octavo.__file__).resolve().parents[2])
+HERE = Path(octavo.__file__).resolve().parents[2]
 
 
 class Calls:
@@ -48,9 +48,9 @@ class Calls:
         code = frame.f_code
         if event != "call" or code.co_name.startswith("<"):
             return
-        path = str(Path(code.co_filename).resolve())
-        if path.startswith(HERE) and "/.venv/" not in path and "/tests/" not in path:
-            self.counts[f"{path.removeprefix(HERE + '/')}:{code.co_name}"] += 1
+        path = Path(code.co_filename).resolve()
+        if path.is_relative_to(HERE) and path.relative_to(HERE).parts[0] not in (".venv", "tests"):
+            self.counts[f"{path.relative_to(HERE)}:{code.co_name}"] += 1
 
 
 def calls_between_submits(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

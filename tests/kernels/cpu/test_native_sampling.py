@@ -64,6 +64,14 @@ def logits_of(kind: str, size: int) -> NDArray[np.float32]:
     return row
 
 
+def kinds(*names: str) -> list[Any]:
+    """Rows of each of these kinds and each type; by default, every other one of these."""
+    return [
+        pytest.param(dtype, kind, id=f"{dtype}-{kind}", marks=[pytest.mark.slow] if (i + j) % 2 else [])
+        for (i, dtype), (j, kind) in itertools.product(enumerate(DTYPES), enumerate(names))
+    ]
+
+
 def states(size: int, num: int, **params: object) -> list[SampleState]:
     settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
     return [
@@ -71,8 +79,7 @@ def states(size: int, num: int, **params: object) -> list[SampleState]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "narrow", "wide", "ties", "equal", "masked"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "wide", "ties", "equal", "masked"))
 def test_tokens_are_those_of_the_sampler_in_numpy(dtype: str, kind: str) -> None:
     check_tokens(dtype, kind, (1, 2, 7, 511, 513, 5000, 20_000))
 
@@ -262,8 +269,7 @@ def assert_same_score(score: TokenLogprob, expected: TokenLogprob) -> None:
     np.testing.assert_allclose(logprobs, truth, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["plain", "narrow", "wide", "ties", "equal", "masked"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "wide", "ties", "equal", "masked"))
 def test_log_probabilities_are_those_of_float64(dtype: str, kind: str) -> None:
     check_scores(dtype, kind, (1, 2, 63, 65, 513, 5000))
 
@@ -345,8 +351,7 @@ CHANGES: tuple[dict[str, object], ...] = (
 )
 
 
-@pytest.mark.parametrize("kind", ["plain", "narrow", "ties", "masked"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "ties", "masked"))
 def test_changed_tokens_are_drawn_as_if_the_row_had_them(dtype: str, kind: str) -> None:
     for size, changes, params in itertools.product((7, 513, 6000), CHANGES, PARAMS[:9] + PARAMS[-3:]):
         logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
