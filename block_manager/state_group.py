@@ -135,18 +135,21 @@ class StateGroup:
             with_tail=self.spec.tail,
         )
         known = table.digests
+        kept: list[PageId] = []  # they are there already, and must not go for the next ones
         for page in pages:
-            if page <= len(known) and self.pool.is_cached(known[page - 1]):
+            if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
+                kept += found
                 continue
             position = page * self._page_size
             is_staged = self.spec.num_running > 0 and position != stop
             if not self.pool.num_idle_for_snapshots:
-                return
+                break
             if is_staged and self._num_staged == self.spec.num_staged:
                 continue
             self._num_staged += is_staged
             slot = self.pool.take(to_run=False)
             state.planned.append(PlannedSnapshot(position, slot, page == state.junction, is_staged))
+        self.pool.decref(kept)
 
     def num_draftable(self, num_running: int) -> int:
         """Return how many drafts a step can have beside so many sequences.

@@ -220,6 +220,19 @@ class DenseMachine(Machine):
     spec = RecurrentState(num_slots=12, slot_bytes=1, every_page=True)
 
 
+def test_a_snapshot_that_is_there_does_not_go_for_later_ones_of_its_prompt() -> None:
+    machine = DenseMachine()
+    long = machine.open(prompt=[1], salt=b"")
+    machine.step(table=long, fails=False, more=[1])
+    late = machine.open(prompt=[1, 2, *[1] * 7], salt=b"other tenant")
+    first = machine.open(prompt=[1, 2], salt=b"other tenant")
+    machine.step(table=first, fails=False, more=[1, 1])
+    machine.step(table=first, fails=False, more=[1])  # the first page of what `late` will compute
+    machine.step(table=long, fails=False, more=[1] * 20)  # few slots are left
+    machine.step(table=late, fails=False, more=[1] * 9)
+    machine.books_balance()
+
+
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=30)
 TestScarceMachine = ScarceMachine.TestCase
