@@ -84,6 +84,20 @@ def test_every_instruction_set_equals_truth(level: str) -> None:
     assert all(float(error) < 2 * LIMITS["bf16"] for error in errors), errors  # NaN is not
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.window is None])
+def test_a_mask_that_hides_nothing_changes_no_bit(name: str) -> None:
+    """Positions are chosen (sparse latents) in steps in which any sequence has more than a row may choose."""
+    require_extension()
+    case, work = CASES[name], last_step(CASES[name])
+    backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")
+    data, pool = Data(case), pool_of(backend, case, "fp16", "fp16")
+    data.write(pool, history(case))
+    positions = np.concatenate([np.arange(start, stop) for _, start, stop in work])
+    seen = mx.array(np.arange(positions.max() + 1) <= positions[:, None])
+    plain, masked = (data.step(pool, work, mx.float32, mask) for mask in (None, seen))
+    assert np.array_equal(plain, masked)
+
+
 @pytest.mark.parametrize("name", ["many heads", "long"])
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("int8", "bf16")], ids="/".join)
 def test_no_bit_depends_on_how_heads_are_shared_out(name: str, formats: tuple[str, str]) -> None:

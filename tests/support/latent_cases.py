@@ -107,12 +107,16 @@ class Data:
         pool.write(0, self.rows(self.latents, work, dtype), self.rows(self.rotary, work, dtype))
 
     def step(
-        self, pool: PagedKVCache, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16
+        self,
+        pool: PagedKVCache,
+        work: list[tuple[int, int, int]],
+        dtype: mx.Dtype = mx.bfloat16,
+        mask: mx.array | None = None,
     ) -> Floats:
         """Write and attend; rows [T, Hq, R]."""
         self._begin(pool, work, dtype)
         rotary = self.rows(self.rotary_queries, work, mx.float32) * self.scale
-        options = AttendOptions(scale=self.scale, rotary=rotary.astype(dtype))
+        options = AttendOptions(scale=self.scale, rotary=rotary.astype(dtype), mask=mask)
         out = pool.attend(0, self.rows(self.queries, work, dtype), options)
         mx.eval(out, *pool.pending())
         return np.array(out.astype(mx.float32))

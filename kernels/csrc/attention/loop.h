@@ -261,7 +261,8 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
-  const bool is_plain = args.softcap <= 0 && !args.mask;
+  // A mask that only says what is seen changes no bit of what all rows see anyway.
+  const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {
     const int first = row, end = std::min(first + kSoftmaxRows, num_rows);
@@ -269,16 +270,12 @@ void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int
       if (in_group == group) in_group = 0, ++token;
       if (in_group == 0 || row == first)
         seen = row_bits(args, item.sequence, start, row_position(args, item.sequence, token));
-      bits[row - first] = seen;
-      if (is_plain) continue;
       const int head = item.kv_head * group + in_group;
-      const float* added = nullptr;
+      bits[row - first] = args.mask ? seen & mask_bits(args.mask, token, head, start, length) : seen;
+      if (is_plain) continue;
       float copy[kTileTokens];
-      if (args.mask) {
-        bits[row - first] &= mask_bits(args.mask, token, head, start, length);
-        added = mask_added(args.mask, token, head, start, length, copy);
-      }
-      make_logits(args, added, scores + row * kTileTokens);
+      make_logits(args, args.mask ? mask_added(args.mask, token, head, start, length, copy) : nullptr,
+                  scores + row * kTileTokens);
     }
     softmax_update_rows(is_plain ? args.scale * kLog2E : 1.0f, bits, end - first,
                         scores + first * kTileTokens, rows.result + int64_t(first) * width, width,
