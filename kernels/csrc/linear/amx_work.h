@@ -47,8 +47,8 @@ class Work {
   template <class Body>
   void run(Body&& body) const {
     parallel_for(blocks() * runs(), [&](int i) {
-      const int later = i + 1;  // a thread's items are neighbours
-      body(item(i / runs(), i % runs(), later < blocks() * runs() ? later % runs() * run_ : -1));
+      const bool is_last = i + 1 == blocks() * runs();  // else the next one is most likely this thread's
+      body(item(i / runs(), i % runs(), is_last ? -1 : (i + 1) % runs() * run_));
     });
   }
 

@@ -20,8 +20,8 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
 }
 
 // Whether R rows prefetch the weights by which they are multiplied. A single one passes so fast over them
-// that a Zen 4's own prefetcher keeps up with memory, and does so better alone: prefetching, codes of 8 bits
-// take a fifth longer. Of several rows all take longer without.
+// that a Zen 4's own prefetcher keeps up with memory, and does so better alone: prefetching, a step of codes
+// of 8 bits takes about a quarter longer. Of several rows all take longer without.
 template <int R>
 inline bool prefetches_weights() {
   return R > 1 || kCore != Core::zen4;

@@ -88,7 +88,7 @@ Core this_core() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (!__builtin_cpu_is("amd")) return Core::other;
-  // The family and the model, each base and extended: AMD's manual, CPUID Fn0000_0001.
+  // The family, base and extended: AMD's manual, CPUID Fn0000_0001.
   unsigned leaf = 1, ebx, ecx = 0, edx;
   asm("cpuid" : "+a"(leaf), "=b"(ebx), "+c"(ecx), "=d"(edx));
   const unsigned family = ((leaf >> 8) & 0xf) + ((leaf >> 20) & 0xff);

@@ -126,8 +126,7 @@ class ThreadPool {
   }
 
   // Items in a row for each thread: what one reads is followed in memory by what the next one reads, so that
-  // what is prefetched beyond its end is this thread's, too. And a thread gets the same rows from one job of
-  // a step to the next.
+  // what is prefetched beyond its end is this thread's, too.
   void deal(int items) {
     const int threads = size(), shares = std::min(threads, items);
     for (int i = 0; i < threads; ++i)
