@@ -191,7 +191,7 @@ def channel_products(x: mx.array, codes: NDArray[np.int64], scales: Truth) -> mx
     values = np.array(x.astype(mx.float32))
     limit = np.abs(values).max(-1, keepdims=True)
     inverse = np.where(limit > 1e-30, np.float32(127) / np.maximum(limit, 1e-30), 0).astype(np.float32)
-    dots = np.rint(values * inverse).astype(np.int64) @ codes.T
+    dots = np.rint(values * inverse).astype(np.float64) @ codes.T.astype(np.float64)  # exact
     sums = dots.astype(np.float32) * scales.astype(np.float32)[:, 0] * (limit / np.float32(127))
     return mx.array(sums).astype(x.dtype)
 

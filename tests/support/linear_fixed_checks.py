@@ -64,7 +64,7 @@ def product(x: Floats, weight: Floats) -> NDArray[np.float32]:
     a, w = activation_codes(x), weight_codes(weight)
     sums = np.zeros((len(x), len(weight)), np.float32)
     for group in range(a.codes.shape[1]):
-        dots = a.codes[:, group] @ w.codes[:, group].T
+        dots = a.codes[:, group].astype(np.float64) @ w.codes[:, group].T.astype(np.float64)  # exact
         assert np.abs(dots).max() < 2**31
         scaled = dots.astype(np.float32) * a.steps[:, None, group].astype(np.float32)
         sums = (scaled.astype(np.float64) * w.steps[:, group] + sums).astype(np.float32)

@@ -28,9 +28,15 @@ def writing_backend(device: WritingDevice, dense_prompts: int = 0) -> MetalBacke
 
 
 @contextmanager
-def metal_engine(folder: Path, device: WritingDevice, **settings: Any) -> Iterator[LLM]:
+def metal_engine(
+    folder: Path, device: WritingDevice, *, warms_up: bool = False, **settings: Any
+) -> Iterator[LLM]:
+    """``warms_up``: compute steps before the first request, as a server does. Emulated, that takes as long as
+    the requests of a test."""
     small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
     with pytest.MonkeyPatch.context() as patch:
+        if not warms_up:
+            patch.setattr(load, "warm_up", lambda *_, **__: None)
         patch.setattr(
             load,
             "choose_device",

@@ -113,7 +113,6 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
             )
             linked = Path(folder) / "kernel.so"
             link: list[str | Path] = [
-                *_linker_flags(),
                 "-shared",
                 "-Wl,-Bsymbolic",
                 kernel,
@@ -123,7 +122,7 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
                 "-lm",
                 "-ldl",
             ]
-            run_compiler(link, "the kernel does not link")
+            _run([*_linker(), *link], "the kernel does not link")
             (Path(folder) / "warnings").write_text(said)
             os.replace(Path(folder) / "warnings", warnings)
             os.replace(linked, library)
@@ -139,8 +138,11 @@ def content_key(*parts: str) -> str:
 
 def run_compiler(arguments: Iterable[str | Path], what: str) -> str:
     """Run it and return what it said on stderr."""
-    command = [*find_compiler().command, *(str(argument) for argument in arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return _run([*find_compiler().command, *arguments], what)
+
+
+def _run(command: Iterable[str | Path], what: str) -> str:
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
     if done.returncode:
         raise MetalCompileError(f"{what}:\n{done.stderr}")
     return done.stderr
@@ -159,9 +161,13 @@ def source_lines(library: Path, offset: int) -> str:
 
 
 @cache
-def _linker_flags() -> tuple[str, ...]:
-    """Gold, where it is installed: it takes half the time of binutils' other linker. Zig brings its own."""
-    return ("-fuse-ld=gold",) if shutil.which("ld.gold") and not find_compiler().is_zig else ()
+def _linker() -> tuple[str, ...]:
+    """Gold, where it is installed, and started by g++: binutils' other linker takes twice as long, and clang
+    as long to start it as it takes to link. Zig brings its own."""
+    command = find_compiler().command
+    if find_compiler().is_zig or not shutil.which("ld.gold"):
+        return command
+    return (*(("g++",) if shutil.which("g++") else command), "-fuse-ld=gold")
 
 
 def _mode_flags(checks: bool) -> tuple[str, ...]:

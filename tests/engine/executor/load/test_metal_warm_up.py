@@ -38,7 +38,7 @@ def compiled_while_serving(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "warm_up", without_computing)
-        with metal_engine(folder, device, **settings) as llm:
+        with metal_engine(folder, device, warms_up=True, **settings) as llm:
             before = set(device.signatures)
             params = [
                 SamplingParams(max_tokens=4, temperature=0, ignore_eos=True),
