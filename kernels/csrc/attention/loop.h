@@ -257,28 +257,18 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
                  [&](const float* accumulator, float* row) { values.to_natural(dim, accumulator, row); });
 }
 
-// Whether all tokens, if there are several, see the whole tile at `start`. Both ends of what a row sees only
-// move forward with its position, so that rows between two that see it do, too.
-bool all_see(const AttendArgs& args, const AttendItem& item, int start) {
-  if (args.mask || item.num_tokens == 1) return false;
-  for (const int token : {item.first_token, item.first_token + item.num_tokens - 1})
-    if (~row_bits(args, item.sequence, start, row_position(args, item.sequence, token)) != 0) return false;
-  return true;
-}
-
 // Scores of the tile at `start` become weights.
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
   // A mask that only says what is seen changes no bit of what all rows see anyway.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
-  const bool see_all = all_see(args, item, start);
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {
     const int first = row, end = std::min(first + kSoftmaxRows, num_rows);
-    for (uint64_t seen = ~uint64_t(0); row < end; ++row, ++in_group) {
+    for (uint64_t seen = 0; row < end; ++row, ++in_group) {
       if (in_group == group) in_group = 0, ++token;
-      if (!see_all && (in_group == 0 || row == first))
+      if (in_group == 0 || row == first)
         seen = row_bits(args, item.sequence, start, row_position(args, item.sequence, token));
       const int head = item.kv_head * group + in_group;
       bits[row - first] = args.mask ? seen & mask_bits(args.mask, token, head, start, length) : seen;

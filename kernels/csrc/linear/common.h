@@ -142,7 +142,7 @@ struct Added {
 template <class Sums>
 inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
                           bool stream) {
-  constexpr int kRowsAhead = 8;
+  constexpr int kRowsAhead = 8, kMany = 17;  // few rows are bound by weights, which prefetches would delay
   const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
   const auto prefetch = [&](const bf16_t* to, int m) __attribute__((always_inline)) {
     for (int n = 0; n < kPanel; n += 32) {
@@ -150,9 +150,10 @@ inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y,
       if (residual != nullptr) _mm_prefetch(residual + m * added.stride + n, _MM_HINT_T0);
     }
   };
-  for (int m = 1; m < std::min(count, kRowsAhead); ++m) prefetch(y + m * stride, m);
+  const bool is_many = count >= kMany;
+  for (int m = 1; is_many && m < kRowsAhead; ++m) prefetch(y + m * stride, m);
   for (int m = 0; m < count; ++m, y += stride) {
-    if (m + kRowsAhead < count) prefetch(y + kRowsAhead * stride, m + kRowsAhead);
+    if (is_many && m + kRowsAhead < count) prefetch(y + kRowsAhead * stride, m + kRowsAhead);
     __m512 values[kPanel / 16];
     for (int i = 0; i < kPanel / 16; ++i) {
       values[i] = sums(m, i);
