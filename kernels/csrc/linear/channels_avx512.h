@@ -123,26 +123,51 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
   return {bytes, wide};
 }
 
-// Integer sums [count][64] of rows from `row` on, to results: scaled, in place, and finished.
+// Integer sums of some rows of a panel, as floats.
+struct ChannelSums {
+  int32_t* dots;  // [rows][64]
+  const int32_t* starts;
+  const float* scales;  // of rows
+  __m512 channels[4];   // their scales
+
+  ChannelSums(const LinearCall& call, const ChannelRows& x, int panel, int row, int32_t* dots)
+      : dots(dots), starts(x.starts + row), scales(x.scales + row) {
+    const float* const from = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
+    for (int n = 0; n < 4; ++n) channels[n] = _mm512_loadu_ps(from + 16 * n);
+  }
+
+  // 16 of row m.
+  __attribute__((always_inline)) __m512 at(int m, int n) const {
+    const __m512i sums = _mm512_loadu_si512(dots + m * kPanel + 16 * n);
+    const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(starts[m])));
+    return _mm512_mul_ps(_mm512_mul_ps(dot, channels[n]), _mm512_set1_ps(scales[m]));
+  }
+
+  // Rows [first, first + count) in place.
+  float* scale(int first, int count) const {
+    for (int m = first; m < first + count; ++m)
+      for (int n = 0; n < 4; ++n) _mm512_storeu_ps(dots + m * kPanel + 16 * n, at(m, n));
+    return reinterpret_cast<float*>(dots + first * kPanel);
+  }
+};
+
+// Integer sums [count][64] of rows from `row` on, to results.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
                             int32_t* dots, const Writing& writing = {}) {
+  const ChannelSums sums(call, x, panel, row, dots);
+  const PanelResults results(call, panel, row);
+  if (call.y_type == Float::bf16 && call.largest == nullptr && results.width == kPanel) {
+    const auto store = [&](int first, int rows, void* y, int64_t stride, bool stream = false) {
+      const auto vector = [&](int m, int n) { return sums.at(first + m, n); };
+      store_vectors(results.added, rows, vector, static_cast<bf16_t*>(y), stride, stream);
+    };
+    if (call.gate) return finish_gated(call, *call.gate, panel, row, count, store, writing);
+    return store(0, count, results.y, call.weight->shape.outputs, writing.stream);
+  }
   constexpr int kRows = 16;  // at once: they are finished where they still are in the first cache
-  const float* const scales = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
-  __m512 scale[4];
-  for (int n = 0; n < 4; ++n) scale[n] = _mm512_loadu_ps(scales + 16 * n);
   for (int first = 0; first < count; first += kRows) {
-    const int end = std::min(first + kRows, count);
-    for (int m = first; m < end; ++m) {
-      const __m512i start = _mm512_set1_epi32(x.starts[row + m]);
-      const __m512 of_row = _mm512_set1_ps(x.scales[row + m]);
-      for (int n = 0; n < 4; ++n) {
-        int32_t* const at = dots + m * kPanel + 16 * n;
-        const __m512i dot = _mm512_sub_epi32(_mm512_loadu_si512(at), start);
-        _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale[n]), of_row));
-      }
-    }
-    finish_rows(call, panel, row + first, end - first, reinterpret_cast<float*>(dots + first * kPanel),
-                writing.from(first, call.y_type));
+    const int rows = std::min(kRows, count - first);
+    finish_rows(call, panel, row + first, rows, sums.scale(first, rows), writing.from(first, call.y_type));
   }
 }
 

@@ -137,14 +137,26 @@ struct Added {
 };
 
 #if defined(__AVX512BF16__)
-// store_rows of whole panels as bf16, in registers.
-inline void store_vectors(const Added& added, int count, const float* sums, bf16_t* y, int64_t stride,
+// store_rows of whole panels as bf16, in registers; sums(m, i) is the i-th vector of row m. Of many rows,
+// those that come soon are prefetched: as a rule, another thread had their lines last.
+template <class Sums>
+inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
                           bool stream) {
+  constexpr int kRowsAhead = 8, kMany = 17;  // few rows are bound by weights, which prefetches would delay
   const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
-  for (int m = 0; m < count; ++m, sums += kPanel, y += stride) {
+  const auto prefetch = [&](const bf16_t* to, int m) __attribute__((always_inline)) {
+    for (int n = 0; n < kPanel; n += 32) {
+      if (!stream) _mm_prefetch(to + n, _MM_HINT_T0);
+      if (residual != nullptr) _mm_prefetch(residual + m * added.stride + n, _MM_HINT_T0);
+    }
+  };
+  const bool is_many = count >= kMany;
+  for (int m = 1; is_many && m < kRowsAhead; ++m) prefetch(y + m * stride, m);
+  for (int m = 0; m < count; ++m, y += stride) {
+    if (is_many && m + kRowsAhead < count) prefetch(y + kRowsAhead * stride, m + kRowsAhead);
     __m512 values[kPanel / 16];
     for (int i = 0; i < kPanel / 16; ++i) {
-      values[i] = _mm512_loadu_ps(sums + 16 * i);
+      values[i] = sums(m, i);
       if (added.bias != nullptr) values[i] = _mm512_add_ps(values[i], _mm512_loadu_ps(added.bias + 16 * i));
       if (residual != nullptr)
         values[i] = _mm512_add_ps(values[i], load_bf16(residual + m * added.stride + 16 * i));
@@ -164,7 +176,9 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
                        int64_t stride, [[maybe_unused]] bool stream = false) {
 #if defined(__AVX512BF16__)
   if (type == Float::bf16 && width == kPanel)
-    return store_vectors(added, count, sums, static_cast<bf16_t*>(y), stride, stream);
+    return store_vectors(
+        added, count, [&](int m, int i) { return _mm512_loadu_ps(sums + m * kPanel + 16 * i); },
+        static_cast<bf16_t*>(y), stride, stream);
 #endif
   for (int m = 0; m < count; ++m, sums += kPanel) {
     added.add_to(sums, type, m, width);
@@ -187,9 +201,10 @@ struct Writing {
   }
 };
 
-// Of a layer with gates.
+// Of a layer with gates. store(row, rows, y, stride) rounds rows [row, row + rows) of these to y's type.
+template <class Store>
 inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
-                         const Added& added, float* sums, const Writing& writing) {
+                         Store&& store, const Writing& writing) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
   const bool is_gate = start < outputs;
   const std::size_t value_bytes = float_size(call.y_type);
@@ -197,12 +212,12 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
             value_bytes * (static_cast<std::size_t>(first) * outputs + (is_gate ? start : start - outputs));
   char* kept = writing.gates == nullptr ? y : static_cast<char*>(writing.gates);
   const int64_t stride = writing.gates == nullptr ? outputs : kPanel;
-  if (is_gate) return store_rows(added, count, kPanel, sums, call.y_type, kept, stride);
+  if (is_gate) return store(0, count, kept, stride);
   constexpr int kRows = 16;  // at once
   alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
   for (int row = 0; row < count; row += kRows) {
     const int rows = count - row < kRows ? count - row : kRows;
-    store_rows(added, rows, kPanel, sums, call.y_type, others, kPanel);
+    store(row, rows, others, kPanel);
     GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel};
     if (writing.stream) gate.y = others, gate.y_stride = kPanel;
     run_gated_here(gate);
@@ -211,32 +226,50 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
       _mm512_stream_si512(reinterpret_cast<__m512i*>(y + 2 * outputs * (line / 2)) + line % 2,
                           _mm512_load_si512(others + 64 * line));
 #endif
-    sums += rows * kPanel;
     kept += value_bytes * rows * stride;
     y += value_bytes * rows * outputs;
   }
 }
 
+// Where a panel's results of rows from `first` on go, and what is added to them.
+struct PanelResults {
+  Added added;
+  char* y;
+  int start, width;  // outputs
+
+  PanelResults(const LinearCall& call, int panel, int first)
+      : added{nullptr, nullptr, call.weight->shape.outputs},
+        start(panel * kPanel),
+        width(std::min(kPanel, call.weight->shape.outputs - start)) {
+    const std::size_t row_bytes = float_size(call.y_type) * call.weight->shape.outputs,
+                      at = row_bytes * first + float_size(call.y_type) * start;
+    y = static_cast<char*>(call.y) + at;
+    if (!call.weight->bias.empty()) added.bias = call.weight->bias.data() + start;
+    if (call.residual != nullptr && !call.gate) added.residual = static_cast<const char*>(call.residual) + at;
+  }
+};
+
 // Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
 // round once, and leave out the outputs past the last.
 inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums,
                         const Writing& writing = {}) {
-  const PackedShape& shape = call.weight->shape;
-  const int start = panel * kPanel;
-  const int width = shape.outputs - start < kPanel ? shape.outputs - start : kPanel;
-  Added added{call.weight->bias.empty() ? nullptr : call.weight->bias.data() + start, nullptr, shape.outputs};
-  if (call.gate) return finish_gated(call, *call.gate, panel, first, count, added, sums, writing);
-  const std::size_t at = float_size(call.y_type) * (static_cast<std::size_t>(first) * shape.outputs + start);
-  if (call.residual != nullptr) added.residual = static_cast<const char*>(call.residual) + at;
+  const PanelResults results(call, panel, first);
+  const Added& added = results.added;
+  if (call.gate) {
+    const auto store = [&](int row, int rows, void* to, int64_t stride) {
+      store_rows(added, rows, kPanel, sums + row * kPanel, call.y_type, to, stride);
+    };
+    return finish_gated(call, *call.gate, panel, first, count, store, writing);
+  }
   if (call.largest != nullptr) {
     for (int m = 0; m < count; ++m, sums += kPanel) {
-      added.add_to(sums, call.y_type, m, width);
+      added.add_to(sums, call.y_type, m, results.width);
       call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
-          largest_of(call.y_type, start, width, sums);
+          largest_of(call.y_type, results.start, results.width, sums);
     }
     return;
   }
-  store_rows(added, count, width, sums, call.y_type, static_cast<char*>(call.y) + at, shape.outputs,
+  store_rows(added, count, results.width, sums, call.y_type, results.y, call.weight->shape.outputs,
              writing.stream);
 }
 
