@@ -202,13 +202,16 @@ def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterat
     size = model.page_size
     yield f"pages         {usage.peak_held} of {model.num_pages} in use at most, {size} positions each"
     positions = model.num_pages * size
-    wide, held = (positions * bytes_per_position(name) for name in ("bf16", model.kv_format))
+    wide, packed = (positions * bytes_per_position(name) for name in ("bf16", model.kv_format))
+    used = model.memory.pages_bytes
     yield (
-        f"KV format     {model.kv_format}: {positions:,} positions in {held / 2**20:.2f} MiB"
-        f"; bf16 would take {wide / 2**20:.2f} MiB, {wide / held:.2f} times as much"
+        f"KV memory     {used / 2**20:.2f} MiB for {positions:,} positions; bf16 pages would take"
+        f" {wide / 2**20:.2f} MiB, {wide / used:.2f} times as much"
     )
-    beside = model.memory.pages_bytes - held
-    yield f"16 bits       the latest two pages of each sequence once more, {beside / 2**20:.2f} MiB for all"
+    yield (
+        f"              of it {packed / 2**20:.2f} MiB are {model.kv_format} pages, and"
+        f" {(used - packed) / 2**20:.2f} MiB keep the latest two pages of each sequence in 16 bits"
+    )
 
 
 def bytes_per_position(kv_format: str) -> int:

@@ -31,7 +31,7 @@ def draw(result: Comparison, weights: str) -> None:
         axis.set_xticks([])
         axis.tick_params(labelsize=8, labelleft=axis is axes[0])
         axis.spines[["top", "right", "bottom"]].set_visible(False)
-    figure.suptitle(f"tokens/s, {weights}, {result.machine}, {result.date}", fontsize=9)
+    figure.suptitle(f"tokens/s, weights of {weights}; higher is better", fontsize=9)
     CHART.parent.mkdir(exist_ok=True)
     figure.savefig(CHART, dpi=110)
 

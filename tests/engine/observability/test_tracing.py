@@ -268,7 +268,7 @@ def test_without_the_extra_there_is_one_line_with_the_remedy(
     assert main(["serve", "--listen", "127.0.0.1:0", "--metrics", "off", flag, "http://127.0.0.1:4317"]) == 2
     _, err = capsys.readouterr()
     assert err.count("\n") == 1, err
-    assert "octavo[tracing]" in err
+    assert "pip install '.[tracing]'" in err
 
 
 class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
