@@ -166,7 +166,10 @@ class LedgerRunner:
         ]
         targets = [] if batch.scored is None else batch.scored.targets.tolist()
         scores = tuple(TokenLogprob(target, -0.25) for target in targets)
-        return RunOutput(tuple(samples), tuple(failed), scores)
+        hidden = None
+        if batch.embedded is not None:  # two numbers of each row's prefix
+            hidden = np.array([list(digests[row][:2]) for row in batch.embedded.tolist()], np.float32)
+        return RunOutput(tuple(samples), tuple(failed), scores, hidden)
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
