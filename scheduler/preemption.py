@@ -29,7 +29,7 @@ def has_headroom(
     Where everybody here is new, any room will do: most sequences end before ``max_tokens``. But if this one
     or one of those that run had to give way k times, room must be left for everybody to grow by
     2^k - 1 pages, or to the end if that is less. So nobody gives way more often than the logarithm of
-    its pages: docs/guides/preemption.md.
+    its pages: docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
     times = max(member.num_preempted for member in members)

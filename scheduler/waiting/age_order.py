@@ -13,7 +13,7 @@ first. Those let in with the last of them may be as many more as run at once."""
 MAX_PASSED = 256
 """The same where the oldest comes first and cannot be let in yet: for a long prompt that is under way, say.
 Then nobody passes it any more, or the room it needs might never be free. Bounds that follow from both:
-docs/guides/latency-targets.md and docs/guides/preemption.md."""
+docs/design/latency-bounds.md and docs/design/preemption-bounds.md."""
 
 
 class AgeOrder:

@@ -59,7 +59,7 @@ class FairQueue(TenantLanes):
     least counter is next; a tenant that comes back is lifted to the least of those who wait, so that what
     it did not use is not saved up. Prompt tokens are charged when they are planned, output tokens as they
     come. Nothing is charged twice: what a preempted sequence computes again is not its tenant's doing. How
-    far two tenants can be apart, with a proof: docs/guides/fairness.md.
+    far two tenants can be apart, with a proof: docs/design/fairness-bounds.md.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ def test_links_to_files_that_are_no_page_become_their_names() -> None:
 def test_commands_in_the_docs_exist(path: Path) -> None:
     for line in re.findall(r"^\$ octavo (.+)$", path.read_text(), flags=re.MULTILINE):
         words = line.split()
-        command = words[:2] if words[0] == "bench" else words[:1]
+        command = words[:2] if words[0] in {"bench", "cache"} else words[:1]
         known = {name for action in command_parser(command)._actions for name in action.option_strings}
         assert {word for word in words if word.startswith("--")} <= known, line
 

@@ -1,4 +1,4 @@
-"""Giving way to those who can still be in time delays nobody for ever: docs/guides/latency-targets.md."""
+"""Giving way to those who can still be in time delays nobody for ever: docs/design/latency-bounds.md."""
 
 from __future__ import annotations
 

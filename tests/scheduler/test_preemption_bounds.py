@@ -1,4 +1,4 @@
-"""Everybody ends, in any pool that fits the largest request, within bounds: docs/guides/preemption.md."""
+"""Every request ends within bounds, in any pool that fits the largest: docs/design/preemption-bounds.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Crowd:
 
     @property
     def most_preemptions(self) -> int:
-        """K of docs/guides/preemption.md."""
+        """K of docs/design/preemption-bounds.md."""
         growth = max(samples * pages(prompt + outputs) for prompt, outputs, samples, _ in self.jobs)
         return growth.bit_length()  # the least K with 2^K - 1 >= growth
 

@@ -1,4 +1,4 @@
-"""Nobody waits for ever, whatever comes after: docs/guides/preemption.md and latency-targets.md."""
+"""Nobody waits for ever, whatever comes after: docs/design/preemption-bounds.md and latency-bounds.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Traffic:
 
     @property
     def most_preemptions(self) -> int:
-        """K of docs/guides/preemption.md."""
+        """K of docs/design/preemption-bounds.md."""
         return max(job.samples * job.num_pages for job in self.jobs).bit_length()
 
 

@@ -140,7 +140,7 @@ class Backlogged:
 def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
     kind: str, traffic: Traffic
 ) -> None:
-    """2 max(wp L, wq M) over any interval, and two head starts more, or quanta; docs/guides/fairness.md."""
+    """2 max(wp L, wq M) over any interval, plus two head starts or quanta: docs/design/fairness-bounds.md."""
     load = Backlogged(traffic, kind)
     for _ in range(40):
         load.step()
