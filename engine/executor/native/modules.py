@@ -26,8 +26,8 @@ from .norms import (
     NativeLayerNorm,
     NativeRMSNorm,
     NativeShiftedRMSNorm,
-    gate_of_rms_norm,
-    is_shifted_rms_norm,
+    NormKind,
+    kind_of_norm,
 )
 
 NOTHING = Observed()
@@ -88,7 +88,7 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
     merged, apart = _merge(model, observed.groups, exact, replaced)
     for name, module in model.named_modules():
         kind = type(module)
-        rule = _RULES.get(kind) or _rule_by_behaviour(module)
+        rule = _RULES.get(kind) or _rule_by_source(module)
         if rule is None:
             if _has_own_arrays(module) and not isinstance(module, _NATIVE):
                 kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
@@ -178,26 +178,21 @@ def _replace_norm(module: Any, _exact: bool) -> str | None:
     return None
 
 
-def _replace_shifted_norm(module: Any, _exact: bool) -> str | None:
-    module.__class__ = NativeShiftedRMSNorm
-    module.fuse = False
-    return None
-
-
-def _replace_gated_norm(module: Any, gate_first: bool) -> str | None:
-    module.plain, module.gate_first, module.fuse = type(module), gate_first, False
+def _replace_own_norm(module: Any, kind: NormKind) -> str | None:
+    """Of a norm that a model file defines for itself."""
+    module.plain, module.fuse = type(module), False
+    if kind.gate_first is None:
+        module.__class__ = NativeShiftedRMSNorm
+        return None
+    module.gate_first = kind.gate_first
+    module.norm_group_size = module.group_size if kind.grouped else None
     module.__class__ = NativeGatedRMSNorm
     return None
 
 
-def _rule_by_behaviour(module: Any) -> Callable[[Any, bool], str | None] | None:
-    """For norms that model files define for themselves."""
-    if is_shifted_rms_norm(module):
-        return _replace_shifted_norm
-    gate_first = gate_of_rms_norm(module)
-    if gate_first is None:
-        return None
-    return lambda norm, _exact: _replace_gated_norm(norm, gate_first)
+def _rule_by_source(module: Any) -> Callable[[Any, bool], str | None] | None:
+    kind = kind_of_norm(module)
+    return None if kind is None else lambda norm, _exact: _replace_own_norm(norm, kind)
 
 
 def _replace_rope(module: Any, _exact: bool) -> str | None:

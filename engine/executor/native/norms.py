@@ -5,6 +5,11 @@ Made in place, like the modules of ``linear``. ``fuse`` lets a norm take over th
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import textwrap
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -48,21 +53,25 @@ class NativeShiftedRMSNorm(Module):
 
     fuse: bool
     eps: float
+    plain: type[Module]  # model code's own
 
     def __call__(self, x: mx.array) -> mx.array:
         gain = 1.0 + self["weight"]
         if mx.result_type(x, gain) != x.dtype:
-            return mx.fast.rms_norm(x, gain, self.eps)
+            wide: mx.array = self.plain.__call__(self, x)
+            return wide
         return _ext.rms_norm(x, gain, self.eps, fuse=self.fuse)
 
 
 class NativeGatedRMSNorm(Module):
     """An RMS norm and silu of a gate, as gated delta nets end: ``norm(x) silu(gate)``, or with ``gate_first``
-    ``norm(x silu(gate))``, as Mamba-2's."""
+    ``norm(x silu(gate))``, as Mamba-2's. With a ``norm_group_size``, each so many values have a norm of their
+    own, as in Nemotron-H."""
 
     fuse: bool
     eps: float
     gate_first: bool
+    norm_group_size: int | None
     plain: type[Module]  # model code's own
 
     def __call__(self, x: mx.array, gate: mx.array | None = None) -> mx.array:
@@ -75,69 +84,70 @@ class NativeGatedRMSNorm(Module):
         ):
             wide: mx.array = self.plain.__call__(self, x, gate)
             return wide
-        return _gated_rms_norm(x, gate, weight, self.eps, gate_first=self.gate_first)
+        if not self.gate_first:
+            return _ext.gated(gate, _ext.rms_norm(x, weight, self.eps), "silu")
+        x = _ext.gated(gate, x, "silu")
+        if self.norm_group_size is None:
+            return _ext.rms_norm(x, weight, self.eps)
+        groups = mx.unflatten(x, -1, (-1, self.norm_group_size))
+        normed: mx.array = weight * _ext.rms_norm(groups, None, self.eps).flatten(-2)
+        return normed
 
 
-def _gated_rms_norm(
-    x: mx.array, gate: mx.array, weight: mx.array, eps: float, *, gate_first: bool
-) -> mx.array:
-    if gate_first:
-        return _ext.rms_norm(_ext.gated(gate, x, "silu"), weight, eps)
-    return _ext.gated(gate, _ext.rms_norm(x, weight, eps), "silu")
+@dataclass(frozen=True, slots=True)
+class NormKind:
+    """A norm that model code defines for itself: one by the weight plus one, or a gated one.
+
+    gate_first  of a gated norm; None: the weight plus one
+    grouped     the module's ``group_size`` values have a norm of their own
+    """
+
+    gate_first: bool | None = None
+    grouped: bool = False
 
 
-def gate_of_rms_norm(module: Any) -> bool | None:
-    """For a module of model code that is a gated RMS norm, whether its gate comes first; None for others: by
-    what it holds, and by what it gives for two rows."""
-    weight, eps = module.get("weight"), getattr(module, "eps", None)
-    if isinstance(module, NativeGatedRMSNorm) or not isinstance(eps, float) or module.children():
+_KINDS = {
+    "return mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)": NormKind(),
+    "return mx.fast.rms_norm(x, weight=1.0 + self.weight, eps=self.eps)": NormKind(),
+    """weight = (1.0 + self.weight).astype(x.dtype)
+return mx.fast.rms_norm(x, weight, self.eps)""": NormKind(),
+    """if gate is not None:
+    hidden_states = swiglu(gate, hidden_states)
+return mx.fast.rms_norm(hidden_states, self.weight, self.eps)""": NormKind(gate_first=True),
+    """if gate is not None:
+    x = swiglu(gate, x)
+x = mx.unflatten(x, axis=-1, shape=(-1, self.group_size))
+x = mx.fast.rms_norm(x, weight=None, eps=self.eps)
+return self.weight * x.flatten(-2)""": NormKind(gate_first=True, grouped=True),
+    """normed = mx.fast.rms_norm(x, self.weight, self.eps)
+return precise_swiglu(x, gate, normed)""": NormKind(gate_first=False),
+    """x = mx.fast.rms_norm(hidden_states, self.weight, self.eps)
+if gate is not None:
+    return precise_swiglu(hidden_states, gate, x)
+else:
+    return x.astype(hidden_states.dtype)""": NormKind(gate_first=False),
+}
+"""Bodies of ``__call__`` in model files, without their layout and comments."""
+
+
+def kind_of_norm(module: Any) -> NormKind | None:
+    """How a module of model code is a norm that has a native one, by its source and what it holds; None for
+    others. What modules compute is not asked: norms of different kinds can agree on what is tried."""
+    kind = _KINDS.get(_body(type(module).__call__))
+    if kind is None or not isinstance(getattr(module, "eps", None), float) or module.children():
         return None
+    weight = module.get("weight")
     if list(module.parameters()) != ["weight"] or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None
-    x, gate = (
-        (scale * mx.sin(step * mx.arange(2 * weight.size))).reshape(2, -1).astype(weight.dtype)
-        for scale, step in ((1.0, 1.0), (3.0, 0.7))
-    )
+    return kind
+
+
+@functools.cache
+def _body(call: Any) -> str:
+    """The body of a ``__call__``, or nothing where its source is not known."""
     try:
-        given = module(x, gate)
-    except Exception:  # model code that wants something else: then it is not this norm
-        return None
-    if not isinstance(given, mx.array) or given.shape != x.shape or given.dtype != x.dtype:
-        return None
-    for gate_first in (False, True):
-        if _error(given, _gated_rms_norm(x, gate, weight, eps, gate_first=gate_first)) <= 0.02:
-            return gate_first
-    return None
-
-
-def is_shifted_rms_norm(module: Any) -> bool:
-    """Whether a module of model code is an RMS norm by its ``weight`` plus one: by what it holds, and
-    by what it gives for two rows."""
-    weight, eps = module.get("weight"), getattr(module, "eps", None)
-    if (
-        isinstance(module, NativeShiftedRMSNorm)
-        or not isinstance(eps, float)
-        or list(module.parameters()) != ["weight"]
-        or module.children()
-    ):
-        return False
-    if weight.ndim != 1 or weight.dtype not in FLOATS:
-        return False
-    size = weight.size
-    x = mx.sin(mx.arange(2 * size)).reshape(2, size).astype(weight.dtype)
-    try:
-        given = module(x)
-    except Exception:  # model code that wants something else: then it is not this norm
-        return False
-    if given.shape != x.shape or given.dtype != x.dtype:
-        return False
-    errors = [_error(given, _ext.rms_norm(x, weight + shift, eps)) for shift in (1.0, 0.0)]
-    return errors[0] <= 0.02 and errors[0] < errors[1]
-
-
-def _error(given: mx.array, wanted: mx.array) -> float:
-    """The largest difference, as a share of the largest wanted value."""
-    given, wanted = given.astype(mx.float32), wanted.astype(mx.float32)
-    difference, largest = mx.abs(given - wanted).max(), mx.abs(wanted).max()
-    error: float = (difference / mx.maximum(largest, 1e-30)).item()  # type: ignore[assignment]
-    return error
+        source = inspect.getsource(call.__code__)  # of what it wraps, if it wraps something, nothing is asked
+    except (AttributeError, OSError):
+        return ""
+    (function,) = ast.parse(textwrap.dedent(source)).body
+    return "\n".join(map(ast.unparse, getattr(function, "body", ())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.normalization import LayerNorm
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models import gemma3_text, rope_utils
+from mlx_lm.models import gear, gemma3_text, minimax_m3_vl, rope_utils
 
 from native import require_extension
 
@@ -131,30 +132,38 @@ def test_layer_norm(dtype: mx.Dtype, affine: bool, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
-def test_norms_by_the_weight_plus_one_are_known_by_what_they_compute(dtype: mx.Dtype) -> None:
-    from octavo.engine.executor.native.norms import NativeShiftedRMSNorm, is_shifted_rms_norm
+@pytest.mark.parametrize("kind", [gemma3_text.RMSNorm, gear.GearRMSNorm, minimax_m3_vl.GemmaRMSNorm])
+def test_norms_by_the_weight_plus_one_become_native(kind: Any, dtype: mx.Dtype) -> None:
+    from octavo.engine.executor.native.norms import NativeShiftedRMSNorm
 
-    norm = gemma3_text.RMSNorm(300, eps=1e-4)
+    norm = kind(300, eps=1e-4)
     norm.weight = (mx.random.normal((300,)) * 0.3).astype(dtype)
     x = (mx.random.normal((7, 300)) * 3).astype(dtype)
     truth = norm(x.astype(mx.float32)).astype(dtype)
+    wide = x.astype(mx.float16) if dtype == mx.float32 else x.astype(mx.float32)
+    plain = norm(wide)
     assert type(native(norm)) is NativeShiftedRMSNorm
     assert close(norm(x), truth, 2 * FLOATS[dtype])
-    wide = x.astype(mx.float16) if dtype == mx.float32 else x
-    assert norm(wide).dtype == mx.result_type(wide, norm.weight)
+    assert close(norm(wide), plain, 2 * FLOATS[dtype]), "what does not fit is the model's own"
+
+
+def test_norms_whose_source_is_another_are_not_known() -> None:
+    from octavo.engine.executor.native.norms import kind_of_norm
 
     class Plain(gemma3_text.RMSNorm):
         def __call__(self, x: mx.array) -> mx.array:
             return mx.fast.rms_norm(x, self.weight, self.eps)
 
-    class Picky(gemma3_text.RMSNorm):
+    class Wrapped(gemma3_text.RMSNorm):
+        @functools.wraps(gemma3_text.RMSNorm.__call__)
         def __call__(self, x: mx.array) -> mx.array:
-            if x.shape[0] != 7:
-                raise ValueError("not the rows it wants")
-            return mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)
+            return -super().__call__(x)
 
-    for other in (Plain(300), Picky(300), LayerNorm(300)):
-        assert not is_shifted_rms_norm(other)
+    for other in (Plain(300), Wrapped(300), LayerNorm(300), RMSNorm(300)):
+        assert kind_of_norm(other) is None
+    two_dimensional = gemma3_text.RMSNorm(300)
+    two_dimensional.weight = mx.zeros((3, 100))
+    assert kind_of_norm(two_dimensional) is None
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_approx", "gelu_fast_approx"])

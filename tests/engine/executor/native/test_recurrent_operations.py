@@ -11,8 +11,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx_lm.models import activations as mlx_lm_activations
+from mlx_lm.models import bailing_hybrid, granitemoehybrid, mamba2, nemotron_h, olmo_hybrid, qwen3_next
 from mlx_lm.models import gated_delta as mlx_lm_delta
-from mlx_lm.models import mamba2, olmo_hybrid, qwen3_next
 
 from native import require_extension
 
@@ -20,7 +20,7 @@ _ext = require_extension()
 
 from octavo.engine.executor.native.activations import replace_activations  # noqa: E402
 from octavo.engine.executor.native.modules import replace_modules  # noqa: E402
-from octavo.engine.executor.native.norms import NativeGatedRMSNorm, gate_of_rms_norm  # noqa: E402
+from octavo.engine.executor.native.norms import NativeGatedRMSNorm, kind_of_norm  # noqa: E402
 
 TOLERANCES = [(mx.float32, 2e-6), (mx.bfloat16, 1e-2), (mx.float16, 2e-3)]
 
@@ -53,20 +53,24 @@ class Sigmoid(Module):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.parametrize(
-    ("kind", "gate_first"),
+    ("kind", "gate_first", "group_size"),
     [
-        (qwen3_next.Qwen3NextRMSNormGated, False),
-        (olmo_hybrid.RMSNormGated, False),
-        (mamba2.MambaRMSNormGated, True),
+        (qwen3_next.Qwen3NextRMSNormGated, False, None),
+        (olmo_hybrid.RMSNormGated, False, None),
+        (mamba2.MambaRMSNormGated, True, None),
+        (granitemoehybrid.GraniteMoeHybridRMSNormGated, True, None),
+        (nemotron_h.MambaRMSNormGated, True, 24),
+        (nemotron_h.MambaRMSNormGated, True, 6),
     ],
 )
 def test_gated_norms_of_model_files_become_native(
-    kind: Any, gate_first: bool, dtype: mx.Dtype, tolerance: float
+    kind: Any, gate_first: bool, group_size: int | None, dtype: mx.Dtype, tolerance: float
 ) -> None:
     holder: Any = Module()
-    holder.norm = kind(24)
+    holder.norm = kind(24) if group_size is None else kind(24, 1e-5, group_size)
     holder.norm.weight = mx.random.normal((24,)).astype(dtype)
     x, gate, other = (mx.random.normal((1, 3, 2, 24)).astype(dtype) for _ in range(3))
+    x = x * mx.repeat(mx.array([1.0, 8.0, 0.1, 3.0], dtype), 6)  # groups of other scales
     cases = [(x, gate), (other, gate)] + [(x, None)] * (kind is not olmo_hybrid.RMSNormGated)
     wanted = [holder.norm(*case) for case in cases]
     wide = holder.norm(x.astype(mx.float32), gate)
@@ -83,9 +87,8 @@ def test_gated_norms_of_model_files_become_native(
 
 
 def test_what_is_no_gated_norm_stays_as_it_is() -> None:
-    assert gate_of_rms_norm(qwen3_next.Qwen3NextRMSNormGated(8)) is False
-    for module in (Sigmoid(8), RMSNorm(8), Linear(8, 8), LayerNorm(8)):
-        assert gate_of_rms_norm(module) is None, type(module).__name__
+    for module in (Sigmoid(8), RMSNorm(8), Linear(8, 8), LayerNorm(8), bailing_hybrid.GroupRMSNorm(8)):
+        assert kind_of_norm(module) is None, type(module).__name__
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
