@@ -69,63 +69,67 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"octavo_{name}", text, labels, buckets=buckets, registry=registry)
 
-        self._running = gauge("requests_running", "Sequences being computed.")
-        self._waiting = gauge("requests_waiting", "Sequences waiting for room.")
+        self._running = gauge("requests_running", "Sequences being computed now.")
+        self._waiting = gauge("requests_waiting", "Sequences waiting to be admitted.")
         self._pages = gauge(
             "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
         )
         self._residual = gauge(
             "kv_residual_pages",
-            "16-bit pages beside quantized ones by state, if there are any.",
+            "Pages of the residual window (16 bits) by state, if there is a window.",
             "state",
         )
         self._states = gauge(
             "state_slots",
-            "Slots of recurrent layers by state, if there are any: held, with a snapshot, empty.",
+            "State slots of recurrent layers by state (held, snapshot, empty), if the model has such layers.",
             "state",
         )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
         self._queried = counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.")
         self._hits = counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.")
         self._misses = counter(
-            "prefix_cache_miss_tokens", "Prompt tokens not found in the prefix cache, and why.", "reason"
+            "prefix_cache_miss_tokens", "Prompt tokens not found in the prefix cache, by reason.", "reason"
         )
-        self._evicted = counter("evicted_pages", "Cached pages whose contents gave way to others.")
-        self._preemptions = counter("preemptions", "Sequences whose pages were taken back to make room.")
+        self._evicted = counter("evicted_pages", "Cached pages evicted and reused for other tokens.")
+        self._preemptions = counter(
+            "preemptions", "Running sequences whose pages were released because the pool was full."
+        )
         self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
         self._generated = counter("generated_tokens", "Tokens generated.")
         self._requests = counter("requests", "Ended requests.", "finish_reason")
         self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
-        self._drafts = counter("drafts", "Steps of a sequence that computed drafts beside its token.")
+        self._drafts = counter("drafts", "Steps of a sequence that computed at least one draft token.")
         self._draft_tokens = counter("spec_drafted_tokens", "Draft tokens computed.")
-        self._accepted = counter("spec_accepted_tokens", "Draft tokens that held: tokens without a step.")
+        self._accepted = counter("spec_accepted_tokens", "Draft tokens accepted.")
         self._accepted_at = counter(
             "spec_accepted_tokens_per_position",
-            "The same by place among the drafts of a step, the first one being 0.",
+            "Draft tokens accepted, by position among the drafts of a step; the first is 0.",
             "position",
         )
         self._draft_counts = DraftCounts()
-        self._step_seconds = histogram("step_seconds", "Time of one engine step.", TOKEN_BUCKETS)
+        self._step_seconds = histogram("step_seconds", "Duration of one engine step.", TOKEN_BUCKETS)
         self._step_predicted = histogram(
             "step_predicted_seconds",
-            "What the scheduler expected of a step, under --target-itl.",
+            "Duration of a step that the scheduler predicted, with --target-itl.",
             TOKEN_BUCKETS,
         )
         self._step_tokens = histogram(
             "step_tokens",
-            "Tokens computed in one engine step, of steps that had any.",
+            "Tokens computed in one engine step, for steps that computed any of the kind.",
             STEP_TOKEN_BUCKETS,
             "kind",
         )
         self._ttft = histogram(
-            "time_to_first_token_seconds", "From submission to the first token.", TTFT_BUCKETS
+            "time_to_first_token_seconds", "Time from submission to the first token.", TTFT_BUCKETS
         )
         self._inter_token = histogram(
-            "inter_token_seconds", "Between two tokens of one sequence.", TOKEN_BUCKETS
+            "inter_token_seconds", "Time between two tokens of one sequence.", TOKEN_BUCKETS
         )
-        self._queue = histogram("queue_seconds", "From submission to the first computation.", TTFT_BUCKETS)
+        self._queue = histogram(
+            "queue_seconds", "Time from submission to the first computation.", TTFT_BUCKETS
+        )
         self._request_seconds = histogram(
-            "request_seconds", "From submission to the end of a request.", REQUEST_BUCKETS
+            "request_seconds", "Time from submission to the end of a request.", REQUEST_BUCKETS
         )
         self._build_info = Info("octavo_build", "The software's version.", registry=registry)
         self._build_info.info({"version": octavo.__version__})

@@ -23,7 +23,7 @@ class StoreCollector(Collector):
             return
         lookups = CounterMetricFamily(
             "octavo_store_lookups",
-            "Prompts whose first page that was not in memory was on disk, or was not.",
+            "Disk look-ups for prompts that were not fully cached in memory, by result.",
             labels=["result"],
         )
         lookups.add_metric(["hit"], counts.hits)
@@ -34,7 +34,7 @@ class StoreCollector(Collector):
             ("written", "Pages written to disk.", counts.written),
         ):
             yield CounterMetricFamily(f"octavo_store_{name}_pages", text, value=count)
-        text = "Pages that are not or no longer on disk, and why."
+        text = "Pages not written to disk, or removed from it, by reason."
         dropped = CounterMetricFamily("octavo_store_dropped_pages", text, labels=["reason"])
         for reason in DROP_REASONS:
             dropped.add_metric([reason], counts.dropped.get(reason, 0))
@@ -43,7 +43,7 @@ class StoreCollector(Collector):
 
 
 class SwapCollector(Collector):
-    """The same for pages in memory beside the pool."""
+    """Counters of pages that --swap-memory keeps in host memory."""
 
     def __init__(self) -> None:
         self.counts: SwapCounts | None = None
@@ -52,9 +52,10 @@ class SwapCollector(Collector):
         counts = self.counts
         if counts is None:
             return
-        text = "Pages of requests that gave way, copied out of the pool and into it again."
+        text = "Pages of preempted requests copied out of the pool and back, by direction."
         pages = CounterMetricFamily("octavo_swapped_pages", text, labels=["direction"])
         pages.add_metric(["out"], counts.num_out)
         pages.add_metric(["in"], counts.num_in)
         yield pages
-        yield GaugeMetricFamily("octavo_swap_bytes", "Bytes of such pages outside.", value=counts.num_bytes)
+        text = "Bytes of pages of preempted requests that are kept outside the pool."
+        yield GaugeMetricFamily("octavo_swap_bytes", text, value=counts.num_bytes)
