@@ -55,7 +55,8 @@ BELOW = {  # top-level folder: those it may import
 }
 ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "api": set(),
-    "tokenizer": {"api", "memory"},
+    "chat": {"api"},
+    "tokenizer": {"api", "chat", "memory"},
     "memory": {"api"},
     "inspection": {"api"},
     "observability": {"api"},

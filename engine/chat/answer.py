@@ -1,0 +1,142 @@
+"""An answer while it is generated: text in, reasoning, content and tool calls out."""
+
+from __future__ import annotations
+
+from .call_writer import CallWriter, Tools
+from .events import CallMalformed, ContentText, Event, ReasoningText
+from .reasoning import Reasoning
+from .text_source import Malformed, Steps, TextSource, Unfinished
+from .tool_formats import ToolFormat
+
+
+class AnswerReader:
+    """Reads one answer. ``add`` the text as it is generated, then ``finish``; both return what became
+    certain. All events together are the answer, however the text was cut.
+
+    No piece of a mark is part of any text, and no call is made whole: arguments are what the model wrote.
+    """
+
+    def __init__(
+        self,
+        *,
+        reasoning: Reasoning | None = None,
+        is_thinking: bool = False,
+        tool_format: ToolFormat | None = None,
+        tools: Tools = (),
+    ) -> None:
+        """``reasoning``: the marks, where the answer may have some; ``is_thinking``: the prompt has opened
+        it. ``tool_format``: how calls are written, where there may be any."""
+        self._source = TextSource()
+        self._reasoning = reasoning
+        self._is_thinking = is_thinking
+        self._format = tool_format
+        self._calls = CallWriter(tools, tool_format.id_style if tool_format is not None else "call")
+        self._was_cut = False
+        self._steps = self._answer()
+
+    def add(self, text: str) -> list[Event]:
+        """What is certain with the next piece of the output's text."""
+        self._source.rest += text
+        return self._run()
+
+    def finish(self, *, was_cut: bool) -> list[Event]:
+        """What is certain at the end of the output. ``was_cut``: the model had more to say (max_tokens)."""
+        self._source.is_closed, self._was_cut = True, was_cut
+        return self._run()
+
+    def _run(self) -> list[Event]:
+        found: list[Event] = []
+        for event in self._steps:
+            if event is None:
+                break
+            found.append(event)
+        return found
+
+    def _answer(self) -> Steps[None]:
+        if self._reasoning is not None:
+            yield from self._read_reasoning(self._reasoning)
+        yield from self._read_content()
+
+    def _read_reasoning(self, marks: Reasoning) -> Steps[None]:
+        source = self._source
+        if not self._is_thinking:
+            space = yield from self._leading_space()
+            openers = tuple(filter(None, (marks.start, marks.direct)))
+            opener = yield from source.starts_with(*openers)
+            if opener is None:
+                if self._is_cut_within(openers):
+                    source.take(len(source.rest))
+                else:
+                    source.give_back(space)
+                return
+            source.take(len(opener))
+            if opener == marks.direct:
+                return
+        yield from source.skip_space()
+        if marks.header and (yield from source.starts_with(marks.header)) is not None:
+            source.take(len(marks.header))
+            yield from source.skip_space()
+        elif marks.header and self._is_cut_within((marks.header,)):
+            source.take(len(source.rest))
+        ended = yield from source.stream_until(marks.end, wrap=ReasoningText, holds_space=True)
+        if ended is not None:
+            yield from source.skip_space()
+        elif text := self._last_text((marks.end,)).rstrip():
+            yield ReasoningText(text)
+
+    def _leading_space(self) -> Steps[str]:
+        self._source.mark()
+        yield from self._source.skip_space()
+        return self._source.taken
+
+    def _read_content(self) -> Steps[None]:
+        """Text, and calls in it; white space between text and a call is neither's."""
+        source, form = self._source, self._format
+        if form is None:
+            while source.rest or (yield from source.more()):
+                yield ContentText(source.take(len(source.rest)))
+            return
+        has_calls = False
+        if form.is_bare:
+            space = yield from self._leading_space()
+            if source.rest.startswith("{"):
+                source.mark()
+                yield from self._read_calls(form)
+                has_calls = self._calls.has_any
+            else:
+                source.give_back(space)
+        while mark := (yield from source.stream_until(*form.starts, wrap=ContentText, holds_space=True)):
+            source.mark(mark)
+            yield from self._read_calls(form)
+            has_calls = True
+        text = self._last_text(form.starts)
+        if text and not (has_calls and text.isspace()):
+            yield ContentText(text)
+
+    def _read_calls(self, form: ToolFormat) -> Steps[None]:
+        source, calls = self._source, self._calls
+        try:
+            yield from form.read(source, calls)
+            return
+        except Malformed:
+            if form.end:
+                while (at := source.rest.find(form.end)) < 0 and (yield from source.more()):
+                    pass
+                source.take(len(source.rest) if at < 0 else at + len(form.end))
+        except Unfinished:
+            source.take(len(source.rest))
+            if self._was_cut:  # as far as it goes, it was right
+                return
+        yield CallMalformed(source.taken, calls.open_index)
+        calls.give_up()
+
+    def _last_text(self, marks: tuple[str, ...]) -> str:
+        """What is left at the end; nothing if the output was cut where a mark may have begun."""
+        is_torn = self._is_cut_within(marks)
+        rest = self._source.take(len(self._source.rest))
+        return "" if is_torn else rest
+
+    def _is_cut_within(self, marks: tuple[str, ...]) -> bool:
+        """Whether the output was cut where one of ``marks`` may have begun."""
+        rest = self._source.rest.strip()
+        return self._was_cut and any(mark.startswith(rest) for mark in marks)

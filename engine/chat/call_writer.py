@@ -1,0 +1,101 @@
+"""Calls on their way out: numbers and ids of them, and the JSON of their arguments."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from .events import CallArguments, CallBegin, CallEnd
+from .text_source import Malformed
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as in OpenAI's API: {"type": "function", "function": {...}}
+IdStyle: TypeAlias = Literal["call", "short"]
+_ALPHABET = string.ascii_letters + string.digits
+
+
+class CallWriter:
+    """Makes the events of one answer's calls. ``name`` is that of the call which is open, if one is."""
+
+    def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
+        self.tools = tools
+        self.name: str | None = None
+        self._id_style = id_style
+        self._index = -1
+        self._written: list[str] = []
+
+    @property
+    def open_index(self) -> int | None:
+        return None if self.name is None else self._index
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a call has begun so far."""
+        return self._index >= 0
+
+    def give_up(self) -> None:
+        """Leave the open call: it is none after all."""
+        self.name = None
+
+    def begin(self, name: str, call_id: str | None = None) -> CallBegin:
+        """Raises Malformed for a call without a name."""
+        if not name:
+            raise Malformed
+        self._index += 1
+        self.name, self._written = name, []
+        return CallBegin(self._index, call_id or new_id(self._id_style), name)
+
+    def arguments(self, text: str) -> CallArguments:
+        self._written.append(text)
+        return CallArguments(self._index, text)
+
+    def end(self) -> CallEnd:
+        """Raises Malformed if the arguments are not one JSON object."""
+        if not isinstance(self.loaded(), dict):
+            raise Malformed
+        self.name = None
+        return CallEnd(self._index)
+
+    def loaded(self) -> object:
+        """The arguments that were written; Malformed if they are no JSON."""
+        try:
+            return json.loads("".join(self._written))
+        except ValueError:
+            raise Malformed from None
+
+    def whole(
+        self, name: str, arguments: Any, call_id: str | None = None
+    ) -> Iterator[CallBegin | CallArguments | CallEnd]:
+        """A call that is known to its end."""
+        if not isinstance(arguments, Mapping):
+            raise Malformed
+        yield self.begin(name, call_id)
+        yield self.arguments(as_json(arguments))
+        yield self.end()
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        """Schemas of the parameters of the tool ``name``; empty if nobody has said them."""
+        for tool in self.tools:
+            function = tool.get("function", {})
+            if function.get("name") == name:
+                found = (function.get("parameters") or {}).get("properties")
+                return found if isinstance(found, Mapping) else {}
+        return {}
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        return frozenset(str(tool.get("function", {}).get("name")) for tool in self.tools)
+
+
+def new_id(style: IdStyle = "call") -> str:
+    """An id for a call; "short": nine letters and digits, which is all that Mistral's templates take."""
+    if style == "short":
+        return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON text, letters of all alphabets as they are."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,55 @@
+"""What an answer consists of, in the order in which it is generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """More of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call of the tool ``name``; ``index`` counts the calls of the answer."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments, as JSON text; all pieces together are one object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The arguments are complete: the model has written them to their end."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallMalformed:
+    """Text that began as a call and is none. ``index``: of the call that had begun, if one had."""
+
+    text: str
+    index: int | None
+
+
+Event: TypeAlias = ReasoningText | ContentText | CallBegin | CallArguments | CallEnd | CallMalformed

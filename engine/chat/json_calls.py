@@ -1,0 +1,208 @@
+"""Calls that are written as JSON: {"name": ..., "arguments": ...}, or a name and then the arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .call_writer import CallWriter, IdStyle
+from .text_source import Malformed, Steps, TextSource
+
+_NAME_KEYS = frozenset({"name"})
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+
+
+def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
+    """One object with a name and arguments, in any order. Raises Malformed or Unfinished."""
+    yield from source.expect("{")
+    name, call_id, early, is_done = "", None, None, False
+    while True:
+        yield from source.skip_space()
+        if (yield from source.comes("}")):
+            break
+        key = _loaded((yield from source.json_value()))
+        yield from source.expect(":")
+        if key in _ARGUMENT_KEYS and name:
+            yield calls.begin(name, call_id)
+            yield from read_arguments(source, calls)
+            is_done = True
+        else:
+            value = yield from source.json_value()
+            if key in _NAME_KEYS:
+                name = str(_loaded(value))
+            elif key == "id":
+                call_id = str(_loaded(value))
+            elif key in _ARGUMENT_KEYS:
+                early = value
+        if (yield from source.expect(",", "}")) == "}":
+            break
+    if not is_done:
+        yield calls.begin(name, call_id)
+        yield calls.arguments("{}" if early is None else _unpacked(early))
+    yield calls.end()
+
+
+def read_arguments(source: TextSource, calls: CallWriter) -> Steps[None]:
+    """The arguments of a call that has begun, as they come; an object that is written as a string when it is
+    whole."""
+    yield from source.skip_space()
+    if (yield from source.starts_with('"')) is None:
+        yield from source.json_value(calls.arguments)
+        return
+    yield calls.arguments(_unpacked((yield from source.json_value())))
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise Malformed from None
+
+
+def _unpacked(value: str) -> str:
+    """The object in a JSON string, or the value itself."""
+    loaded = _loaded(value)
+    return loaded if isinstance(loaded, str) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """``start``, an object (or a list of them, or several in a row) and ``end``: Hermes, Qwen2.5, Qwen3,
+    Granite, Llama 3.
+
+    is_bare   nothing but the object itself marks a call, and it is all of the answer: only names of tools
+              that were given make it one
+    between   what may stand between calls
+    """
+
+    start: str
+    end: str
+    is_bare: bool = False
+    between: str = ""
+    id_style: IdStyle = "call"
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (self.start, self.end)
+
+    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
+        """All calls behind ``start``, which has been consumed."""
+        yield from source.skip_space()
+        is_list = yield from source.comes("[")
+        while True:
+            if self.is_bare:
+                yield from _check_bare(source, calls)
+            yield from read_call_object(source, calls)
+            yield from source.skip_space()
+            following = yield from source.starts_with(*filter(None, (",", self.between)))
+            if following is None or not (is_list or following == self.between):
+                break
+            source.take(len(following))
+            source.mark()
+        if is_list:
+            yield from source.expect("]")
+        if self.end:
+            yield from end_mark(source, self.end)
+
+
+def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
+    """Raise Malformed unless the object that comes next begins as a call of a tool that was given."""
+    known = tuple(
+        f'{{{kind}"name":"{name}"' for name in calls.tool_names for kind in ("", '"type":"function",')
+    )
+    while True:
+        begun = "".join(source.rest.split())
+        if any(begun.startswith(each) for each in known):
+            return
+        if not any(each.startswith(begun) for each in known):
+            raise Malformed
+        yield from source.require_more()
+
+
+def end_mark(source: TextSource, end: str) -> Steps[None]:
+    """What closes a call; a model that ends its output instead has said all the same."""
+    yield from source.skip_space()
+    if source.rest or not source.is_closed:
+        found = yield from source.starts_with(end)
+        if found is not None:
+            source.take(len(found))
+        elif not (source.is_closed and end.startswith(source.rest)):
+            raise Malformed
+        else:
+            source.take(len(source.rest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadedCalls:
+    """A head with the name, then the arguments as JSON: DeepSeek, Kimi K2, Mistral.
+
+    start, end   around all calls
+    call_start, call_end   around each one
+    separators   any of them ends a head
+    name_of      the name and id in a head; None: they are not there
+    fence        what may stand around the arguments
+    """
+
+    start: str
+    end: str
+    call_start: str
+    call_end: str
+    separators: tuple[str, ...]
+    name_of: Callable[[str], tuple[str, str | None]]
+    fence: tuple[str, str] | None = None
+    takes_list: bool = False
+    is_bare: bool = False
+    id_style: IdStyle = "call"
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        fixed = (self.start, self.end, self.call_start, self.call_end, *self.separators)
+        return tuple(mark for mark in fixed if mark)
+
+    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
+        """All calls behind ``start``, which has been consumed."""
+        yield from source.skip_space()
+        if self.takes_list and (yield from source.comes("[")):
+            source.give_back("[")
+            yield from JsonCalls(start=self.start, end="").read(source, calls)
+            return
+        if not self.call_start:
+            yield from self._one(source, calls)
+            return
+        is_first = True
+        while True:
+            yield from source.skip_space()
+            if not is_first:
+                source.mark()
+                if source.is_closed and not source.rest:
+                    return
+            if (yield from source.expect(self.call_start, self.end)) == self.end:
+                if is_first:
+                    raise Malformed
+                return
+            yield from self._one(source, calls)
+            is_first = False
+
+    def _one(self, source: TextSource, calls: CallWriter) -> Steps[None]:
+        head, _ = yield from source.read_until(*self.separators)
+        name, call_id = self.name_of(head)
+        if not name:  # DeepSeek's first form: "function", separator, name, a fence
+            name = (yield from source.read_until("\n"))[0].strip()
+        yield calls.begin(name, call_id)
+        yield from source.skip_space()
+        is_fenced = self.fence is not None and (yield from source.comes(self.fence[0]))
+        yield from read_arguments(source, calls)
+        if self.fence is not None and is_fenced:
+            yield from end_mark(source, self.fence[1])
+        if self.call_end:
+            yield from end_mark(source, self.call_end)
+        yield calls.end()

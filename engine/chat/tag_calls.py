@@ -1,0 +1,184 @@
+"""Calls that are written as tags, one for each parameter: Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from .call_writer import CallWriter, IdStyle, Tools, as_json
+from .text_source import Malformed, Steps, TextSource
+
+Parse: TypeAlias = Callable[[str, Tools], Any]
+"""A parser of mlx-lm: the text of whole calls to {"name", "arguments"}, or to a list of those."""
+
+_CDATA = "<![CDATA["
+
+
+def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any]]:
+    """What mlx-lm's parser makes of the text of calls. Raises Malformed if it refuses."""
+    try:
+        found = parse(text, tools)
+    except Exception:  # parsers raise whatever their conversions raise
+        raise Malformed from None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(
+        isinstance(call, Mapping) and {"name", "arguments"} <= call.keys() for call in calls
+    ):
+        raise Malformed
+    return calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagCalls:
+    """``start``, calls and ``end``. Each pair is what stands before and after.
+
+    call       the name of a call; None where the name ends with the first parameter or with ``end``
+    key, value a parameter's name and value
+    call_end   behind the last parameter
+    trim       what does not belong to a value: one line break at each side, or all white space
+    null_word  whether "null" is no value, for texts too
+    parse      mlx-lm's parser, which gives values their types; it is asked again with each parameter
+    """
+
+    parse: Parse
+    start: str
+    end: str
+    call: tuple[str, str] | None
+    key: tuple[str, str]
+    value: tuple[str, str]
+    call_end: str
+    trim: Literal["line", "space"]
+    null_word: bool
+    id_style: IdStyle = "call"
+    is_bare: bool = False
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (self.start,)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        fixed = (self.start, self.end, *(self.call or ()), *self.key, *self.value, self.call_end)
+        return tuple(mark for mark in fixed if mark)
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether calls have marks of their own within ``start`` and ``end``."""
+        return self.call is not None and self.call[0] != self.start
+
+    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
+        """All calls behind ``start``, which has been consumed."""
+        if not self.is_wrapped:
+            yield from self._one(source, calls, "" if self.call is None else self.start)
+            return
+        assert self.call is not None
+        is_first = True
+        while True:
+            yield from source.skip_space()
+            if not is_first:
+                source.mark()
+                if source.is_closed and not source.rest:
+                    return
+            if (yield from source.expect(self.call[0], self.end)) == self.end:
+                if is_first:
+                    raise Malformed
+                return
+            yield from self._one(source, calls, self.call[0])
+            is_first = False
+
+    def _one(self, source: TextSource, calls: CallWriter, opened: str) -> Steps[None]:
+        """One call; ``opened``: what of it was consumed."""
+        begun = len(source.taken) - len(opened)
+        if self.call is not None:
+            name = (yield from source.read_until(self.call[1]))[0].strip().strip("\"'")
+        else:
+            name, mark = yield from source.read_until(self.key[0], self.end)
+            name = name.strip()
+            if mark == self.end:
+                yield from self._without_parameters(calls, name)
+                return
+            source.give_back(mark)
+        yield calls.begin(name)
+        written = 0
+        while True:
+            if (yield from source.expect(self.key[0], self.call_end)) == self.call_end:
+                break
+            yield calls.arguments(", " if written else "{")
+            yield from self._parameter(source, calls, name, begun)
+            written += 1
+        yield calls.arguments("}" if written else "{}")
+        [parsed] = parsed_calls(self.parse, source.taken[begun:].removesuffix(self._outer_end), calls.tools)
+        if parsed["name"] != name or len(parsed["arguments"]) != written:
+            raise Malformed
+        yield calls.end()
+
+    def _without_parameters(self, calls: CallWriter, text: str) -> Steps[None]:
+        """A call that is a name alone, or what else mlx-lm's parser reads."""
+        if text in calls.tool_names:
+            yield from calls.whole(text, {})
+            return
+        for call in parsed_calls(self.parse, text, calls.tools):
+            if "raw" in call["arguments"]:  # it did not know what to make of it
+                raise Malformed
+            yield from calls.whole(str(call["name"]), call["arguments"])
+
+    @property
+    def _outer_end(self) -> str:
+        """What closes a call and is not part of what the parser takes."""
+        return self.call_end if self.call_end == self.end and self.call is None else ""
+
+    def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:
+        key = (yield from source.read_until(self.key[1]))[0].strip().strip("\"'")
+        if self.value[0]:
+            yield from source.expect(self.value[0])
+        yield calls.arguments(f"{as_json(key)}: ")
+        text = _TextValue(self) if _is_text(calls.properties(name).get(key)) else None
+        end, written = self.value[1], ""
+        while (at := source.rest.find(end)) < 0:
+            piece = source.take(source.certain_length((end,)))
+            if text is not None and (shown := text.add(piece)):
+                written += shown
+                yield calls.arguments(shown)
+            yield from source.require_more()
+        source.take(at + len(end))
+        close = "" if self._outer_end else self.call_end
+        [parsed] = parsed_calls(self.parse, source.taken[begun:] + close, calls.tools)
+        if key not in parsed["arguments"]:
+            raise Malformed
+        whole = as_json(parsed["arguments"][key])
+        if not whole.startswith(written):
+            raise Malformed
+        yield calls.arguments(whole[len(written) :])
+
+
+class _TextValue:
+    """The JSON string of a value that is text, as far as it is certain."""
+
+    def __init__(self, calls: TagCalls) -> None:
+        self._trim = calls.trim
+        self._null_word = calls.null_word
+        self._held = ""
+        self._has_begun = False
+
+    def add(self, piece: str) -> str:
+        held = self._held + piece
+        if not self._has_begun:
+            start = held.lstrip() if self._trim == "space" else held.removeprefix("\n")
+            waits = not start.strip() or _CDATA.startswith(start[: len(_CDATA)])
+            if waits or (self._null_word and "null".startswith(start.strip().lower())):
+                self._held = held
+                return ""
+            held = start
+        sure = len(held.rstrip() if self._trim == "space" else held.removesuffix("\n"))
+        if not sure:
+            self._held = held
+            return ""
+        shown, self._held = held[:sure], held[sure:]
+        opened, self._has_begun = "" if self._has_begun else '"', True
+        return opened + as_json(shown)[1:-1]
+
+
+def _is_text(schema: object) -> bool:
+    """Whether a parameter of this schema is text, whatever its value looks like."""
+    return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema

@@ -1,0 +1,166 @@
+"""How each family of models writes its calls, by the name of mlx-lm's parser."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
+
+from ..api.errors import InvalidConfig
+from .call_writer import Tools
+from .json_calls import HeadedCalls, JsonCalls
+from .quoted_calls import GemmaCalls, WholeCalls
+from .tag_calls import Parse, TagCalls
+
+ToolFormat: TypeAlias = JsonCalls | HeadedCalls | TagCalls | GemmaCalls | WholeCalls
+
+ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router have for them
+    "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
+    "granite": "json_tools", "qwen3_xml": "qwen3_coder", "qwen_coder": "qwen3_coder", "qwen35": "qwen3_coder",
+    "glm45": "glm47", "glm4_moe": "glm47", "glm45_moe": "glm47", "glm47_moe": "glm47", "laguna": "glm47",
+    "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json",
+    "deepseek": "deepseek_v3", "deepseek_v31": "deepseek_v3", "deepseek31": "deepseek_v3",
+    "kimik2": "kimi_k2", "minimax": "minimax_m2", "gemma": "gemma4", "functiongemma": "function_gemma",
+    "lfm2": "pythonic",
+}  # fmt: skip
+
+
+def _mlx_parser(name: str) -> Parse:
+    """mlx-lm's parser of this name. It is loaded with the first call of an answer: the model, which mlx-lm
+    has loaded, is there by then."""
+
+    @functools.cache
+    def module() -> Parse:
+        return cast("Parse", importlib.import_module(f"mlx_lm.tool_parsers.{name}").parse_tool_call)
+
+    def parse(text: str, tools: Tools) -> Any:
+        return module()(text, tools)
+
+    return parse
+
+
+def _kimi_name(head: str) -> tuple[str, str | None]:
+    """Of ``functions.NAME:0``, which is the call's id, too."""
+    found = re.fullmatch(r"(?:functions\.)?(.+?):\d+", head.strip())
+    return (found.group(1), head.strip()) if found else (head.strip(), None)
+
+
+def _mistral_name(head: str) -> tuple[str, str | None]:
+    name, _, call_id = head.partition("[CALL_ID]")
+    return name.strip(), call_id.strip() or None
+
+
+def _deepseek_name(head: str) -> tuple[str, str | None]:
+    """The first models say "function" there, and the name on a line of its own."""
+    return ("" if head.strip() == "function" else head.strip()), None
+
+
+def _tags(name: str, start: str, **parts: object) -> Callable[[], ToolFormat]:
+    return lambda: TagCalls(parse=_mlx_parser(name), start=start, **parts)  # type: ignore[arg-type]
+
+
+_MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
+    "json_tools": lambda: JsonCalls(start="<tool_call>", end="</tool_call>"),
+    "llama3_json": lambda: JsonCalls(start="<|python_tag|>", end="", is_bare=True, between=";"),
+    "mistral": lambda: HeadedCalls(
+        start="[TOOL_CALLS]", end="", call_start="", call_end="", separators=("[ARGS]",),
+        name_of=_mistral_name, takes_list=True, id_style="short",
+    ),
+    "kimi_k2": lambda: HeadedCalls(
+        start="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>",
+        call_start="<|tool_call_begin|>", call_end="<|tool_call_end|>",
+        separators=("<|tool_call_argument_begin|>",), name_of=_kimi_name,
+    ),
+    "deepseek_v3": lambda: HeadedCalls(
+        start="<｜tool▁calls▁begin｜>", end="<｜tool▁calls▁end｜>",
+        call_start="<｜tool▁call▁begin｜>", call_end="<｜tool▁call▁end｜>",
+        separators=("<｜tool▁sep｜>",), name_of=_deepseek_name, fence=("```json", "```"),
+    ),
+    "qwen3_coder": _tags(
+        "qwen3_coder", "<tool_call>", end="</tool_call>", call=("<function=", ">"), key=("<parameter=", ">"),
+        value=("", "</parameter>"), call_end="</function>", trim="line", null_word=True,
+    ),
+    "glm47": _tags(
+        "glm47", "<tool_call>", end="</tool_call>", call=None, key=("<arg_key>", "</arg_key>"),
+        value=("<arg_value>", "</arg_value>"), call_end="</tool_call>", trim="space", null_word=False,
+    ),
+    "longcat": _tags(
+        "longcat", "<longcat_tool_call>", end="</longcat_tool_call>", call=None,
+        key=("<longcat_arg_key>", "</longcat_arg_key>"),
+        value=("<longcat_arg_value>", "</longcat_arg_value>"), call_end="</longcat_tool_call>",
+        trim="space", null_word=False,
+    ),
+    "minimax_m2": _tags(
+        "minimax_m2", "<minimax:tool_call>", end="</minimax:tool_call>", call=("<invoke name=", ">"),
+        key=("<parameter name=", ">"), value=("", "</parameter>"), call_end="</invoke>", trim="space",
+        null_word=True,
+    ),
+    "minicpm5": _tags(
+        "minicpm5", "<function name=", end="", call=("<function name=", ">"), key=("<param name=", ">"),
+        value=("", "</param>"), call_end="</function>", trim="space", null_word=True,
+    ),
+    "gemma4": lambda: GemmaCalls(
+        parse=_mlx_parser("gemma4"), start="<|tool_call>", end="<tool_call|>", quote='<|"|>'
+    ),
+    "function_gemma": lambda: WholeCalls(
+        parse=_mlx_parser("function_gemma"), start="<start_function_call>", end="<end_function_call>",
+        inner_marks=("<escape>",),
+    ),
+    "pythonic": lambda: WholeCalls(
+        parse=_mlx_parser("pythonic"), start="<|tool_call_start|>", end="<|tool_call_end|>"
+    ),
+    "muse_spark": lambda: WholeCalls(
+        parse=_mlx_parser("muse_spark"), start="<atem:function_calls>", end="</atem:function_calls>"
+    ),
+    "kimi_k3": lambda: WholeCalls(
+        parse=_mlx_parser("kimi_k3"), start="<|open|>tools<|sep|>", end="<|close|>tools<|sep|>",
+        inner_marks=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+}  # fmt: skip
+
+TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
+
+# Which parser a chat template asks for: all texts of a row must be in it. The order counts.
+_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<|tool_call>", "<tool_call|>"), "gemma4"),
+    (("<start_function_call>",), "function_gemma"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<arg_key>",), "glm47"),
+    (("<|tool_list_start|>",), "pythonic"),
+    (("<|tool_call_start|>",), "pythonic"),
+    (("<tool_call>\\n<function=",), "qwen3_coder"),
+    (("<tool_call>\n<function=",), "qwen3_coder"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (('<function name="', '<param name="'), "minicpm5"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<atem:function_calls>",), "muse_spark"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek_v3"),
+    (("<|open|>", "<|sep|>", "tool="), "kimi_k3"),
+    (("<tool_call>",), "json_tools"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("<|start_header_id|>", '"parameters"'), "llama3_json"),
+)
+
+
+def tool_format(name: str) -> ToolFormat | None:
+    """The format called so; None for "none". InvalidConfig for a name that nobody knows."""
+    if name in ("none", "off"):
+        return None
+    maker = _MAKERS.get(ALIASES.get(name, name))
+    if maker is None:
+        raise InvalidConfig(
+            f"tool_call_parser must be one of auto, none, {', '.join(TOOL_PARSERS)}, got {name!r}; "
+            "auto goes by the chat template"
+        )
+    return maker()
+
+
+def tool_format_of(template: str) -> ToolFormat | None:
+    """The format that a chat template shows; None for one without tools."""
+    for signs, name in _SIGNS:
+        if all(sign in template for sign in signs):
+            return tool_format(name)
+    return None

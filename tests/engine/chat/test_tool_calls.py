@@ -1,0 +1,156 @@
+"""Calls in the notations of all families: whole, in pieces, cut and broken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from answers import ARGUMENTS, CALLS, STREAMED, WRITTEN, Answer, read, reader
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.chat.tool_formats import TOOL_PARSERS, tool_format
+
+BEFORE = {name: "" if name == "llama3_json" else "Let me look.\n\n" for name in WRITTEN}
+
+
+def calls_of(answer: Answer) -> list[tuple[str, object]]:
+    assert all(call.is_whole for call in answer.calls)
+    return [(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+def test_every_parser_has_a_case() -> None:
+    assert set(TOOL_PARSERS) - {"function_gemma"} == set(WRITTEN)
+
+
+@pytest.mark.parametrize("parser", sorted(WRITTEN))
+def test_calls_of_all_families_are_read(parser: str) -> None:
+    answer = read(reader(parser), [BEFORE[parser] + WRITTEN[parser]])
+    assert calls_of(answer) == CALLS
+    assert answer.content == BEFORE[parser].strip()
+    assert answer.malformed == ""
+    assert len({call.call_id for call in answer.calls}) == 2
+
+
+def test_flat_arguments_of_function_gemma_are_read() -> None:
+    text = "<start_function_call>call:write_file{path:<escape>a,b<escape>,mode:7}<end_function_call>"
+    assert calls_of(read(reader("function_gemma"), [text])) == [("write_file", {"path": "a,b", "mode": 7})]
+
+
+@pytest.mark.parametrize("parser", sorted(WRITTEN))
+def test_pieces_of_one_character_change_nothing(parser: str) -> None:
+    answer = read(reader(parser), list(BEFORE[parser] + WRITTEN[parser]))
+    assert calls_of(answer) == CALLS
+    assert answer.content == BEFORE[parser].strip()
+
+
+@pytest.mark.property
+@given(st.data())
+def test_cuts_between_pieces_change_nothing(data: st.DataObject) -> None:
+    parser = data.draw(st.sampled_from(sorted(WRITTEN)))
+    text = BEFORE[parser] + WRITTEN[parser]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert calls_of(read(reader(parser), pieces)) == CALLS
+
+
+@pytest.mark.parametrize("parser", sorted(WRITTEN))
+def test_a_cut_call_is_never_made_whole(parser: str) -> None:
+    """At whatever character: arguments are a beginning of what the model would have written."""
+    text = BEFORE[parser] + WRITTEN[parser]
+    whole = read(reader(parser), [text])
+    for length in range(len(text)):
+        answer = read(reader(parser), [text[:length]], was_cut=True)
+        assert answer.malformed == "", text[:length]
+        assert BEFORE[parser].startswith(answer.content), text[:length]
+        for call, full in zip(answer.calls, whole.calls, strict=False):
+            assert call.name == full.name
+            assert full.arguments.startswith(call.arguments), text[:length]
+            assert call.is_whole <= (call.arguments == full.arguments)
+        unfinished = [call for call in answer.calls if not call.is_whole]
+        assert len(unfinished) <= 1
+
+
+@pytest.mark.parametrize("parser", STREAMED)
+def test_arguments_come_while_they_are_generated(parser: str) -> None:
+    """Half of a long text has been handed out by the time the model has written it."""
+    made, answer = reader(parser), Answer()
+    text = WRITTEN[parser]
+    answer.add(made.add(text[: text.index("return")]))
+    assert [call.name for call in answer.calls] == ["write_file"]
+    if parser != "minicpm5":  # whose texts in CDATA are read when they end
+        assert "if x < 2 & y" in answer.calls[0].arguments
+    assert '"path": "a b/<c>.py"' in answer.calls[0].arguments.replace('":"', '": "')
+    assert not answer.calls[0].is_whole
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("json_tools", "<tool_call>\nnot JSON at all\n</tool_call>"),
+        ("json_tools", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "now", "arguments": {"a" 1}}</tool_call>'),
+        ("json_tools", '<tool_call>{"name": "now", "arguments": {}'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{'a': 1}"),
+        ("kimi_k2", "<|tool_calls_section_begin|>now<|tool_calls_section_end|>"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>now<｜tool▁calls▁end｜>"),
+        ("qwen3_coder", "<tool_call>\nnow()\n</tool_call>"),
+        (
+            "qwen3_coder",
+            "<tool_call><function=write_file><parameter=mode>x</parameter></function> </tool_call>",
+        ),
+        ("glm47", "<tool_call>what is this</tool_call>"),
+        ("minimax_m2", "<minimax:tool_call></minimax:tool_call>"),
+        ("gemma4", "<|tool_call>call:now{a:b}<tool_call|>"),
+        ("pythonic", "<|tool_call_start|>now<|tool_call_end|>"),
+    ],
+)
+def test_malformed_calls_come_back_as_text(parser: str, text: str) -> None:
+    for pieces in ([f"Hm. {text} Well."], list(f"Hm. {text} Well.")):
+        answer = read(reader(parser), pieces)
+        assert not any(call.is_whole for call in answer.calls)
+        assert text in answer.malformed, answer
+        assert answer.shown.startswith("Hm.")
+        assert answer.shown.endswith("Well.")
+
+
+def test_text_that_only_looks_like_a_call_is_content() -> None:
+    for parser, text in (
+        ("json_tools", "a <tool and <tool_cal b <"),
+        ("llama3_json", '{"name": "Ada", "age": 3}'),
+        ("llama3_json", "{}"),
+        ("mistral", "[TOOL"),
+    ):
+        answer = read(reader(parser), list(text))
+        assert answer.shown == text
+        assert answer.calls == []
+
+
+def test_names_of_calls_need_not_be_known() -> None:
+    answer = read(reader("json_tools"), ['<tool_call>{"name": "gone", "arguments": {}}</tool_call>'])
+    assert calls_of(answer) == [("gone", {})]
+
+
+def test_arguments_in_a_string_are_unpacked() -> None:
+    text = json.dumps({"name": "write_file", "arguments": json.dumps(ARGUMENTS)})
+    assert calls_of(read(reader("json_tools"), [f"<tool_call>{text}</tool_call>"])) == CALLS[:1]
+
+
+def test_ids_fit_the_family() -> None:
+    ids = {
+        parser: [call.call_id for call in read(reader(parser), [WRITTEN[parser]]).calls] for parser in WRITTEN
+    }
+    assert ids["kimi_k2"] == ["functions.write_file:0", "functions.now:1"]
+    assert ids["mistral"][1] == "abc123DEF"
+    assert len(ids["mistral"][0]) == 9
+    assert ids["mistral"][0].isalnum()
+    assert all(each.startswith("call_") for each in ids["json_tools"])
+
+
+def test_unknown_parsers_are_refused_with_the_names() -> None:
+    with pytest.raises(InvalidConfig, match=r"one of auto, none, .*json_tools.*, got 'hermse'"):
+        tool_format("hermse")
+    assert tool_format("none") is None
+    assert tool_format("hermes") == tool_format("json_tools")
