@@ -10,7 +10,6 @@ from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, Sl
 from .types import (
     NULL_PAGE,
     Digest,
-    Fork,
     GroupPageTable,
     PageCopy,
     PageCounts,
@@ -25,7 +24,6 @@ __all__ = [
     "Digest",
     "EventLog",
     "EventsLost",
-    "Fork",
     "FullAttention",
     "GroupPageTable",
     "Hasher",

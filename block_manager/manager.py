@@ -18,7 +18,7 @@ from .prefix_search import PrefixSearch
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
 from .truncation import Truncation
-from .types import Digest, Fork, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
+from .types import Digest, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
 
 
 class BlockManager:
@@ -258,8 +258,8 @@ class BlockManager:
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
         """Make room for positions ``[0, num_tokens)``, and for the state of recurrent layers.
 
-        Return False if a pool is short, and then nothing is taken. What is in ``table.copies`` then is to be
-        carried out.
+        Return False if a pool is short, and then nothing is taken. The slot of a state may wait for a copy
+        then, see ``take_copies``.
 
         ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
                 call succeeds, their room is certain. Layers without a window get all of it now.
@@ -353,24 +353,24 @@ class BlockManager:
                 group.extend(part, goal)
                 table.update_capacity()
 
-    def fork(self, table: PageTable) -> Fork | None:
+    def fork(self, table: PageTable) -> PageTable | None:
         """Return a second table with the same written positions; None, and no change, if a pool is short.
 
         Full pages are shared. A partial one will be written by both sides, so the new table
-        gets its own, filled by the copy: carry it out, then say so with ``copied``.
+        gets its own, filled by a copy that waits in ``take_copies``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
             return None
         if self._states is not None and not self._states.pool.num_idle_to_run:
             return None
-        parts, copies = [], []
+        parts = []
         for group, part in zip(self._groups, table.parts, strict=True):
             shared = group.share(part, num_full)
             parts.append(shared)
             if partial:
                 group.extend(shared, num_full + 1)
-                copies.append(self._copies.begin(group, part.pages[num_full], shared.pages[num_full]))
+                self._copies.begin(group, part.pages[num_full], shared.pages[num_full])
         forked = PageTable(
             self.page_size,
             table.salt,
@@ -381,30 +381,43 @@ class BlockManager:
             partings=table.partings,
         )
         if self._states is not None:
-            forked.state, slot = self._states.fork(table, self._copies.slot)
-            copies.append(slot)
+            forked.state = self._states.fork(table, self._copies.slot)
         self._tables.add(forked)
-        return Fork(forked, tuple(copies))
+        return forked
 
-    def rollback(self, table: PageTable, num_tokens: int) -> tuple[PageCopy, ...]:
+    def rollback(self, table: PageTable, num_tokens: int) -> None:
         """Forget everything past position ``num_tokens``, reserved pages included.
 
-        A page that somebody else holds or can find is never written again. If the new end
-        lies inside one, the table gets a private copy of it: carry out the returned copies, then
-        say so with ``copied``. If a pool has no page for that, the table ends at the last
-        page boundary instead. If a window had moved on and its old pages cannot be found any more,
-        the table ends where every group can go on, maybe at 0. ``table.num_written`` says where,
-        and the rest is recomputed.
+        A page that somebody else holds or can find is never written again. If the new end lies inside
+        one, the table gets a private copy of it, which waits in ``take_copies``. If a pool has no page
+        for that, the table ends at the last page boundary instead. If a window had moved on and its old
+        pages cannot be found any more, the table ends where every group can go on, maybe at 0.
+        ``table.num_written`` says where, and the rest is recomputed.
         """
-        return self._truncation.rollback(table, num_tokens)
+        self._truncation.rollback(table, num_tokens)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether ``take_copies`` would return any."""
+        return bool(self._copies.waiting)
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        """Return the copies that open tables wait for: carry them out before their pages are used.
+
+        ``reserve``, ``fork`` and ``rollback`` ask for copies. Report these with ``copied``."""
+        return self._copies.take()
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Release the pages of copies that have been carried out, or that nobody wants any more."""
+        """Release the pages of copies that ``take_copies`` returned and that have been carried out."""
         self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
-        """Give every page back, tail first, so that a shared head outlives its tails."""
+        """Give every page back, tail first, so that a shared head outlives its tails.
+
+        Copies that the table waits for are dropped."""
         self._tables.remove(table)
+        if self._copies.waiting:
+            self._copies.cancel(self.held_by(table))
         for group, part in zip(self._groups, table.parts, strict=True):
             group.trim(part, 0)
         table.update_capacity()
@@ -528,10 +541,14 @@ class BlockManager:
 
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
-        check_books(self._groups, self.page_size, self._tables, self._copies.pending)
+        pending = self._copies.pending
+        check_books(self._groups, self.page_size, self._tables, pending)
+        held = {each for table in self._tables for each in self.held_by(table)}
+        for copy in self._copies.waiting:
+            assert (copy.group, copy.target) in held, f"{copy} waits for a table that is closed"
         if self._states is not None:
             index = self._states.index
-            self._states.check(self._tables, [copy for copy in self._copies.pending if copy.group == index])
+            self._states.check(self._tables, [copy for copy in pending if copy.group == index])
 
     def _pool_of(self, group: int) -> PagePool:
         """Return the pool of a group of pages, or of slots."""

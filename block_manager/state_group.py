@@ -19,7 +19,7 @@ from .snapshot_policy import wanted_snapshots
 from .spec import RecurrentState
 from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableState
 
-CopySlot = abc.Callable[[PageId, PageId], PageCopy]
+CopySlot = abc.Callable[[PageId, PageId], None]
 """Registers a copy of a slot, source to target, that holds both until it is carried out."""
 
 
@@ -92,18 +92,19 @@ class StateGroup:
             return
         state.running = self.pool.take(to_run=True)
         if state.found is not None:
-            table.copies.append(copy(state.found, state.running))
+            copy(state.found, state.running)
             self._release([state.found])  # the copy holds it
             state.origin, state.found = state.found, None
 
-    def fork(self, table: PageTable, copy: CopySlot) -> tuple[TableState, PageCopy]:
-        """Return the state of a second table that stands where this one does, and the copy it needs."""
+    def fork(self, table: PageTable, copy: CopySlot) -> TableState:
+        """Return the state of a second table that stands where this one does; its slot waits for a copy."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
         slot = self.pool.take(to_run=True)
-        return TableState(running=slot), copy(running, slot)
+        copy(running, slot)
+        return TableState(running=slot)
 
-    def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> tuple[PageCopy, ...]:
+    def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> None:
         """Let the running slot become the snapshot after so many pages, if there are any.
 
         A table without one holds that snapshot, and no other."""
@@ -113,11 +114,10 @@ class StateGroup:
         if before is not None:
             self._release([before])
         if state.running is None or state.found is None:
-            return ()
-        copies = (copy(state.found, state.running),)
+            return
+        copy(state.found, state.running)
         self._release([state.found])
         state.found = None
-        return copies
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
         """Decide which snapshots a step takes, as far as there are slots.

@@ -8,7 +8,7 @@ from .kv_group import KVGroup
 from .page_copies import PageCopies
 from .prefix_search import PrefixSearch
 from .state_group import StateGroup
-from .types import PageCopy, PageId, PageTable
+from .types import PageId, PageTable
 
 
 class Truncation:
@@ -32,21 +32,23 @@ class Truncation:
         self._prefixes = prefixes
         self._copies = copies
 
-    def rollback(self, table: PageTable, num_tokens: int) -> tuple[PageCopy, ...]:
+    def rollback(self, table: PageTable, num_tokens: int) -> None:
         """See ``BlockManager.rollback``."""
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, table.page_size)
         table.reserved_ahead = 0
         if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
             self._truncate(table, num_full)
-            return self._states.restore(table, len(table.digests), self._copies.slot)
+            self._states.restore(table, len(table.digests), self._copies.slot)
+            return
         if self._has_lost_window(table, num_tokens):
             self._truncate(table, num_full)
-            return ()
+            return
         self.trim(table, num_full + (partial > 0))
         del table.digests[num_full:]
         table.num_written = num_tokens
-        return self._own_partial_page(table, num_full) if partial else ()
+        if partial:
+            self._own_partial_page(table, num_full)
 
     def trim(self, table: PageTable, num_pages: int) -> None:
         """Give back all but the first ``num_pages`` pages of every group."""
@@ -71,7 +73,7 @@ class Truncation:
         table.num_written = num_pages * table.page_size
         table.update_capacity()
 
-    def _own_partial_page(self, table: PageTable, index: int) -> tuple[PageCopy, ...]:
+    def _own_partial_page(self, table: PageTable, index: int) -> None:
         """Replace page ``index`` in the groups where others hold or find it."""
         foreign = [
             (group, part)
@@ -80,11 +82,9 @@ class Truncation:
         ]
         if not all(group.pool.num_idle for group, _ in foreign):
             self._truncate(table, index)
-            return ()
-        copies: list[PageCopy] = []
+            return
         for group, part in foreign:
             page = PageId(part.pages.pop())
             group.extend(part, index + 1)
-            copies.append(self._copies.begin(group, page, part.pages[index]))
+            self._copies.begin(group, page, part.pages[index])
             group.pool.decref([page])
-        return tuple(copies)

@@ -115,7 +115,6 @@ class PageTable:
     state            of recurrent layers; None for models without any
     partings         where sequences are known to leave each other, in pages from the beginning: where this
                      one went on from what was found, and how far groups without a window had it
-    copies           what ``reserve`` wants copied before the next step; whoever takes them empties the list
     """
 
     page_size: int
@@ -126,7 +125,6 @@ class PageTable:
     quantize_after: int = 0
     state: TableState | None = None
     partings: tuple[int, ...] = ()
-    copies: list[PageCopy] = field(default_factory=list)
     capacity: int = field(init=False, default=0)
     reserved_ahead: int = field(init=False, default=0)
 
@@ -143,11 +141,3 @@ class PageTable:
         parts = self.parts
         num_pages = len(parts[0].pages) if len(parts) == 1 else min([len(part.pages) for part in parts])
         self.capacity = num_pages * self.page_size
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A second table with the same contents, and the copies it needs (none if no page is partial)."""
-
-    table: PageTable
-    copies: tuple[PageCopy, ...]

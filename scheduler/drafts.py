@@ -58,8 +58,8 @@ def _trimmed(counts: list[int]) -> list[int]:
 
 def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
     """Give back what was reserved for drafts that were wrong: all behind the written positions."""
-    copies = blocks.rollback(table, table.num_written)
-    assert not copies, "a sequence that decodes owns the page it writes"
+    blocks.rollback(table, table.num_written)
+    assert not blocks.has_copies, "a sequence that decodes owns the page it writes"
 
 
 def _decodes(item: ScheduledChunk) -> bool:

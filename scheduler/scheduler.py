@@ -183,7 +183,6 @@ class Scheduler:
                 self.blocks.plan_snapshots(
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
-        copies, self._queues.copies = tuple(self._queues.copies), []
         only_decodes = len(work) == num_decodes and not drafted
         shape = decodes if only_decodes else None
         predicted_s = None
@@ -192,7 +191,7 @@ class Scheduler:
             predicted_s = latency.predict(shape)
         done = tuple(preempted), tuple(lookups)
         plain = only_decodes and all_plain
-        step = SchedulerOutput(tuple(work), copies, *done, predicted_s, shape, plain=plain)
+        step = SchedulerOutput(tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, plain=plain)
         self._planned.append(step)
         return step
 
@@ -205,7 +204,7 @@ class Scheduler:
             self._connector.saves_steps
             or self._connector.has_news
             or self.blocks.states is not None  # a recurrent state has no place ahead
-            or self._queues.copies
+            or self.blocks.has_copies
             or self._arrivals.may_admit()
         ):
             return None
@@ -478,14 +477,7 @@ class Scheduler:
         self._queues.share(parent, remaining)
 
     def _release(self, sequence: Sequence) -> None:
-        """Give back a sequence's pages, and forget copies that only it wanted."""
+        """Give back a sequence's pages."""
         table, sequence.table = sequence.table, None
-        if table is None:
-            return
-        queues = self._queues
-        if queues.copies:
-            held = set(self.blocks.held_by(table))
-            unwanted = [copy for copy in queues.copies if (copy.group, copy.target) in held]
-            queues.copies = [copy for copy in queues.copies if copy not in unwanted]
-            self.blocks.copied(unwanted)
-        self.blocks.close(table)
+        if table is not None:
+            self.blocks.close(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.block_manager import BlockManager, PageCopy, PageTable
+from octavo.block_manager import BlockManager, PageTable
 
 from .types import Sequence, Status
 from .waiting import WaitingQueue
@@ -22,7 +22,6 @@ class SequenceQueues:
     loading       a connector brings pages of their prompts, or those they gave back
     waiting       in the order to let them in, see WaitingQueue
     running       by priority, the one let in first among equals; each has a table
-    copies        pages to copy before the next step writes
     max_running   forks beyond it wait
     """
 
@@ -32,7 +31,6 @@ class SequenceQueues:
         self.loading: list[Sequence] = []
         self.waiting = waiting
         self.running: list[Sequence] = []
-        self.copies: list[PageCopy] = []
         self._num_admitted = 0  # for the first time
 
     @property
@@ -67,8 +65,6 @@ class SequenceQueues:
             sequence.num_admitted_before = self._num_admitted
             self._num_admitted += 1
         self.waiting.let_in(sequence)
-        self.copies += table.copies
-        table.copies = []
 
     def preempt(self, victim: Sequence) -> None:
         """Let a running sequence wait.
@@ -137,8 +133,7 @@ class SequenceQueues:
         assert successor.table is not None
         if len(self.running) == self.max_running or not (fork := self.blocks.fork(successor.table)):
             return False
-        self.copies += fork.copies
-        member.table, member.digests = fork.table, fork.table.digests
+        member.table, member.digests = fork, fork.digests
         member.num_admitted_before = successor.num_admitted_before
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)

@@ -110,8 +110,7 @@ class _Holding:
             self._release_one()
             table = blocks.open(tokens, salt=request.salt)
         num_hit = table.num_written
-        blocks.copied(table.copies)
-        table.copies = []
+        blocks.copied(blocks.take_copies())
         if blocks.states is not None and (full := len(tokens) - 1 - request.ends_partial) > num_hit:
             blocks.plan_snapshots(table, num_hit, full, num_known=full)
             blocks.commit(table, tokens, full)

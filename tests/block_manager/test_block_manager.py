@@ -144,21 +144,22 @@ def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
     table = written(blocks, PROMPT)
     fork = blocks.fork(table)
     assert fork is not None
-    assert fork.table.pages == array("i", [0, 1, 3])
-    assert fork.copies == (PageCopy(PageId(table.pages[2]), PageId(fork.table.pages[2])),)
-    assert fork.table.num_written == 10
-    blocks.copied(fork.copies)
+    assert fork.pages == array("i", [0, 1, 3])
+    copies = blocks.take_copies()
+    assert copies == (PageCopy(PageId(table.pages[2]), PageId(fork.pages[2])),)
+    assert fork.num_written == 10
+    blocks.copied(copies)
     longer = [*PROMPT, 11, 12]
-    blocks.commit(fork.table, longer, 12)
+    blocks.commit(fork, longer, 12)
     blocks.check()
-    assert blocks.open([*longer, 13]).pages == fork.table.pages, "the fork publishes its own page"
+    assert blocks.open([*longer, 13]).pages == fork.pages, "the fork publishes its own page"
 
 
 def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
     blocks = BlockManager(2, 4)
     fork = blocks.fork(written(blocks, PROMPT[:8]))
     assert fork is not None
-    assert not fork.copies
+    assert not blocks.has_copies
 
 
 def test_a_fork_without_room_changes_nothing() -> None:
@@ -175,18 +176,40 @@ def test_a_copy_holds_both_pages_until_it_is_done() -> None:
     table = written(blocks, PROMPT[:2])
     fork = blocks.fork(table)
     assert fork is not None
-    assert len(fork.copies) == 1
+    (copy,) = blocks.take_copies()
     blocks.close(table)
-    blocks.close(fork.table)
+    blocks.close(fork)
     assert blocks.num_held == 2
-    blocks.copied(fork.copies)
+    blocks.copied([copy])
     assert blocks.num_held == 0
+
+
+def test_a_copy_that_no_step_has_taken_ends_with_its_table() -> None:
+    blocks = BlockManager(8, 4)
+    table = written(blocks, PROMPT[:2])
+    fork = blocks.fork(table)
+    assert fork is not None
+    blocks.close(fork)
+    assert not blocks.has_copies
+    assert blocks.num_held == 1
+    blocks.check()
+
+
+def test_check_finds_a_copy_whose_table_is_closed() -> None:
+    blocks = BlockManager(8, 4)
+    fork = blocks.fork(written(blocks, PROMPT[:2]))
+    assert fork is not None
+    blocks._copies.cancel = lambda held: None  # type: ignore[method-assign] # noqa: ARG005
+    blocks.close(fork)
+    with pytest.raises(AssertionError, match="waits for a table that is closed"):
+        blocks.check()
 
 
 def test_rollback_inside_a_private_page_copies_nothing() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
-    assert blocks.rollback(table, 9) == ()
+    blocks.rollback(table, 9)
+    assert not blocks.has_copies
     assert (table.num_written, len(table.pages), len(table.digests)) == (9, 3, 2)
 
 
@@ -194,7 +217,8 @@ def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     """Somebody may look the page up at any time: it must go on saying what its digest says."""
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
-    (copy,) = blocks.rollback(table, 6)
+    blocks.rollback(table, 6)
+    (copy,) = blocks.take_copies()
     assert copy == PageCopy(source=PageId(1), target=PageId(2)), "the freed tail page is used at once"
     assert list(table.pages) == [0, 2]
     assert len(table.digests) == 1
@@ -210,8 +234,9 @@ def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
     table = written(blocks, PROMPT[:8])
     fork = blocks.fork(table)
     assert fork is not None
-    (copy,) = blocks.rollback(fork.table, 5)
-    assert copy == PageCopy(source=PageId(table.pages[1]), target=PageId(fork.table.pages[1]))
+    blocks.rollback(fork, 5)
+    (copy,) = blocks.take_copies()
+    assert copy == PageCopy(source=PageId(table.pages[1]), target=PageId(fork.pages[1]))
     assert list(table.pages) == [0, 1]
     blocks.check()
 
@@ -220,7 +245,8 @@ def test_rollback_without_room_ends_at_the_page_boundary() -> None:
     blocks = BlockManager(2, 4)
     table = written(blocks, PROMPT[:8])
     other = blocks.open(PROMPT[:9])  # holds both pages, so that none becomes idle
-    assert blocks.rollback(table, 6) == ()
+    blocks.rollback(table, 6)
+    assert not blocks.has_copies
     assert (table.num_written, list(table.pages)) == (4, [0])
     assert other.num_written == 8
     blocks.check()

@@ -70,6 +70,7 @@ class Machine(RuleBasedStateMachine):
             assert self.digests.setdefault(prefix, digest) == digest, "two names for one prefix"
 
     def carry_out(self) -> None:
+        self.copies += self.blocks.take_copies()
         self.ledger.copy(self.copies)
         self.blocks.copied(self.copies)
         self.copies = []
@@ -140,7 +141,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tables, table=tables)
     def fork(self, table: PageTable) -> object:
-        if any(copy.target in table.pages for copy in self.copies):
+        if self.blocks.has_copies or any(copy.target in table.pages for copy in self.copies):
             self.carry_out()
         idle = min(self.blocks.idle_pages())
         fork = self.blocks.fork(table)
@@ -148,17 +149,21 @@ class Machine(RuleBasedStateMachine):
         assert (fork is None) == (partial and idle == 0)
         if fork is None:
             return multiple()
-        assert [copy.group for copy in fork.copies] == [*range(len(self.groups))] * partial
-        self.copies += fork.copies
-        self.salts[fork.table] = self.salts[table]
-        self.tokens[fork.table], self.rest[fork.table] = list(self.tokens[table]), []
-        return fork.table
+        assert self.blocks.has_copies == partial
+        self.salts[fork] = self.salts[table]
+        self.tokens[fork], self.rest[fork] = list(self.tokens[table]), []
+        return fork
+
+    @rule()
+    def take(self) -> None:
+        """A step has the copies, and has not carried them out."""
+        self.copies += self.blocks.take_copies()
 
     @rule(table=tables, data=st.data())
     def rollback(self, table: PageTable, data: st.DataObject) -> None:
         self.carry_out()
         num_tokens = data.draw(st.integers(0, table.num_written))
-        self.copies += self.blocks.rollback(table, num_tokens)
+        self.blocks.rollback(table, num_tokens)
         assert table.num_written == num_tokens or table.num_written % PAGE_SIZE == 0
         assert table.num_written <= num_tokens
         if not any(group.window for group in self.groups):
@@ -174,7 +179,7 @@ class Machine(RuleBasedStateMachine):
         del self.tokens[table]
         self.blocks.close(table)
 
-    @precondition(lambda self: self.copies)
+    @precondition(lambda self: self.copies or self.blocks.has_copies)
     @rule()
     def copy(self) -> None:
         self.carry_out()
@@ -185,7 +190,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_table_leads_to_its_own_contents(self) -> None:
-        if not self.copies:
+        if not (self.copies or self.blocks.has_copies):
             for table, written in self.tokens.items():
                 assert table.num_written == len(written)
                 self.ledger.check(table, written, len(written), salt=self.salts[table])

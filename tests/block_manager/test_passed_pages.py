@@ -80,7 +80,7 @@ def test_a_fork_knows_where_its_sequence_parted() -> None:
     table = blocks.open([*prompt(1)[: 4 * SIZE], *prompt(2)])
     fork = blocks.fork(table)
     assert fork is not None
-    assert fork.table.partings == table.partings == (4, 4)
+    assert fork.partings == table.partings == (4, 4)
 
 
 def test_passed_pages_go_first_the_least_recently_passed_before_others() -> None:

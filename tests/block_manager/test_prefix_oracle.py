@@ -125,13 +125,13 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
         oracle.wrote(table.digests, prompt, range(expected, stop), item.salt)
         fork = blocks.fork(table) if item.more else None
         if fork is not None:
-            blocks.copied(fork.copies)
+            blocks.copied(blocks.take_copies())
             tokens = [*prompt[:stop], *item.more]
-            assert blocks.reserve(fork.table, len(tokens))
+            assert blocks.reserve(fork, len(tokens))
             oracle.follow()
-            blocks.commit(fork.table, tokens, len(tokens))
-            oracle.wrote(fork.table.digests, tokens, range(stop, len(tokens)), item.salt)
-            blocks.close(fork.table)
+            blocks.commit(fork, tokens, len(tokens))
+            oracle.wrote(fork.digests, tokens, range(stop, len(tokens)), item.salt)
+            blocks.close(fork)
         blocks.close(table)
         oracle.follow()
         blocks.check()

@@ -23,9 +23,9 @@ def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int
     """One step up to ``stop``; the positions of its snapshots."""
     assert blocks.reserve(table, stop)
     assert table.state is not None
-    assert all(copy.target == table.state.running for copy in table.copies)
-    blocks.copied(table.copies)
-    table.copies = []
+    copies = blocks.take_copies()
+    assert all(copy.target == table.state.running for copy in copies)
+    blocks.copied(copies)
     blocks.plan_snapshots(table, table.num_written, stop, num_known=len(tokens))
     taken = [planned.position for planned in table.state.planned]
     blocks.commit(table, tokens, stop)
@@ -196,7 +196,7 @@ def test_the_only_slot_goes_on_from_the_snapshot_it_holds() -> None:
     table = blocks.open([*range(1, 10), 10, 11])
     assert table.num_written == 8
     assert blocks.reserve(table, 11), "the snapshot itself becomes the running slot"
-    assert not table.copies
+    assert not blocks.has_copies
     blocks.check()
 
 
@@ -217,12 +217,14 @@ def test_rollback_ends_at_a_snapshot() -> None:
     tokens = list(range(1, 24))
     table = blocks.open(tokens)
     advance(blocks, table, tokens, 23)
-    copies = blocks.rollback(table, 18)
+    blocks.rollback(table, 18)
+    copies = blocks.take_copies()
     assert table.num_written == 16
     assert [copy.target for copy in copies] == [table.state.running] if table.state else []
     blocks.copied(copies)
     blocks.flush()
-    assert blocks.rollback(table, 15) == ()
+    blocks.rollback(table, 15)
+    assert not blocks.has_copies
     assert table.num_written in (0, 12)
     blocks.check()
 
@@ -231,7 +233,8 @@ def test_what_is_computed_again_keeps_its_snapshot() -> None:
     blocks, tokens = manager(), list(range(6))
     table = blocks.open(tokens)
     advance(blocks, table, tokens, 6)
-    assert blocks.rollback(table, 3) == ()
+    blocks.rollback(table, 3)
+    assert not blocks.has_copies
     assert advance(blocks, table, tokens, 6) == [4]
     assert blocks.num_findable(table.digests) == 1
     blocks.close(table)
@@ -244,12 +247,14 @@ def test_rollback_before_the_first_step_lets_go_of_what_was_found() -> None:
     serve(blocks, tokens)
     table = blocks.open([*tokens, 0])
     assert table.num_written == 16
-    assert blocks.rollback(table, 11) == ()
+    blocks.rollback(table, 11)
+    assert not blocks.has_copies
     assert table.num_written == 8
     blocks.check()
-    assert blocks.rollback(table, 7) == ()
+    blocks.rollback(table, 7)
+    assert not blocks.has_copies
     assert advance(blocks, table, tokens[:9], 9) == [8]
-    assert not table.copies
+    assert not blocks.has_copies
     blocks.close(table)
     blocks.check()
 
@@ -377,7 +382,8 @@ def test_a_sequence_goes_on_from_the_state_after_its_last_right_draft(num_right:
     advance(blocks, table, tokens[:10], 10)
     slots = draft(blocks, table, tokens[:11], tokens[11:14])  # a page is full after 12 tokens
     blocks.commit(table, tokens, 11 + num_right)
-    assert blocks.rollback(table, table.num_written) == ()
+    blocks.rollback(table, table.num_written)
+    assert not blocks.has_copies
     blocks.check()
     assert table.state is not None
     assert table.state.running == slots[num_right]
@@ -417,7 +423,8 @@ def test_states_after_drafts_are_never_where_compressed_snapshots_lie() -> None:
     assert all(slot < 6 for slot in draft(blocks, table, tokens[:11], tokens[11:14]))
     blocks.commit(table, tokens, 12)
     blocks.check()
-    assert blocks.rollback(table, 12) == ()
+    blocks.rollback(table, 12)
+    assert not blocks.has_copies
     blocks.close(table)
     assert blocks.open(tokens).num_written == 12
 

@@ -95,9 +95,10 @@ def test_a_fork_copies_the_residual_page_of_the_partial_page_too() -> None:
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     fork = blocks.fork(table)
     assert fork is not None
-    assert [copy.group for copy in fork.copies] == [0, 1]
+    copies = blocks.take_copies()
+    assert [copy.group for copy in copies] == [0, 1]
     assert num_residual(blocks) == 2
-    blocks.copied(fork.copies)
+    blocks.copied(copies)
     blocks.check()
 
 
@@ -105,13 +106,15 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
     """Its residual page is gone, and what is quantized is not what it was."""
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
-    assert blocks.rollback(table, 18) == ()
+    blocks.rollback(table, 18)
+    assert not blocks.has_copies
     assert table.num_written == 16
     blocks.check()
     blocks.close(table)
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT[:19])
-    assert blocks.rollback(table, 17) == ()
+    blocks.rollback(table, 17)
+    assert not blocks.has_copies
     assert table.num_written == 17, "a page that is still being written has one"
 
 

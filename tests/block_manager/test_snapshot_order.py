@@ -208,8 +208,7 @@ def test_conversations_that_come_back_are_kept_from_the_second_time_on() -> None
         if now > 1000 and begun > 6:
             wanted += 1
             found += table.num_written == begun
-        blocks.copied(table.copies)
-        table.copies = []
+        blocks.copied(blocks.take_copies())
         blocks.plan_snapshots(table, table.num_written, len(tokens), num_known=len(tokens))
         blocks.commit(table, tokens, len(tokens))
         blocks.close(table)

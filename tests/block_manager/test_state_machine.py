@@ -46,6 +46,7 @@ class Machine(RuleBasedStateMachine):
         self.names: dict[Digest, tuple[bytes, tuple[int, ...]]] = {}
 
     def carry_out(self) -> None:
+        self.copies += self.blocks.take_copies()
         moved: dict[int, State] = {
             c.target: self.slots.get(c.source, "empty") for c in self.copies if c.group == SLOTS
         }
@@ -82,8 +83,6 @@ class Machine(RuleBasedStateMachine):
         if not self.blocks.reserve(table, stop):
             assert self.blocks.idle_pages() == idle
             return
-        self.copies += table.copies
-        table.copies = []
         self.carry_out()
         self.blocks.plan_snapshots(table, start, stop, num_known=len(known))
         self.blocks.check()
@@ -133,10 +132,9 @@ class Machine(RuleBasedStateMachine):
         if fork is None:
             assert self.blocks.idle_pages() == idle
             return multiple()
-        self.copies += fork.copies
-        self.tokens[fork.table], self.rest[fork.table] = list(self.tokens[table]), []
-        self.junctions[fork.table] = 0
-        return fork.table
+        self.tokens[fork], self.rest[fork] = list(self.tokens[table]), []
+        self.junctions[fork] = 0
+        return fork
 
     @rule(table=tables, data=st.data())
     def rollback(self, table: PageTable, data: st.DataObject) -> None:
@@ -145,7 +143,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.carry_out()
         wanted = data.draw(st.integers(0, table.num_written))
-        self.copies += self.blocks.rollback(table, wanted)
+        self.blocks.rollback(table, wanted)
         assert table.num_written <= wanted
         if table.num_written < wanted:
             assert table.num_written % PAGE_SIZE == 0
@@ -157,7 +155,12 @@ class Machine(RuleBasedStateMachine):
         if table in self.tokens:
             self.forget(table)
 
-    @precondition(lambda self: self.copies)
+    @rule()
+    def take(self) -> None:
+        """A step has the copies, and has not carried them out."""
+        self.copies += self.blocks.take_copies()
+
+    @precondition(lambda self: self.copies or self.blocks.has_copies)
     @rule()
     def copy(self) -> None:
         self.carry_out()
@@ -186,14 +189,14 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_sequence_has_its_own_state(self) -> None:
-        if self.copies:
+        if self.copies or self.blocks.has_copies:
             return
         for table, written in self.tokens.items():
             assert table.num_written == len(written)
             state = table.state
             assert state is not None
             slot = state.found if state.running is None else state.running
-            if written and not table.copies:
+            if written:
                 assert slot is not None
                 assert self.slots.get(slot) == (table.salt, tuple(written)), "a state of other tokens"
 

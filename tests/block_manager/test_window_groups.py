@@ -149,14 +149,15 @@ def test_forks_copy_the_partial_page_of_every_group() -> None:
     table = written(blocks, PROMPT)
     fork = blocks.fork(table)
     assert fork is not None
-    assert [copy.group for copy in fork.copies] == [0, 1]
-    assert [copy.source for copy in fork.copies] == [part.pages[5] for part in table.parts]
-    assert [copy.target for copy in fork.copies] == [part.pages[5] for part in fork.table.parts]
-    assert fork.table.parts[1].window_start == table.parts[1].window_start == 4
-    blocks.copied(fork.copies)
+    copies = blocks.take_copies()
+    assert [copy.group for copy in copies] == [0, 1]
+    assert [copy.source for copy in copies] == [part.pages[5] for part in table.parts]
+    assert [copy.target for copy in copies] == [part.pages[5] for part in fork.parts]
+    assert fork.parts[1].window_start == table.parts[1].window_start == 4
+    blocks.copied(copies)
     blocks.close(table)
-    write(blocks, fork.table, [*PROMPT, 5, 6, 7])
-    blocks.close(fork.table)
+    write(blocks, fork, [*PROMPT, 5, 6, 7])
+    blocks.close(fork)
     assert blocks.idle_pages() == (16, 8)
 
 
@@ -171,7 +172,8 @@ def test_a_fork_without_room_in_one_group_changes_nothing() -> None:
 def test_rollback_inside_the_window_is_exact() -> None:
     blocks = manager()
     table = written(blocks, PROMPT[:20])
-    (first, second) = blocks.rollback(table, 19)  # page 4 is published in both groups
+    blocks.rollback(table, 19)  # page 4 is published in both groups
+    (first, second) = blocks.take_copies()
     assert table.num_written == 19
     assert (first, second) == (
         PageCopy(first.source, PageId(table.parts[0].pages[4]), 0),
@@ -183,12 +185,14 @@ def test_rollback_inside_the_window_is_exact() -> None:
 def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> None:
     blocks = manager()
     table = written(blocks, PROMPT)
-    assert blocks.rollback(table, 11) == ()
+    blocks.rollback(table, 11)
+    assert not blocks.has_copies
     assert (table.num_written, table.parts[1].window_start) == (8, 0), "pages 0 and 1 were still cached"
     blocks.check()
     write(blocks, table, PROMPT)
     evict(blocks, 1, 8 - len([page for group, page in blocks.held_by(table) if group]))
-    assert blocks.rollback(table, 11) == ()
+    blocks.rollback(table, 11)
+    assert not blocks.has_copies
     assert table.num_written == 0
     blocks.check()
 
@@ -196,7 +200,8 @@ def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> No
 def test_rollback_without_a_cache_begins_anew() -> None:
     blocks = manager(prefix_cache=False)
     table = written(blocks, PROMPT)
-    assert blocks.rollback(table, 9) == ()
+    blocks.rollback(table, 9)
+    assert not blocks.has_copies
     assert (table.num_written, list(table.pages)) == (0, [])
     write(blocks, table, PROMPT)
 

@@ -90,10 +90,14 @@ MUTANTS = (
     bug("aborted work is committed", "if void or table is None:", "if void:"),
     bug(
         "copies are carried out twice",
-        "copies, self._queues.copies = tuple(self._queues.copies), []",
-        "copies = tuple(self._queues.copies)",
+        "self.waiting = self.waiting, []",
+        "self.waiting = self.waiting, self.waiting[:]",
     ),
-    bug("copies are dropped", "SchedulerOutput(tuple(work), copies,", "SchedulerOutput(tuple(work), (),"),
+    bug(
+        "copies are dropped",
+        "SchedulerOutput(tuple(work), self.blocks.take_copies(),",
+        "SchedulerOutput(tuple(work), (),",
+    ),
     bug(
         "an aborted member's failure is not noticed",
         "all(result.token is not None for result in results)",
@@ -150,8 +154,8 @@ MUTANTS = (
     bug("a successor does not get the pages", "successor.table, parent.table = parent.table, None", "pass"),
     bug("passes of another time count", "        sequence.num_overtaken = 0\n", ""),
     bug("forks exceed max_running", "len(self.running) == self.max_running or not", "not"),
-    bug("copies are not asked for", "self.copies += fork.copies", "pass"),
-    bug("unwanted copies stay", "if (copy.group, copy.target) in held]", "if copy is None]"),
+    bug("copies are not asked for", "        self.waiting.append(copy)\n", ""),
+    bug("unwanted copies stay", "if self._copies.waiting:", "if False:"),
     bug(
         "tenants that come back are not lifted",
         "service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)",

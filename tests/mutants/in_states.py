@@ -13,8 +13,8 @@ MUTANTS = (
     ),
     bug(
         "a hit writes what runs over what was found",
-        "copy(state.found, state.running))\n            self._release",
-        "copy(state.running, state.found))\n            self._release",
+        "copy(state.found, state.running)\n            self._release",
+        "copy(state.running, state.found)\n            self._release",
     ),
     bug("a fork gets an empty state", "copy(running, slot)", "copy(slot, running)"),
     bug("a snapshot that runs is still found", "            self.pool.unpublish(state.found)\n", ""),

@@ -150,8 +150,8 @@ def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     advance(s)
     advance(s)  # all pages are held
     assert old.table is not None
-    (copy,) = s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
-    s.blocks.copied([copy])
+    s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
+    s.blocks.copied(s.blocks.take_copies())
     step = advance(s)
     assert shape(step) == [("young", 8, 9, True)], "the decode took the page; the chunk waits for another"
     assert (old.status, step.preempted) == (Status.RUNNING, ())

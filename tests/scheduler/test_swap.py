@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from core_harness import Harness
 from fakes import small_config
-from octavo.block_manager import BlockManager, FullAttention, KVGroupSpec, SlidingWindow
+from octavo.block_manager import BlockManager, FullAttention, KVGroupSpec, RecurrentState, SlidingWindow
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
@@ -244,31 +245,77 @@ GROUPS: dict[str, tuple[KVGroupSpec, ...]] = {
 }
 
 
-@settings(max_examples=30)
+STATES: dict[str, RecurrentState | None] = {
+    "none": None,
+    "any slot": RecurrentState(num_slots=9, slot_bytes=16),
+    "every page": RecurrentState(num_slots=12, slot_bytes=16, every_page=True),
+    "snapshots apart": RecurrentState(
+        num_slots=9, slot_bytes=16, num_running=4, num_staged=1, snapshot_bytes=16
+    ),
+}
+
+
+@settings(max_examples=60)
 @given(
     jobs=jobs,
     spare=st.integers(0, 10),
-    swap_memory=st.sampled_from([300, 3000, MIB]),
+    swap_memory=st.sampled_from([0, 300, 3000, MIB]),
     groups=st.sampled_from(list(GROUPS)),
+    states=st.sampled_from(list(STATES)),
+    cancelled=st.dictionaries(st.integers(0, 6), st.integers(1, 60), max_size=3),
     overlaps=st.booleans(),
 )
 def test_everybody_gets_what_they_would_alone(
-    jobs: list[tuple[int, int, int]], spare: int, swap_memory: int, groups: str, overlaps: bool
+    jobs: list[tuple[int, int, int]],
+    spare: int,
+    swap_memory: int,
+    groups: str,
+    states: str,
+    cancelled: dict[int, int],
+    overlaps: bool,
 ) -> None:
-    """In pools that just fit the largest, and larger ones."""
+    """In pools that just fit the largest, and larger ones; without swap memory, from a folder."""
     pages = max(-(-(length + outputs) // 4) for _, length, outputs in jobs) + spare
     specs = tuple(replace(group, num_pages=pages + 12 * bool(group.window)) for group in GROUPS[groups])
-    config = small_config(num_pages=pages, swap_memory=swap_memory)
-    harness = Harness(config, groups=specs, feeds=overlaps)
-    waiting = [
-        (prompt(number, length), SamplingParams(max_tokens=outputs, ignore_eos=True))
-        for number, length, outputs in jobs
-    ]
-    requests = []
-    for ids, params in waiting:
-        requests.append((harness.add(ids, params), ids, params))
-        harness.step()
-    harness.run(2000)
-    for request, ids, params in requests:
-        assert harness.result(request) == alone(ids, params)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        wait_for_disk(patch)
+        store = None if swap_memory else Path(folder)
+        config = small_config(num_pages=pages, swap_memory=swap_memory, cache_dir=store)
+        harness = Watched(config, groups=specs, states=STATES[states], feeds=overlaps)
+        requests = []
+        for number, length, outputs in jobs:
+            params = SamplingParams(max_tokens=outputs, ignore_eos=True)
+            ids = prompt(number, length)
+            requests.append((harness.add(ids, params), ids, params))
+            harness.step()
+        for step in range(1, 61):
+            for index, (request, *_) in enumerate(requests):
+                if cancelled.get(index) == step:
+                    harness.core.abort(request)
+            harness.step()
+        harness.run_to_the_end()
+        for index, (request, ids, params) in enumerate(requests):
+            if index not in cancelled:
+                assert harness.result(request) == alone(ids, params)
+        harness.assert_idle()
+        harness.core.close()
+
+
+@pytest.mark.parametrize("swap_memory", [MIB, 0])
+def test_slots_of_states_are_idle_after_every_resumption(
+    swap_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence is admitted from a snapshot, and then waits for more of its pages."""
+    wait_for_disk(monkeypatch)
+    store = None if swap_memory else tmp_path
+    config = small_config(num_pages=36, async_steps=False, swap_memory=swap_memory, cache_dir=store)
+    harness = Watched(config, states=RecurrentState(num_slots=12, slot_bytes=16, every_page=True))
+    requests = [harness.add(prompt(number), MANY) for number in range(5)]
+    harness.run_to_the_end()
+    for number, request in enumerate(requests):
+        assert harness.result(request) == alone(prompt(number), MANY)
+    gauges = harness.core._measure()
+    assert harness.core._scheduler.num_preemptions > 0
+    assert (gauges.swap.num_in if gauges.swap else gauges.store.loaded if gauges.store else 0) > 0
     harness.assert_idle()
+    harness.core.close()

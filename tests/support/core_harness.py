@@ -60,4 +60,6 @@ class Harness:
     def assert_idle(self) -> None:
         gauges = self.core.gauges
         assert (gauges.num_running, gauges.num_waiting, gauges.pages_held) == (0, 0, 0)
+        assert gauges.states is None or gauges.states.held == 0
+        assert not self.core._blocks._copies.pending
         assert not self.core._samples

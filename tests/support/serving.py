@@ -211,14 +211,15 @@ class Served:
                 self.scheduler.abort(sequence)
                 self.harmed.add(sequence)
                 assert sequence.table is None
-            elif sequence.table is not None and not self.scheduler._queues.copies:
+            elif sequence.table is not None and not self.blocks.has_copies:
                 self._roll_back(sequence, event.amount)
             self.blocks.check()
 
     def _roll_back(self, sequence: Sequence, amount: int) -> None:
         table = sequence.table
         assert table is not None
-        copies = self.blocks.rollback(table, max(table.num_written - amount, 0))
+        self.blocks.rollback(table, max(table.num_written - amount, 0))
+        copies = self.blocks.take_copies()
         self.ledger.copy(copies)
         self.blocks.copied(copies)
         self.ledger.check(table, sequence.tokens, table.num_written, salt=sequence.salt)
