@@ -196,7 +196,7 @@ class EngineCore:
         if not step.plain and (scored := self._scores.rows_of(step, self._samples)) is not None:
             batch = batch._replace(scored=scored)
         if (embedded := hidden.rows) is not None:
-            batch = batch._replace(embedded=embedded)
+            batch = batch._replace(hidden=embedded)
         self._pass("batch")
         return batch
 

@@ -32,7 +32,7 @@ from .request import Sample
 
 def may_overlap(batch: Batch, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> bool:
     """Whether the step after this one, which is in flight and can feed it, may be submitted already."""
-    if batch.scored is not None or batch.embedded is not None:
+    if batch.scored is not None or batch.hidden is not None:
         return False
     going_on = (sample for each in step.sampled() if (sample := samples.get(each)) is not None)
     return all(not _guesses(sample) and sample.state.is_foreseen for sample in going_on)

@@ -27,7 +27,7 @@ class RunOutput(NamedTuple):
                  one before it of the same sequence, failed has ``token=None`` and says why
     failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
                  end, whether it sampled or not, and nothing it wrote may be published
-    hidden       [P, D], what the output head gets of each row of ``batch.embedded``; None: nobody asked
+    hidden       [P, D], what the output head gets of each row of ``batch.hidden``; None: nobody asked
     scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
     void         indices of samples whose row was computed of another token than the step before gave in the
                  end: they mean nothing, and the row is to be computed again

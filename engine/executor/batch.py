@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from octavo.block_manager import PageCopy, PageTable
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
 from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
+
+NO_ROWS: Ints = np.zeros(0, np.int32)
+RowInput = npt.NDArray[np.int32] | npt.NDArray[np.float32]
+NO_INPUTS: Mapping[str, RowInput] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,19 @@ class ScoredRows:
     num_top: Ints
 
 
+class Wanted(NamedTuple):
+    """The outputs that a forward computes, besides the K/V and states that it writes.
+
+    rows    [R]  rows whose logits are wanted, ascending, each once; None: all rows
+    greedy       only the largest logit of each row, and its place
+    hidden  [P]  rows whose hidden states are wanted, ascending; None: no rows
+    """
+
+    rows: Ints | None = None
+    greedy: bool = False
+    hidden: Ints | None = None
+
+
 class Batch(NamedTuple):
     """T tokens of a mixed step.
 
@@ -38,7 +58,9 @@ class Batch(NamedTuple):
     attention         where each row's K/V goes and what it sees
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose probability is asked for
-    embedded     [P]  rows whose hidden states are asked for, ascending
+    hidden       [P]  rows whose hidden states are asked for, ascending
+    inputs            further inputs of the rows by name, [T, ...] each, for modules that read
+                      ``RowInputs``; a step in which all are int32 can be captured
     sources      [T]  which samples of the step before the input tokens are; None: all tokens are known
     """
 
@@ -47,8 +69,45 @@ class Batch(NamedTuple):
     attention: AttentionMetadata
     copies: tuple[PageCopy, ...] = ()
     scored: ScoredRows | None = None
-    embedded: Ints | None = None
+    hidden: Ints | None = None
+    inputs: Mapping[str, RowInput] = NO_INPUTS
     sources: Ints | None = None
+
+    @property
+    def only_samples(self) -> bool:
+        """Whether the step is asked for nothing but samples."""
+        return self.scored is None and self.hidden is None
+
+    def slices(self, size: int) -> Iterator[BatchSlice]:
+        """Parts of at most ``size`` rows, in order: computed one after the other they are the step."""
+        total = len(self.token_ids)
+        for first in range(0, total, size):
+            stop = min(first + size, total)
+            samples = np.flatnonzero((self.sample_rows >= first) & (self.sample_rows < stop))
+            scored, hidden = self.scored, self.hidden
+            if scored is not None:
+                kept = (scored.rows >= first) & (scored.rows < stop)
+                rows, targets, num_top = scored.rows[kept], scored.targets[kept], scored.num_top[kept]
+                scored = ScoredRows(rows=rows - np.int32(first), targets=targets, num_top=num_top)
+            if hidden is not None:
+                hidden = hidden[(hidden >= first) & (hidden < stop)] - np.int32(first)
+            part = Batch(
+                self.token_ids[first:stop],
+                self.sample_rows[samples] - np.int32(first),
+                slice_rows(self.attention, first, stop),
+                scored=scored,
+                hidden=hidden,
+                inputs={name: rows[first:stop] for name, rows in self.inputs.items()},
+            )
+            yield BatchSlice(first, samples.tolist(), part)
+
+
+class BatchSlice(NamedTuple):
+    """The rows of a batch from ``first`` on, as a batch. ``samples``: indices of its samples in the whole."""
+
+    first: int
+    samples: list[int]
+    batch: Batch
 
 
 def build_batch(step: SchedulerOutput, page_size: int) -> Batch:

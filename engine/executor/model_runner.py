@@ -1,37 +1,34 @@
-"""The runner: a hooked model, its page pool, and one forward with its draws per step."""
+"""The runner: a hooked model, its page pool, and one forward with its samples per step."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from octavo.block_manager import PageCopy, ResidualWindow
 from octavo.kernels.backends import release_kept_memory
-from octavo.kernels.interface import PageStorage, PoolSpec
-from octavo.kernels.metadata import Ints, StepRows
+from octavo.kernels.interface import PageStorage
+from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
-from ..kv_store.fingerprint import model_fingerprint
-from ..kv_store.page_runs import PageLayoutKey, StateKind
+from ..kv_store.page_runs import PageLayoutKey
 from .base import Pending, Resolved, RunOutput
-from .batch import Batch, ScoredRows, counting, slice_rows
+from .batch import Batch, Wanted, counting
 from .device_step import DeviceStep
 from .failures import with_failures
 from .mtp.runner import MTPRunner
-from .paged_model import FIRST_ROW, PagedModel
+from .paged_model import Outputs, PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import NOT_FINITE, Sampled, SampleState
+from .stored_pages import StoredPages
 
-NO_ROWS: Ints = np.zeros(0, np.int32)
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
 
@@ -63,8 +60,8 @@ class PagedRunner:
         self.head = head
         self._model = model
         self._info = info
+        self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
         self._dense_row_bytes = dense_row_bytes
-        self._exact = exact
         self._fused_argmax = fused_argmax
         self._on_device = on_device and dense_row_bytes is None and not model.computes_apart
         self._feeds = feeds
@@ -75,18 +72,25 @@ class PagedRunner:
         return self._info
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """As ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
+        """See ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
         neither the embedding nor the kernels check."""
         self._check_tokens(batch)
         if batch.copies:
-            self._copy(batch.copies)
-        plain = batch.scored is None and batch.embedded is None
-        if self._on_device and states and plain:
+            self._pages.copy(batch.copies)
+        if self._on_device and states and batch.only_samples:
             return self._launch(batch, states, cast("DeviceStep | None", after))
         assert after is None, "this step is computed when it is submitted"
-        if self._fused_argmax and plain and all(state.is_argmax for state in states):
-            return Resolved(self._run_greedy(batch, states))
-        return Resolved(self._run_sampling(batch, states))
+        size = self._rows_at_once(batch)
+        if size >= len(batch.token_ids):
+            return Resolved(_with_failures(batch, self._run(batch, states)))
+        runs = []
+        for first, samples, part in batch.slices(size):
+            run = self._run(part, [states[i] for i in samples])
+            runs.append(run._replace(failed_rows=tuple(first + row for row in run.failed_rows)))
+        return Resolved(_with_failures(batch, _joined(runs)))
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        return self.submit(batch, states).resolve()
 
     def _check_tokens(self, batch: Batch) -> None:
         vocab_size = self._info.vocab_size
@@ -95,15 +99,24 @@ class PagedRunner:
         if low < 0 or high >= vocab_size:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
 
+    def _rows_at_once(self, batch: Batch) -> int:
+        """Return how many rows one forward may have."""
+        size = len(batch.token_ids)
+        if self._dense_row_bytes is not None:
+            size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
+        if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
+            size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
+        return size
+
     def _launch(self, batch: Batch, states: Sequence[SampleState], after: DeviceStep | None) -> DeviceStep:
         """Begin a step, and leave it to itself."""
-        rows, places = _each_once(batch.sample_rows)
-        token_ids: Ints | mx.array = batch.token_ids
+        rows, places = each_once(batch.sample_rows)
+        token_ids = None
         if after is not None:
             assert batch.sources is not None, "nothing says which tokens follow"
             token_ids = after.take(batch.sources)
-        self._model.kv_cache.begin_step(batch.attention)
-        logits = self._model.forward(token_ids, batch.attention, rows)
+        logits = self._model.forward(batch, Wanted(rows), token_ids).logits
+        assert logits is not None
         step = DeviceStep(
             batch,
             logits,
@@ -117,174 +130,60 @@ class PagedRunner:
         mx.async_eval(*step.arrays, *self._model.kv_cache.pending())
         return step
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        return self.submit(batch, states).resolve()
-
-    def _copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages, and the slots of states, which come behind all groups of pages."""
-        for group, pages in enumerate(self.storages):
-            if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
-                pages.copy_pages(pairs)
-        behind = len(self._info.groups)
-        if pairs := [(copy.source, copy.target) for copy in copies if copy.group == behind]:
-            assert self._model.states is not None, "slots are copied of a model that has no state"
-            self._model.states.copy_slots(pairs)
-
-    def _run_greedy(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Every token is the position of its row's largest logit, and nobody asks for more."""
-        rows, which = _each_once(batch.sample_rows)
-        drawn: list[Sampled] = []  # one for each of rows
-        failed: list[int] = []
-        for first, stop, part in self._begin_slices(batch):
-            token_ids, wanted = batch.token_ids, rows
-            if part is not batch.attention:
-                token_ids, wanted = token_ids[first:stop], _rows_between(rows, first, stop, batch) - first
-            if not len(wanted):
-                failed += self._write(token_ids, part, first)
-                continue
-            out = self._model.forward_greedy(token_ids, part, wanted)
-            failed += self._evaluate(out, first)
-            tokens, logits = out
-            drawn += greedy_samples(tokens.tolist(), logits.tolist())
-        samples = drawn if isinstance(which, range) else [drawn[i] for i in which]
-        assert len(samples) == len(states), "a token is drawn for each state"
-        return RunOutput(with_failures(samples, batch, failed), tuple(failed))
-
-    def _run_sampling(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        rows = batch.sample_rows if batch.scored is None else np.r_[batch.sample_rows, batch.scored.rows]
-        rows, _ = _each_once(rows)
-        samples: dict[int, Sampled] = {}  # by the index of their state
-        scores: list[TokenLogprob] = []
-        hidden: list[npt.NDArray[np.float32]] = []
-        failed: list[int] = []
-        for first, stop, part in self._begin_slices(batch):
-            wanted = _rows_between(rows, first, stop, batch)
-            kept = NO_ROWS
-            if batch.embedded is not None:
-                kept = _rows_between(batch.embedded, first, stop, batch) - first
-            if len(kept):
-                drawn_rows = wanted - first if len(wanted) else FIRST_ROW
-                out, states_of = self._model.forward_and_hidden(
-                    batch.token_ids[first:stop], part, drawn_rows, kept
-                )
-                failed += self._evaluate([out, states_of], first)
-                hidden.append(np.array(states_of))
-            elif len(wanted):
-                out = self._model.forward(batch.token_ids[first:stop], part, wanted - first)
-                failed += self._evaluate([out], first)
-            else:
-                failed += self._write(batch.token_ids[first:stop], part, first)
-            if not len(wanted):
-                continue
-            which = [i for i, row in enumerate(batch.sample_rows.tolist()) if first <= row < stop]
-            places = np.searchsorted(wanted, batch.sample_rows[which]).tolist()
-            samples.update(
-                zip(which, self._sampling.draw(out, places, [states[i] for i in which]), strict=True)
-            )
-            if batch.scored is not None:
-                scores += self._score(batch.scored, out, wanted.tolist(), failed)
-        drawn = [samples[i] for i, _ in enumerate(states)]
-        return RunOutput(
-            with_failures(drawn, batch, failed),
-            tuple(failed),
-            tuple(scores),
-            np.concatenate(hidden) if hidden else None,
+    def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        """Compute a batch now. Its samples do not know yet which rows of K/V failed."""
+        scored = batch.scored
+        rows, places = each_once(
+            batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
         )
+        greedy = self._fused_argmax and batch.only_samples and len(rows) > 0
+        greedy = greedy and all(state.is_argmax for state in states)
+        outputs = self._model.forward(batch, Wanted(rows, greedy, batch.hidden))
+        self._model.evaluate(outputs.arrays)
+        failed = self._model.nonfinite_rows()
+        num_samples = len(batch.sample_rows)
+        samples = self._draw(outputs, places[:num_samples], states)
+        scores: tuple[TokenLogprob, ...] = ()
+        if scored is not None and outputs.logits is not None:
+            asked = zip(places[num_samples:], scored.targets.tolist(), scored.num_top.tolist(), strict=True)
+            found = self._sampling.score(outputs.logits, [Target(*each) for each in asked])
+            failed += [row for row, score in zip(scored.rows.tolist(), found, strict=True) if score is None]
+            scores = tuple(
+                TokenLogprob(target, -np.inf) if score is None else score
+                for target, score in zip(scored.targets.tolist(), found, strict=True)
+            )
+        hidden = None if outputs.hidden is None else np.array(outputs.hidden)
+        return RunOutput(tuple(samples), tuple(failed), scores, hidden)
 
-    def _score(
-        self, scored: ScoredRows, logits: mx.array, rows: list[int], failed: list[int]
-    ) -> Iterator[TokenLogprob]:
-        """Of those rows that are there, in the order of ``logits``; rows that are not finite join the
-        failed ones."""
-        places = {row: place for place, row in enumerate(rows)}
-        asked = zip(scored.rows.tolist(), scored.targets.tolist(), scored.num_top.tolist(), strict=True)
-        there = [(row, Target(places[row], token, num_top)) for row, token, num_top in asked if row in places]
-        found = self._sampling.score(logits, [target for _, target in there])
-        for (row, target), score in zip(there, found, strict=True):
-            if score is None:
-                failed.append(row)
-            yield TokenLogprob(target.token, -np.inf) if score is None else score
-
-    def _write(self, token_ids: Ints, part: StepRows, first: int) -> list[int]:
-        """Compute a slice of the step that nobody wants anything of; as ``_evaluate``."""
-        self._model.write(token_ids, part)
-        return self._evaluate([], first)
-
-    def _evaluate(self, out: list[mx.array], first: int) -> list[int]:
-        """Compute the slice of the step that begins at row ``first``; its rows that failed, as rows
-        of the step."""
-        self._model.evaluate(out)
-        rows = self._model.nonfinite_rows()
-        return [first + row for row in rows] if rows else rows
-
-    @functools.cached_property
-    def page_layout_key(self) -> PageLayoutKey:
-        """Computed when it is first asked for: it reads all weights on disk."""
-        name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
-        residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
-        context = f"quantize_after {self._info.quantize_after}" if residual else ""
-        return PageLayoutKey(name, specs, context, self._state_kind())
+    def _draw(
+        self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
+    ) -> Sequence[Sampled]:
+        """One token for each state, from the row at its place among the wanted ones."""
+        assert len(places) == len(states), "a token is drawn for each state"
+        if outputs.choice is not None:
+            drawn = greedy_samples(*(each.tolist() for each in outputs.choice))
+            return drawn if isinstance(places, range) else [drawn[place] for place in places]
+        if outputs.logits is None or not states:
+            return ()
+        return self._sampling.draw(outputs.logits, places, states)
 
     @property
-    def _spec_of_no_layers(self) -> PoolSpec:
-        """Of a model without attention: its pages have no bytes."""
-        return PoolSpec(
-            layers=(),
-            num_pages=self._info.num_pages,
-            page_size=self._info.page_size,
-            k_format="bf16",
-            v_format="bf16",
-        )
-
-    def _state_kind(self) -> StateKind | None:
-        states = self._model.states
-        if states is None:
-            return None
-        entries = tuple(
-            (name, tuple(entry.shape), str(entry.dtype).removeprefix("mlx.core."))
-            for name, entry in sorted(states.stored_entries.items())
-        )
-        return StateKind(self._info.page_size, entries, states.snapshot_bytes)
-
-    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        if self._model.states is not None and group == len(self._info.groups):
-            return self._model.states.read_slots(pages)
-        if not self.storages:
-            return np.empty((len(pages), 0), np.uint8)
-        return self.storages[group].read_pages(pages)
-
-    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        if self._model.states is not None and group == len(self._info.groups):
-            self._model.states.write_slots(pages, data)
-        elif self.storages:
-            self.storages[group].write_pages(pages, data)
+    def page_layout_key(self) -> PageLayoutKey:
+        return self._pages.layout_key
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
-        """Pages of each group, then of each residual window."""
-        return self._model.kv_cache.storages
+        return self._pages.storages
 
-    def _begin_slices(self, batch: Batch) -> Iterator[tuple[int, int, StepRows]]:
-        """Rows [first, stop) that are computed at once, in order; the KV cache has begun their step."""
-        size = total = len(batch.token_ids)
-        if self._dense_row_bytes is None and batch.scored is None:  # as nearly all steps
-            self._model.kv_cache.begin_step(batch.attention)
-            yield 0, total, batch.attention
-            return
-        if self._dense_row_bytes is not None:
-            size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
-        if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
-            size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
-        for first in range(0, total, size):
-            stop = min(first + size, total)
-            part = slice_rows(batch.attention, first, stop)
-            self._model.kv_cache.begin_step(part)
-            yield first, stop, part
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        return self._pages.read(pages, group)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        self._pages.write(pages, data, group)
 
     def close(self) -> None:
         """Drop the weights and the pool; the runner must not be used afterwards."""
-        del self._model, self.head
+        del self._model, self._pages, self.head
         mx.clear_cache()
         release_kept_memory(self._info.backend)
 
@@ -297,15 +196,26 @@ def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
     ]
 
 
-def _each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
-    """The rows in rising order, each once, and where each of ``rows`` is among them."""
+def each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
+    """Return the rows in rising order, each once, and the place of each of ``rows`` among them."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
         return rows, range(len(rows))  # as in every step of decodes
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()
 
 
-def _rows_between(rows: Ints, first: int, stop: int, batch: Batch) -> Ints:
-    """Those that lie in ``[first, stop)``."""
-    whole = first == 0 and stop == len(batch.token_ids)
-    return rows if whole else rows[(rows >= first) & (rows < stop)]
+def _with_failures(batch: Batch, run: RunOutput) -> RunOutput:
+    if not run.failed_rows:
+        return run
+    return run._replace(samples=with_failures(run.samples, batch, run.failed_rows))
+
+
+def _joined(runs: Sequence[RunOutput]) -> RunOutput:
+    """The output of slices that were computed one after the other."""
+    hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
+    return RunOutput(
+        tuple(itertools.chain.from_iterable(run.samples for run in runs)),
+        tuple(itertools.chain.from_iterable(run.failed_rows for run in runs)),
+        tuple(itertools.chain.from_iterable(run.scores for run in runs)),
+        np.concatenate(hidden) if hidden else None,
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -14,14 +16,54 @@ from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
+from .batch import Batch, RowInput, Wanted
 from .capture.graph_runner import Build, GraphRunner
 from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool
 from .recurrent.state_replay import StateReplay
+from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # where nobody wants any: a head of no rows is a case of its own
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # where no row is wanted: a head of no rows is a case of its own
+ALL_ROWS = Wanted()
+
+
+class Form(NamedTuple):
+    """Tells the graphs of a model apart, besides shapes: which arrays they take, and which they give."""
+
+    takes_rows: bool
+    logits: bool
+    greedy: bool
+    hidden: bool
+    inputs: tuple[str, ...]
+
+
+class Outputs(NamedTuple):
+    """The outputs of a forward, not evaluated.
+
+    logits   [R, V], of the rows that were wanted
+    choice   the greedy choice of each row, without all of its logits: ids int32 [R] of the largest logits
+             (the lowest among equals), and these logits, float32 [R]: NaN where any of the row is, and then
+             the id means nothing
+    hidden   float32 [P, D], the inputs of the output head
+    """
+
+    logits: mx.array | None = None
+    choice: tuple[mx.array, mx.array] | None = None
+    hidden: mx.array | None = None
+
+    @classmethod
+    def of(cls, form: Form, arrays: Sequence[mx.array]) -> Outputs:
+        """The outputs of a graph of this form."""
+        hidden = arrays[-1] if form.hidden else None
+        if form.greedy:
+            return cls(None, (arrays[0], arrays[1]), hidden)
+        return cls(arrays[0] if form.logits else None, None, hidden)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [each for each in (self.logits, *(self.choice or ()), self.hidden) if each is not None]
 
 
 class UnusedShim:
@@ -35,7 +77,7 @@ class PagedModel:
     """A model and its KV cache. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
     every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it. ``recurrent``
     and ``states``: its recurrent layers and their slots, where it has any; what operations write there is not
-    replayed."""
+    replayed. ``row_inputs``: where its modules read further inputs of the rows."""
 
     def __init__(
         self,
@@ -48,11 +90,15 @@ class PagedModel:
         replay: bool = False,
         recurrent: RecurrentLayers | None = None,
         states: StatePool | None = None,
+        row_inputs: RowInputs | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self.states = states
         self._recurrent = recurrent
         self.selection = selection
+        self.row_inputs = row_inputs or RowInputs()
+        self._builds: dict[Form, Build] = {}
+        self._is_computed = False  # the last step's outputs are there, without any evaluation
         self._model = model
         self._context = StepContext(kv_cache, mask_dims=mask_dims)
         self._layout = layout
@@ -88,35 +134,44 @@ class PagedModel:
             case _:
                 return ListShim([self._shim(part) for part in place])
 
-    def forward(self, token_ids: Ints | mx.array, step: StepRows, rows: Ints | None = None) -> mx.array:
-        """Logits [len(rows), V] of those rows of the T tokens, or [T, V]; not evaluated. The KV cache has
-        begun the step: only it is told where pages are.
+    def forward(self, batch: Batch, wanted: Wanted = ALL_ROWS, token_ids: mx.array | None = None) -> Outputs:
+        """Begin the step of ``batch`` in the KV cache, and build its graph or run its program.
 
-        ``evaluate`` whatever is made of them, exactly once, before the next call.
+        ``token_ids`` replaces those of the batch where the host does not know them. ``evaluate`` what is made
+        of the outputs, exactly once, before the next call. Raises HookError for hidden states of a model
+        whose output head is not known, and for greedy choices if the model's output is not exactly what its
+        head gives, or the head cannot choose: the checks at load ask once.
         """
-        return self._step(self._build_logits, token_ids, step, rows)[0]
-
-    def write(self, token_ids: Ints, step: StepRows) -> None:
-        """Only the K/V of the step, for rows that nobody draws from; evaluated like ``forward``."""
-        self._step(self._build_nothing, token_ids, step, FIRST_ROW)
-
-    def forward_and_hidden(
-        self, token_ids: Ints, step: StepRows, rows: Ints, hidden_rows: Ints
-    ) -> tuple[mx.array, mx.array]:
-        """Logits as ``forward``, and what the output head gets of ``hidden_rows``, float32 [P, D]; evaluated
-        like them. HookError where the head is not known."""
-        logits, hidden = self._step(self._build_hidden, token_ids, step, rows, hidden_rows)
-        return logits, hidden
-
-    def forward_greedy(self, token_ids: Ints, step: StepRows, rows: Ints) -> list[mx.array]:
-        """The greedy choice of each of those rows, without all of their logits; evaluated like ``forward``:
-        ids int32 [S] of the largest logits (the lowest among equals), and those logits, float32 [S]: NaN
-        where any of the row is, and then the id means nothing.
-
-        Raises HookError if the model's output is not exactly what its head gives, or its head
-        cannot choose: a matter of the model, which the check at load asks once.
-        """
-        return self._step(self._build_greedy, token_ids, step, rows)
+        step = batch.attention
+        self.kv_cache.begin_step(step)
+        self._context.begin(step)
+        if self._recurrent is not None and self.states is not None:
+            self._recurrent.begin(self.states, StateStep(self.states.staged(step)))
+        rows, hidden = (
+            wanted.rows,
+            wanted.hidden if wanted.hidden is not None and len(wanted.hidden) else None,
+        )
+        has_logits = rows is None or len(rows) > 0
+        form = Form(rows is not None, has_logits, wanted.greedy, hidden is not None, tuple(batch.inputs))
+        values: list[RowInput] = [step.positions]
+        if rows is not None:
+            values.append(rows if has_logits else FIRST_ROW)
+        if hidden is not None:
+            values.append(hidden)
+        values += batch.inputs.values()
+        captured = self.graph_runner is not None and all(value.dtype == np.int32 for value in values)
+        if captured:
+            assert self.graph_runner is not None
+            assert token_ids is None, "programs are given tokens that are known"
+            if (build := self._builds.get(form)) is None:
+                build = self._builds[form] = functools.partial(self._build, form)
+            found = self.graph_runner(build, cast("list[Ints]", [batch.token_ids, *values]))
+            self._is_computed = self.graph_runner.is_computed
+        else:
+            tokens = mx.array(batch.token_ids) if token_ids is None else token_ids
+            found = self._build(form, [tokens, *map(mx.array, values)], False)
+            self._is_computed = False
+        return Outputs.of(form, found)
 
     @property
     def is_paged(self) -> bool:
@@ -146,8 +201,8 @@ class PagedModel:
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Compute what the last step gave, and its writes, unless that is done. States reach their slots."""
-        if self.graph_runner is None or not self.graph_runner.is_computed:
+        """Compute outputs of the last step, and its writes, unless that is done. States reach their slots."""
+        if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)
         if self.states is not None:
@@ -158,70 +213,44 @@ class PagedModel:
         rows = self.kv_cache.nonfinite_tokens()
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
-    def _step(
-        self, build: Build, token_ids: Ints | mx.array, step: StepRows, rows: Ints | None, *more: Ints
-    ) -> list[mx.array]:
-        self._context.begin(step)
-        if self._recurrent is not None and self.states is not None:
-            self._recurrent.begin(self.states, StateStep(self.states.staged(step)))
-        values = [step.positions] if rows is None else [step.positions, rows]
-        values += more
-        if self.graph_runner is not None:
-            assert isinstance(token_ids, np.ndarray), "programs are given tokens that are known"
-            return self.graph_runner(build, [token_ids, *values])
-        return build([mx.array(token_ids), *(mx.array(value) for value in values)], False)
-
-    def _build_logits(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """The graph of the step that has begun: of its tokens, positions and wanted rows."""
+    def _build(self, form: Form, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
+        """The graph of the step that has begun, of its tokens, positions and what ``form`` says."""
+        given = iter(arrays)
+        token_ids, self._context.positions = next(given), next(given)
         self._context.traced = traced
-        token_ids, self._context.positions, *rest = arrays
-        wanted = rest[0] if rest else None
-        if self.selection is None:
+        rows = next(given) if form.takes_rows else None
+        hidden = next(given) if form.hidden else None
+        self.row_inputs.arrays = dict(zip(form.inputs, given, strict=True))
+        try:
+            if self.selection is not None:
+                with self.selection.choosing(rows, hidden, greedy=form.greedy) as found:
+                    return _results(form, self._output(token_ids), found)
+            if form.hidden or form.greedy:
+                raise HookError("the output head is not known, nor what it gets")
             logits = self._output(token_ids).squeeze(1)
-            return [logits if wanted is None else logits[wanted]]
-        self.selection.rows = wanted
-        try:
-            return [self._output(token_ids).squeeze(1)]
+            return [logits if rows is None else logits[rows]] if form.logits else []
         finally:
-            self.selection.rows = None
-
-    def _build_nothing(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """The same without results: the output head stays without a reader."""
-        self._build_logits(arrays, traced)
-        return []
-
-    def _build_hidden(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """Logits and hidden states."""
-        if self.selection is None:
-            raise HookError("the output head is not known, nor what it gets")
-        *rest, self.selection.kept_rows = arrays
-        try:
-            (logits,) = self._build_logits(rest, traced)
-            kept = self.selection.kept
-        finally:
-            self.selection.kept_rows = self.selection.kept = None
-        if kept is None:
-            raise HookError("the output head was not called")
-        return [logits, kept.squeeze(1).astype(mx.float32)]
-
-    def _build_greedy(self, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """The same, ending in what the head chose: logits of the graph stay without a reader."""
-        if self.selection is None:
-            raise HookError("the output head computes every row")
-        self._context.traced = traced
-        token_ids, self._context.positions, self.selection.rows = arrays
-        self.selection.greedy = True
-        try:
-            output, choice = self._output(token_ids), self.selection.greedy_output
-        finally:
-            self.selection.greedy, self.selection.greedy_output, self.selection.rows = False, None, None
-        if choice is None:
-            raise HookError("the output head is not a native module")
-        if output is not choice.of:
-            raise HookError("the model changes the logits that its head gives")
-        return [choice.ids.squeeze(1), choice.logits.squeeze(1)]
+            self.row_inputs.clear()
 
     def _output(self, token_ids: mx.array) -> mx.array:
         """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits
+
+
+def _results(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
+    """The arrays of ``Outputs`` in their order; logits that are not wanted stay without a reader."""
+    results: list[mx.array] = []
+    if form.greedy:
+        if (choice := found.greedy_output) is None:
+            raise HookError("the output head is not a native module")
+        if output is not choice.of:
+            raise HookError("the model changes the logits that its head gives")
+        results += [choice.ids.squeeze(1), choice.logits.squeeze(1)]
+    elif form.logits:
+        results.append(output.squeeze(1))
+    if form.hidden:
+        if found.kept is None:
+            raise HookError("the output head was not called")
+        results.append(found.kept.squeeze(1).astype(mx.float32))
+    return results

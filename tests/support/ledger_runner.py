@@ -167,8 +167,8 @@ class LedgerRunner:
         targets = [] if batch.scored is None else batch.scored.targets.tolist()
         scores = tuple(TokenLogprob(target, -0.25) for target in targets)
         hidden = None
-        if batch.embedded is not None:  # two numbers of each row's prefix
-            hidden = np.array([list(digests[row][:2]) for row in batch.embedded.tolist()], np.float32)
+        if batch.hidden is not None:  # two numbers of each row's prefix
+            hidden = np.array([list(digests[row][:2]) for row in batch.hidden.tolist()], np.float32)
         return RunOutput(tuple(samples), tuple(failed), scores, hidden)
 
     @property

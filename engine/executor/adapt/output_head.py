@@ -10,9 +10,10 @@ Rows that are drawn greedily need their largest logit only: a head that finds it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,18 @@ class RowSelection:
         self.greedy_output: GreedyHeadOutput | None = None
         self.kept_rows: mx.array | None = None
         self.kept: mx.array | None = None
+
+    @contextlib.contextmanager
+    def choosing(
+        self, rows: mx.array | None, kept_rows: mx.array | None = None, *, greedy: bool = False
+    ) -> Iterator[RowSelection]:
+        """Select these rows in this block, where ``kept`` and ``greedy_output`` are found."""
+        self.rows, self.kept_rows, self.greedy = rows, kept_rows, greedy
+        try:
+            yield self
+        finally:
+            self.rows = self.kept_rows = self.kept = self.greedy_output = None
+            self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
         """The logits ``compute`` gives of the wanted rows of x; ``head`` is the module that owns them."""

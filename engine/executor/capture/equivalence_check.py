@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata, StepRows
+from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 
+from ..batch import Batch, Wanted
 from ..paged_model import PagedModel
 from ..recurrent.state_pool import StatePool
 
@@ -80,8 +81,8 @@ def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
-        for token_ids, step in _begin_steps(model, vocab_size, range(NUM_STEPS)):
-            ids, logits = model.forward_greedy(token_ids, step, ROWS)
+        for step in _steps(model, vocab_size, range(NUM_STEPS)):
+            ids, logits = model.forward(step, Wanted(ROWS, greedy=True)).arrays
             model.evaluate([ids, logits])
     except Exception as error:  # model code of any architecture meets a head that chooses here
         return str(error).partition("\n")[0] or type(error).__name__
@@ -99,8 +100,8 @@ def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     """Logits of the last of these steps."""
     _make_strict(model)
     logits = mx.array(0)
-    for token_ids, step in _begin_steps(model, vocab_size, steps):
-        logits = model.forward(token_ids, step, ROWS)
+    for step in _steps(model, vocab_size, steps):
+        (logits,) = model.forward(step, Wanted(ROWS)).arrays
         model.evaluate([logits])
     return logits
 
@@ -110,10 +111,9 @@ def _make_strict(model: PagedModel) -> None:
         model.graph_runner.strict = True
 
 
-def _begin_steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[tuple[Ints, StepRows]]:
-    """Token ids and rows of steps that the KV cache has begun. Every step has pages of its own, zeros before
-    its tokens. States go on from step to step, so that all are computed; those of the first are zeros, or not
-    there."""
+def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
+    """Yield decode steps, each with pages of its own, zeros before its tokens. States continue from step to
+    step, so that all steps are computed; those of the first are zeros, or not there."""
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
     if model.states is not None:
@@ -127,8 +127,7 @@ def _begin_steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[t
             page_size=PAGE_SIZE,
             states=None if model.states is None else StateMetadata(slots=ROWS, snapshots=NO_SNAPSHOTS),
         )
-        model.kv_cache.begin_step(metadata)
-        yield token_ids[step], metadata
+        yield Batch(token_ids[step], ROWS, metadata)
 
 
 def _begin_states(states: StatePool) -> None:

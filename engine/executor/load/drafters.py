@@ -63,7 +63,13 @@ def load_mtp(
     )
     return MTPRunner(
         head=head,
-        paged=PagedModel(head, own, choice.backend.create_pool(spec), selection=ready.selection),
+        paged=PagedModel(
+            head,
+            own,
+            choice.backend.create_pool(spec),
+            selection=ready.selection,
+            row_inputs=head.body.row_inputs,
+        ),
         sampling=ops.sampler(),
         num_pages=num_pages,
         page_size=config.page_size,

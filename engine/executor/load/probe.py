@@ -23,6 +23,7 @@ from octavo.kernels.kv_cache import GroupedKVCache
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
+from ..batch import Batch, Wanted
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, describe_mixers
@@ -222,8 +223,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
     paged.selection = selection
     try:
-        paged.kv_cache.begin_step(metadata)
-        chosen = paged.forward(ids, metadata, rows)
+        (chosen,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         paged.evaluate([chosen])
     except Exception:  # a model that cannot live with fewer rows keeps them all
         return False

@@ -12,6 +12,7 @@ import numpy as np
 from octavo.kernels.interface import AttendOptions, PagedKVCache
 from octavo.kernels.metadata import AttentionMetadata
 
+from ..batch import NO_ROWS, Batch
 from ..paged_model import PagedModel
 from .probe_reference import evaluated
 from .probe_steps import Floats, Work, step_metadata
@@ -66,8 +67,7 @@ def compute_steps(
         work: list[Work] = [(i, written[i], written[i] + count) for i, count in enumerate(counts) if count]
         tokens = np.concatenate([sequences[i][start:stop] for i, start, stop in work]).astype(np.int32)
         metadata = step_metadata(work, num_sequences=len(sequences), longest=longest)
-        cache.begin_step(metadata)
-        out = paged.forward(tokens, metadata)
+        out = paged.forward(Batch(tokens, NO_ROWS, metadata)).arrays[0]
         first = len(tokens) - counts[-1]  # of the rows of the last sequence
         rows = [rows[first:].astype(mx.float32) for rows in cache.rows if counts[-1]]
         paged.evaluate([out, *rows])

@@ -23,8 +23,10 @@ from ...memory.budget import text_config
 from ...memory.model_files import read_config
 from ..load.mlx_lm_import import base
 from ..load.mlx_lm_import import utils as mlx_lm_utils
+from ..row_inputs import RowInputs
 from .checkpoint import HeadWeights, read_head
 
+HIDDEN = "hidden"  # the model's hidden state at the position before each token
 _Rows = Callable[[mx.array], mx.array]
 
 # What makes a model's settings those of one layer: with full attention, and experts if there are any.
@@ -38,8 +40,8 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """The head without its output: y [rows, L, D] of tokens [rows, L] and ``hidden``, as many rows of D
-    (None: zeros)."""
+    """The head without its output: y [rows, 1, D] of tokens [rows, 1] and the row input HIDDEN, [rows, D]
+    (zeros where a step has none)."""
 
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,15 +53,12 @@ class MTPLayer(Module):
         self.layer = layer
         self.quant_predicate: Any = None  # which layers are quantized, as mlx-lm's model says
         self._embed = embed  # a function: the module is the model's
-        self._hidden: mx.array | None = None
-
-    def set_hidden(self, hidden: mx.array) -> None:
-        """Of the rows that the next call computes."""
-        self._hidden = hidden
+        self.row_inputs = RowInputs()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         embedded = self._embed(tokens)
-        hidden = mx.zeros_like(embedded) if self._hidden is None else self._hidden.astype(embedded.dtype)
+        given = self.row_inputs.get(HIDDEN)
+        hidden = mx.zeros_like(embedded) if given is None else given[:, None].astype(embedded.dtype)
         x = self.projection(
             mx.concatenate([self.embedding_norm(embedded), self.hidden_norm(hidden)], axis=-1)
         )

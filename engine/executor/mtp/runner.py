@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from ..base import RunOutput
-from ..batch import Batch
+from ..batch import Batch, Wanted
 from ..failures import with_failures
 from ..paged_model import PagedModel
 from ..sampling.logit_rows import Sampler
 from ..sampling.sampler import SampleState
-from .head import MTPModel
+from .head import HIDDEN, MTPModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +29,13 @@ class MTPRunner:
     max_model_len: int
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """As ``HeadRunner.run``."""
-        self.head.body.set_hidden(mx.array(hidden)[:, None])
-        self.paged.kv_cache.begin_step(batch.attention)
-        if not states:
-            self.paged.write(batch.token_ids, batch.attention)
-            self.paged.evaluate([])
-            return RunOutput((), tuple(self.paged.nonfinite_rows()))
+        """See ``HeadRunner.run``."""
+        batch = batch._replace(inputs={HIDDEN: hidden})
         rows = batch.sample_rows
-        logits, further = self.paged.forward_and_hidden(batch.token_ids, batch.attention, rows, rows)
-        self.paged.evaluate([logits, further])
+        outputs = self.paged.forward(batch, Wanted(rows, hidden=rows))
+        self.paged.evaluate(outputs.arrays)
         failed = self.paged.nonfinite_rows()
-        drawn = list(self.sampling.draw(logits, range(len(states)), states))
-        return RunOutput(with_failures(drawn, batch, failed), tuple(failed), hidden=np.array(further))
+        if outputs.logits is None or outputs.hidden is None:
+            return RunOutput((), tuple(failed))
+        drawn = list(self.sampling.draw(outputs.logits, range(len(states)), states))
+        return RunOutput(with_failures(drawn, batch, failed), tuple(failed), hidden=np.array(outputs.hidden))

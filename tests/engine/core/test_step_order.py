@@ -92,7 +92,7 @@ class Traced:
 
         def noted_submit(batch: Batch, *rest: Any) -> Any:
             scored = 0 if batch.scored is None else len(batch.scored.rows)
-            hidden = 0 if batch.embedded is None else len(batch.embedded)
+            hidden = 0 if batch.hidden is None else len(batch.hidden)
             self.note(f"submit {len(batch.token_ids)} rows, scored {scored}, hidden {hidden}")
             return submit(batch, *rest)
 

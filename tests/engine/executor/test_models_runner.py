@@ -16,9 +16,8 @@ import tiny_models
 from octavo.block_manager import PageCopy, PageId
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
-from octavo.engine.executor.batch import slice_rows
-from octavo.engine.executor.capture.graph_runner import Build
-from octavo.kernels.metadata import Ints
+from octavo.engine.executor.batch import Batch, slice_rows
+from octavo.engine.executor.paged_model import Outputs
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 
 pytestmark = pytest.mark.parity
@@ -76,9 +75,12 @@ def test_logits_that_are_not_finite_fail_their_row_only(
 ) -> None:
     forward = runner._model.forward
 
-    def spoilt(*args: Any) -> mx.array:
-        logits = forward(*args)
-        return mx.where(mx.arange(len(logits))[:, None] == 1, mx.array(float("nan"), logits.dtype), logits)
+    def spoilt(*args: Any) -> Outputs:
+        outputs = forward(*args)
+        logits = outputs.logits
+        assert logits is not None
+        nan = mx.array(float("nan"), logits.dtype)
+        return outputs._replace(logits=mx.where(mx.arange(len(logits))[:, None] == 1, nan, logits))
 
     monkeypatch.setattr(runner._model, "forward", spoilt)
     work = [(PROMPT[:3], 0, [1]), (PROMPT[:4], 0, [2]), (PROMPT[:2], 0, [3])]
@@ -161,13 +163,13 @@ def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
     runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
     once = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
     calls: list[int] = []
-    compute = runner._model._step
+    compute = runner._model.forward
 
-    def counted(build: Build, ids: Ints, *rest: Any) -> list[mx.array]:
-        calls.append(len(ids))
-        return compute(build, ids, *rest)
+    def counted(batch: Batch, *rest: Any) -> Outputs:
+        calls.append(len(batch.token_ids))
+        return compute(batch, *rest)
 
-    monkeypatch.setattr(runner._model, "_step", counted)
+    monkeypatch.setattr(runner._model, "forward", counted)
     monkeypatch.setattr(paged, "GATHER_BYTES", 4 * 12 * runner._dense_row_bytes)  # type: ignore[operator]
     sliced = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
     assert calls == [4, 4, 4, 4, 1]

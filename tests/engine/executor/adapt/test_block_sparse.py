@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.executor.adapt import block_sparse, overrides
+from octavo.engine.executor.batch import NO_ROWS, Batch
 from octavo.engine.executor.load.discover import CacheLayout, discover_layout, map_leaves
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.probe_steps import probe_cache, probe_pool, step_metadata
@@ -70,8 +71,7 @@ def paged_logits(
         work = [(i, max(0, start - 2), stop - 2) for i in range(count - 1)] + [(count - 1, start, stop)]
         ids = np.concatenate([np.array(sequences[i][a:b], np.int32) for i, a, b in work])
         metadata = step_metadata(work, num_sequences=count, longest=LENGTH)
-        paged.kv_cache.begin_step(metadata)
-        logits = paged.forward(ids, metadata)
+        (logits,) = paged.forward(Batch(ids, NO_ROWS, metadata)).arrays
         paged.evaluate([logits])
         out.append(np.array(logits.astype(mx.float32))[start - stop :])
     return np.concatenate(out)

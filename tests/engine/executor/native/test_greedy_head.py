@@ -16,10 +16,11 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.base import RunOutput
-from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.batch import Batch, Wanted
 from octavo.engine.executor.load import load as startup
+from octavo.engine.executor.paged_model import Outputs
 from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
+from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 pytestmark = pytest.mark.parity
 
@@ -78,13 +79,13 @@ def test_heads_choose_what_their_logits_say(
     runner = load(tiny_models.make_model(tmp_path / "model", architecture))
     wanted = decode(runner, [SCORED] * 3)
     calls: list[int] = []
-    choose = runner._model.forward_greedy
+    compute = runner._model.forward
 
-    def counted(ids: Ints, *rest: Any) -> list[mx.array]:
-        calls.append(len(ids))
-        return choose(ids, *rest)
+    def counted(batch: Batch, wanted: Wanted) -> Outputs:
+        calls.extend([len(batch.token_ids)] * wanted.greedy)
+        return compute(batch, wanted)
 
-    monkeypatch.setattr(runner._model, "forward_greedy", counted)
+    monkeypatch.setattr(runner._model, "forward", counted)
     replay = runner._model.graph_runner
     before = replay.num_replayed if replay is not None else 0
     assert decode(runner, [PLAIN] * 3) == wanted
@@ -100,7 +101,13 @@ def test_heads_do_not_choose_when_nothing_is_to_be_fused(
 ) -> None:
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     fused, plain = load(folder), load(folder, fuse=False)
-    monkeypatch.setattr(plain._model, "forward_greedy", None)
+    compute = plain._model.forward
+
+    def not_greedy(batch: Batch, wanted: Wanted) -> Outputs:
+        assert not wanted.greedy
+        return compute(batch, wanted)
+
+    monkeypatch.setattr(plain._model, "forward", not_greedy)
     assert decode(plain, [PLAIN] * 3) == decode(fused, [PLAIN] * 3)
     fused.close()
     plain.close()
@@ -142,13 +149,15 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     runner = load(tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.float32))
     assert runner._fused_argmax
     good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
-    choose = runner._model.forward_greedy
+    compute = runner._model.forward
 
-    def spoilt(*args: Any) -> list[mx.array]:
-        ids, logits = choose(*args)
-        return [ids, mx.where(mx.arange(2) == 1, mx.array(float("nan")), logits)]
+    def spoilt(*args: Any) -> Outputs:
+        outputs = compute(*args)
+        assert outputs.choice is not None
+        ids, logits = outputs.choice
+        return outputs._replace(choice=(ids, mx.where(mx.arange(2) == 1, mx.array(float("nan")), logits)))
 
-    monkeypatch.setattr(runner._model, "forward_greedy", spoilt)
+    monkeypatch.setattr(runner._model, "forward", spoilt)
     first, bad = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples
     assert first == good[0]
     assert (bad.token, bad.error) == (None, NOT_FINITE)
@@ -156,7 +165,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     weight = np.array(head.weight)
     weight[13] = np.nan
     head.inner.weight = mx.array(weight)
-    monkeypatch.setattr(runner._model, "forward_greedy", choose)
+    monkeypatch.setattr(runner._model, "forward", compute)
     runner._model.graph_runner = None
     assert [s.error for s in step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples] == [NOT_FINITE] * 2
     runner.close()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import recurrent_models
 from native import require_extension
 from octavo.engine.executor.adapt.install import adapt_models
-from octavo.engine.executor.batch import slice_rows
+from octavo.engine.executor.batch import NO_ROWS, Batch, slice_rows
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
@@ -128,8 +128,7 @@ class Run:
         for first in range(0, len(tokens), slices or len(tokens)):
             stop = min(first + (slices or len(tokens)), len(tokens))
             part = slice_rows(metadata, first, stop)
-            self.model.kv_cache.begin_step(part)
-            logits = self.model.forward(tokens[first:stop], part)
+            (logits,) = self.model.forward(Batch(tokens[first:stop], NO_ROWS, part)).arrays
             self.model.evaluate([logits])
             parts.append(np.array(logits.astype(mx.float32)))
         rows = iter(np.concatenate(parts))
@@ -255,8 +254,7 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
         run.step((0, 5))
         for _ in range(2):  # computed and thrown away
             metadata = run.metadata([(0, 2)], [])
-            run.model.kv_cache.begin_step(metadata)
-            run.model.forward(np.array(tokens[0][5:7], np.int32), metadata)
+            run.model.forward(Batch(np.array(tokens[0][5:7], np.int32), NO_ROWS, metadata))
         run.step((0, 2))
         assert largest_error(run.logits, {0: wanted}) < 1e-5
 

@@ -15,6 +15,7 @@ from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import build
+from octavo.engine.executor.batch import Batch, Wanted
 from octavo.engine.executor.capture.graph_runner import GraphRunner
 from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
@@ -85,8 +86,8 @@ class Driver:
             ),
         )
         ids = np.concatenate([self.tokens[s, r.start : r.stop] for s, r in zip(counts, ranges, strict=True)])
-        self.model.kv_cache.begin_step(metadata)
-        logits = self.model.forward(ids, metadata, starts[1:] - np.int32(1))
+        rows = starts[1:] - np.int32(1)
+        (logits,) = self.model.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         self.model.evaluate([logits])
         for s, count in counts.items():
             self.at[s] += count
