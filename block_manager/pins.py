@@ -3,43 +3,87 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .manager import BlockManager
 from .types import PageId, PageTable
 
+MAX_NAMES = 256  # pins of one owner
+
+Held = abc.Iterable[tuple[int, PageId]]
+"""Pages by group, as ``BlockManager.held_by`` returns them."""
+
 
 @dataclass(frozen=True, slots=True)
 class PinLimit:
-    """The pages that all pins may keep together whose names begin with ``owner``."""
+    """The pages that all pins of one owner may keep together."""
 
     owner: str
     max_pages: int
 
 
-class Pins:
-    """Named prefixes, together at most ``blocks.max_pinned`` pages.
+@dataclass(slots=True)
+class _Pages:
+    """Pages of several pins: the number of pins that hold each, and the number of pages by group."""
 
-    The room that the block manager keeps out of ``capacity``, so that no sequence is let in that only fits
-    where a pin may be."""
+    num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
+    by_group: Counter[int] = field(default_factory=Counter)
+
+    def add(self, pages: Held) -> None:
+        for page in pages:
+            self.by_group[page[0]] += not self.num_pins[page]
+            self.num_pins[page] += 1
+
+    def remove(self, pages: Held) -> None:
+        for page in pages:
+            self.num_pins[page] -= 1
+            if not self.num_pins[page]:
+                del self.num_pins[page]
+                self.by_group[page[0]] -= 1
+
+    @property
+    def most(self) -> int:
+        """Pages of the group that has most."""
+        return max(self.by_group.values(), default=0)
+
+
+@dataclass(slots=True)
+class _Owner:
+    """The pins of one owner, by name, and their pages."""
+
+    tables: dict[str, PageTable] = field(default_factory=dict)
+    pages: _Pages = field(default_factory=_Pages)
+
+
+class Pins:
+    """Named prefixes, together at most ``blocks.max_pinned`` pages and ``MAX_NAMES`` names of each owner.
+
+    The block manager keeps the room for them out of ``capacity``, so no sequence is admitted that only fits
+    where a pin may be. A pin costs time by the length of its prefix, however many others there are."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._tables: dict[str, PageTable] = {}
-        self._num_pins: Counter[tuple[int, PageId]] = Counter()  # by group and page
+        self._owners: dict[str, _Owner] = {}
+        self._owner_of: dict[str, str] = {}  # by name
+        self._pages = _Pages()
 
     @property
     def num_pages(self) -> int:
         """Pages that are pinned, those of several pins once; of the group that has most."""
-        return _most(self._num_pins)
+        return self._pages.most
 
-    def kept(self) -> dict[str, int]:
-        """Positions that are kept, by name."""
-        return {name: table.num_written for name, table in self._tables.items()}
+    def kept(self, owner: str | None = None) -> dict[str, int]:
+        """Return the positions that are kept, by name, of one owner (None: of all)."""
+        owners = [self._owners.get(owner, _Owner())] if owner is not None else self._owners.values()
+        return {name: table.num_written for each in owners for name, table in each.tables.items()}
 
     def num_pages_of(self, owner: str) -> int:
-        """Pages of the pins whose names begin like this."""
-        return _most(self._held_by_owner(owner))
+        """Pages of one owner's pins."""
+        return self._owners[owner].pages.most if owner in self._owners else 0
+
+    def has_name_left(self, name: str, owner: str) -> bool:
+        """Whether an owner may have a pin of this name: it has fewer than ``MAX_NAMES``, or this one."""
+        return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
     def pin(
         self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
@@ -48,49 +92,55 @@ class Pins:
 
         Returns how many positions that is: 0, and no change, if nothing is.
 
-        None, and no change, if that would be more pages than may be pinned, in all or by
-        ``limit``. A name that is pinned already is pinned anew.
+        None, and no change, if that would be more pages than may be pinned, in all or by ``limit``, or
+        too many names. A name that is pinned already is pinned anew.
         """
         blocks = self._blocks
+        owner = "" if limit is None else limit.owner
+        if not self.has_name_left(name, owner):
+            return None
         table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
         if not table.num_written:
             blocks.close(table)
             return 0
-        previous = self._tables.get(name)
-        after = self._num_pins + Counter(blocks.held_by(table))
-        after.subtract(blocks.held_by(previous) if previous is not None else ())
-        after = +after
-        slots = sum(group == len(blocks.groups) for group, _ in after)  # of recurrent states
-        too_many = _most(after) > blocks.max_pinned
+        before = self._owner_of.get(name)
+        previous = None if before is None else self._take(name)
+        self._put(name, table, owner)
+        slots = self._pages.by_group[len(blocks.groups)]  # of recurrent states
+        too_many = self._pages.most > blocks.max_pinned
         too_many |= blocks.states is not None and slots >= blocks.states.num_slots  # one is left to run in
-        if limit is not None and not too_many:
-            own = self._held_by_owner(limit.owner, but=name) + Counter(blocks.held_by(table))
-            too_many = _most(own) > limit.max_pages
+        too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
-            blocks.close(table)
+            blocks.close(self._take(name))
+            if previous is not None and before is not None:
+                self._put(name, previous, before)
             return None
         if previous is not None:
             blocks.close(previous)
-        self._tables[name] = table
-        self._num_pins = after
         return table.num_written
 
     def unpin(self, name: str) -> bool:
         """Let the pages go; False if nothing has this name."""
-        table = self._tables.pop(name, None)
-        if table is None:
+        if name not in self._owner_of:
             return False
-        self._num_pins.subtract(self._blocks.held_by(table))
-        self._num_pins = +self._num_pins
-        self._blocks.close(table)
+        self._blocks.close(self._take(name))
         return True
 
-    def _held_by_owner(self, owner: str, *, but: str | None = None) -> Counter[tuple[int, PageId]]:
-        """By group and page, how many of an owner's pins hold it; ``but`` one of them."""
-        tables = (t for name, t in self._tables.items() if name.startswith(owner) and name != but)
-        return Counter(page for table in tables for page in self._blocks.held_by(table))
+    def _put(self, name: str, table: PageTable, owner: str) -> None:
+        """Count a pin."""
+        held, each = self._blocks.held_by(table), self._owners.setdefault(owner, _Owner())
+        each.tables[name], self._owner_of[name] = table, owner
+        each.pages.add(held)
+        self._pages.add(held)
 
-
-def _most(pages: Counter[tuple[int, PageId]]) -> int:
-    """How many different pages the group has that has most of them."""
-    return max(Counter(group for group, _ in pages).values(), default=0)
+    def _take(self, name: str) -> PageTable:
+        """Return the table of a pin, which is counted no longer."""
+        owner = self._owner_of.pop(name)
+        each = self._owners[owner]
+        table = each.tables.pop(name)
+        held = self._blocks.held_by(table)
+        each.pages.remove(held)
+        self._pages.remove(held)
+        if not each.tables:
+            del self._owners[owner]
+        return table

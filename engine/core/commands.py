@@ -101,12 +101,12 @@ class CachedContents:
 
 @dataclass(frozen=True, slots=True)
 class GetCacheStats(Command[CacheStats]):
-    """The cache's totals, and the pins whose names begin with ``pin_prefix``."""
+    """The cache's totals, and the pins of one owner (None: all)."""
 
-    pin_prefix: str = ""
+    pin_owner: str | None = None
 
     def execute(self, core: CommandTarget) -> CacheStats:
-        return CacheStats(core.cache.totals(), core.cache.pins(self.pin_prefix))
+        return CacheStats(core.cache.totals(), core.cache.pins(self.pin_owner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class GetRequestTokens(Command[RequestTokens]):
 class PinPrefix(Command[Pinned]):
     """Keep what is cached of these tokens. NotConfigured, Overloaded or NotFound, and then no change.
 
-    owner      what the names of all its owner's pins begin with
+    owner      whose pin it is
     max_pages  that these may keep together (None: as many as may be pinned at all)
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.block_manager import BlockManager, PageEvent, Pins
-from octavo.block_manager.pins import PinLimit
+from octavo.block_manager.pins import MAX_NAMES, PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
@@ -104,6 +104,8 @@ class PrefixCacheInspector:
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("no page may be pinned; start the server with --max-pinned-pages N")
+        if limit is not None and not self._pins.has_name_left(name, limit.owner):
+            raise Overloaded(f"at most {MAX_NAMES} prefixes may be pinned by you; unpin one of them first")
         kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:
             raise NotFound(
@@ -129,9 +131,9 @@ class PrefixCacheInspector:
             raise NotFound(f"nothing is pinned as {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
 
-    def pins(self, prefix: str = "") -> dict[str, int]:
-        """Positions kept, by name, of names that begin like this."""
-        return {name: kept for name, kept in self._pins.kept().items() if name.startswith(prefix)}
+    def pins(self, owner: str | None = None) -> dict[str, int]:
+        """Return the positions kept, by name, of one owner's pins (None: of all)."""
+        return self._pins.kept(owner)
 
     def flush(self) -> int:
         """Forget every cached page that nobody holds; how many there were."""

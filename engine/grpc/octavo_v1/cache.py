@@ -47,7 +47,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         tenant = self._handler.tenant_of(context)
         salt = self._handler.tenant_salt(context)
         prefix = own_name(tenant, "")
-        stats = await self._engine.ask(GetCacheStats(prefix))
+        stats = await self._engine.ask(GetCacheStats(prefix or None))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
         response.prefixes.extend(await self._reports.best(salt, most))
