@@ -173,8 +173,6 @@ class Scheduler:
         if chunks or not all_plain or self._queues.may_grow:
             drafted = self._plan_rest(chunks, decodes, work, preempted, lookups)
         if not work:
-            stuck = self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all())
-            assert not stuck, "somebody waits and nothing is computed"
             return None
         if self.blocks.takes_snapshots:
             for item in work:
@@ -194,6 +192,14 @@ class Scheduler:
         step = SchedulerOutput(tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, plain=plain)
         self._planned.append(step)
         return step
+
+    def stuck(self) -> tuple[Sequence, ...]:
+        """Return the sequences that can never end, right after ``plan`` has returned None.
+
+        There are none unless the scheduler has a bug. Abort them, and others can be served."""
+        if self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all()):
+            return (*self._queues.running, *self._queues.waiting)
+        return ()
 
     def plan_ahead(self) -> SchedulerOutput | None:
         """The step after one that is not committed yet, where that is only the next token of each sequence.

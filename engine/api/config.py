@@ -20,6 +20,8 @@ Fairness = Literal["off", "vtc", "dlpm"]
 StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
+MAX_TOKEN_COST = 1e12  # of --fairness-costs over a weight: counters of service stay far from infinity
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -295,7 +297,12 @@ class EngineConfig:
             )
 
     def _check_fairness(self) -> None:
-        _ = self.tenant_weight_by_name, self.cost_per_token
+        dearest = max(self.cost_per_token) / min([1.0, *self.tenant_weight_by_name.values()])
+        if not dearest <= MAX_TOKEN_COST:
+            raise InvalidConfig(
+                f"fairness_costs over tenant_weights must be at most {MAX_TOKEN_COST:g} a token, got "
+                f"{dearest:g}; lower the costs or raise the weights"
+            )
         if not 0 < self.fairness_quantum < float("inf"):
             raise InvalidConfig(
                 f"fairness_quantum must be above 0, got {self.fairness_quantum}; 4096 is some prompts"

@@ -176,9 +176,20 @@ class EngineCore:
     def _plan(self, now: float) -> SchedulerOutput | None:
         step = self._scheduler.plan(now)
         self._pass("plan")
-        if step is not None and not step.plain:
+        if step is None:
+            self._fail_stuck()
+        elif not step.plain:
             self._note_arrivals(step, now)
         return step
+
+    def _fail_stuck(self) -> None:
+        """End the requests that the scheduler cannot serve, so that later ones are served."""
+        stuck = self._scheduler.stuck()
+        if not stuck:
+            return
+        logger.error("no step is planned and %d sequences cannot go on: their requests fail", len(stuck))
+        for request in {self._samples[sequence].request: None for sequence in stuck}:
+            self._fail(request, "the scheduler planned no step for this request, which is a bug of Octavo")
 
     def _submit_ahead(self, flight: _InFlight) -> _InFlight | None:
         """Submit the step after one in flight, where nothing in it depends on what that gives but its
@@ -364,10 +375,15 @@ class EngineCore:
         for item in (step.work[index] for index in sorted(failed)):
             if item.samples or item.sequence not in self._samples:
                 continue
-            for sample in reversed(self._samples[item.sequence].request.samples):
-                if sample.sequence in self._samples:
-                    self._scheduler.abort(sample.sequence)
-                    self._tell(sample, sample.fail("the model computed NaN or infinity for this prompt"))
+            request = self._samples[item.sequence].request
+            self._fail(request, "the model computed NaN or infinity for this prompt")
+
+    def _fail(self, request: Request, message: str) -> None:
+        """End all that is left of a request with an error."""
+        for sample in reversed(request.samples):  # the parent last: none takes its place
+            if sample.sequence in self._samples:
+                self._scheduler.abort(sample.sequence)
+                self._tell(sample, sample.fail(message))
 
     def _tell(self, sample: Sample, delta: Delta) -> None:
         request = sample.request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -52,8 +53,7 @@ class DeficitQueue(FairQueue):
         while lanes:
             least = min([service[tenant] for tenant in lanes])
             if least >= priority_class.level:
-                quanta = (least - priority_class.level) // self.quantum + 1
-                priority_class.level += quanta * self.quantum
+                priority_class.level = self._raised(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
             if not fresh:
                 return  # whoever may be served cannot be let in now
@@ -61,6 +61,13 @@ class DeficitQueue(FairQueue):
                 offered.add(sequence)
                 if service[sequence.tenant] < priority_class.level:
                     yield sequence
+
+    def _raised(self, level: float, least: float) -> float:
+        """Return the level raised by whole quanta above ``least``.
+
+        Rounding may leave that at ``least``, or make it infinite. Then it is the next number above."""
+        raised = level + ((least - level) // self.quantum + 1) * self.quantum
+        return raised if least < raised < math.inf else math.nextafter(least, math.inf)
 
     def _ranked(self, priority_class: PriorityClass) -> list[Sequence]:
         """Those of tenants that may be served, by what is cached of them."""

@@ -16,6 +16,8 @@ from .lanes import LOOK_AHEAD, PriorityClass, TenantLanes
 SHORT_STEPS = 8
 """Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
 
+MAX_COST = 1e12  # of one token: counters stay far from infinity
+
 MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
@@ -36,8 +38,8 @@ class Costs:
     weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming what cannot be."""
-        if self.prompt < 0 or self.output <= 0:
+        """Raise ValueError naming the price or weight that no counter can have."""
+        if not (self.prompt >= 0 and self.output > 0):
             raise ValueError(
                 "a prompt token must cost at least 0 and an output token more than 0, got "
                 f"{self.prompt:g} and {self.output:g}"
@@ -47,6 +49,12 @@ class Costs:
                 raise ValueError(
                     f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is the usual one"
                 )
+        dearest = max(self.prompt, self.output) / min([1.0, *self.weights.values()])
+        if not dearest <= MAX_COST:
+            raise ValueError(
+                f"a token must cost at most {MAX_COST:g} after division by its tenant's weight, got "
+                f"{dearest:g}; lower the costs or raise the weights"
+            )
 
     def weight_of(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)

@@ -32,6 +32,11 @@ from octavo.kernels.formats import FormatPair
         ({"page_size": 2048}, "page_size must be a power of two"),
         ({"max_running": 0}, "max_running must be at least 1"),
         ({"max_waiting": 0}, "max_waiting must be at least 1"),
+        (
+            {"fairness": "vtc", "tenant_weights": "alice=1e-320"},
+            r"fairness_costs over tenant_weights must be at most 1e\+12 a token, got inf; lower the costs",
+        ),
+        ({"fairness": "dlpm", "fairness_costs": "1e308/2"}, "must be at most 1e"),
         ({"kv_memory": 1, "num_pages": 1}, "kv_memory and num_pages both set the size of the pool"),
         (
             {"max_running": 64, "max_step_tokens": 63},

@@ -18,7 +18,10 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import assemble
 from octavo.engine.core.request import Request
 from octavo.engine.executor.sampling.sampler import Sampled
+from octavo.scheduler.waiting import FirstComeQueue
 from oracle import alone
+
+FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,23 @@ def test_an_error_of_the_runner_is_nobodys_own() -> None:
     harness.add(b"x", SamplingParams())
     with pytest.raises(MemoryError, match="device lost"):
         harness.step()
+
+
+def test_requests_that_no_step_can_serve_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever bug left them without a step, later requests are served."""
+    harness = Harness()
+    stuck = [harness.add(b"stuck", replace(FOUR, n=n)) for n in (1, 3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(FirstComeQueue, "offers", lambda self: iter(()))  # noqa: ARG005
+        harness.step()
+        harness.step()
+    for request in stuck:
+        assert {delta.finish_reason for delta in harness.deltas[request]} == {FinishReason.ERROR}
+        assert "bug" in str(harness.deltas[request][0].error)
+    harness.assert_idle()
+    later = harness.add(b"later", FOUR)
+    harness.run()
+    assert harness.result(later) == alone(list(b"later"), FOUR)
 
 
 def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,8 @@ import zlib
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
@@ -316,3 +318,32 @@ def test_deficits_let_a_tenant_go_on_with_its_prefix_for_a_quantum() -> None:
 def test_costs_are_numbers_that_can_be(costs: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Costs(**costs)  # type: ignore[arg-type]
+
+
+@given(
+    quantum=st.floats(1e-9, 1e9) | st.sampled_from([5e-324, 0.001, 4096.1, 1.7e308]),
+    cost=st.floats(1e-6, 1e11) | st.sampled_from([0.1, 1.1]),
+    jobs=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), min_size=2, max_size=12),
+)
+def test_any_quantum_and_any_cost_let_somebody_in(
+    quantum: float, cost: float, jobs: list[tuple[str, int]]
+) -> None:
+    """Sums of floats are rounded: a level must pass the counters that it is raised to."""
+    blocks = BlockManager(64, 4)
+    costs = Costs(cost, cost, weights={"b": 0.7})
+    s = Scheduler(blocks, Limits(16, 2), waiting=DeficitQueue(blocks, costs, quantum=quantum))
+    everyone = [request(f"{tenant}{number}", length) for number, (tenant, length) in enumerate(jobs)]
+    for each in everyone:
+        s.add(each)
+        if s.has_work:
+            advance(s)
+    served(s)
+    assert all(each.status is Status.FINISHED for each in everyone)
+
+
+@pytest.mark.parametrize("costs", [(1e308, 1.0), (1.0, float("inf")), (1.0, float("nan"))])
+def test_a_cost_that_no_counter_can_have_is_refused(costs: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="token must cost"):
+        Costs(*costs)
+    with pytest.raises(ValueError, match="a token must cost at most 1e"):
+        Costs(1.0, 2.0, {"alice": 1e-320})
