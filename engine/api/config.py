@@ -203,7 +203,7 @@ class EngineConfig:
         remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     tenant_share: float = setting(
-        0.5, "part of the queue, of pinned pages and of watch streams that one of several tenants may take",
+        0.5, "part of queue, calls, pinned pages and watch streams that one of several tenants may take",
         kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
     )  # fmt: skip
     fairness: Fairness = setting(

@@ -14,7 +14,9 @@ from .sampling_params import SamplingParams
 from .setting_types import check_count
 
 MAX_DOCUMENTS = 1000  # of one call
+MAX_ANSWER = 256  # characters; no token has more that a model answers with
 PLACES = ("{instruction}", "{query}", "{document}")
+_PLACE = re.compile("|".join(map(re.escape, PLACES)))
 BIAS = 100.0  # the most there may be: lifts both answers above everything else, and their distance stays
 # Those of Qwen3-Reranker's model card. What documents share comes first, so that it is computed once.
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -49,20 +51,26 @@ class RerankPrompt:
             if not least <= (count := self.template.count(place)) <= 1:
                 rule = "once" if least else "at most once"
                 raise InvalidRequest(f"the template must have {place} {rule}, it has it {count} times")
+        for name, answer in (("yes", self.yes), ("no", self.no)):
+            if len(answer) > MAX_ANSWER:
+                raise InvalidRequest(
+                    f"{name} must be one token, but it has {len(answer)} characters; give words that "
+                    "the model was trained to answer with"
+                )
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[str]:
-        """One for each document. InvalidRequest for none, or for too many."""
-        if not 1 <= len(documents) <= MAX_DOCUMENTS:
-            raise InvalidRequest(
-                f"between 1 and {MAX_DOCUMENTS} documents are reranked at once, got {len(documents)}; "
-                "send more of them in several calls"
-            )
-        pattern = re.compile("|".join(map(re.escape, PLACES)))
-        return [
-            pattern.sub(lambda found, words=words: words[found[0]], self.template)  # type: ignore[misc]
-            for document in documents
-            for words in [dict(zip(PLACES, (self.instruction, query, document), strict=True))]
-        ]
+        """Return one for each document. Raise InvalidRequest for none, or for too many."""
+        check_num_documents(len(documents))
+        return [self.prompt(query, document) for document in documents]
+
+    def prompt(self, query: str, document: str) -> str:
+        """Return the prompt about one document."""
+        words = dict(zip(PLACES, (self.instruction, query, document), strict=True))
+        return _PLACE.sub(lambda found: words[found[0]], self.template)
+
+    def num_characters(self, query: str, document: str) -> int:
+        """Return the length of ``prompt``, or a little more, without making it."""
+        return len(self.template) + len(self.instruction) + len(query) + len(document)
 
     def answers(self, encode: Encode) -> RerankAnswers:
         """The answers' token ids. ``encode``: text to ids, without special tokens. InvalidRequest if one is
@@ -123,6 +131,15 @@ def ranked(scores: Iterable[float], top_n: int | None = None) -> list[RankedDocu
     check_top_n(top_n)
     found = [RankedDocument(index=index, score=score) for index, score in enumerate(scores)]
     return sorted(found, key=lambda document: -document.score)[:top_n]
+
+
+def check_num_documents(count: int) -> None:
+    """Raise InvalidRequest unless so many documents can be reranked at once."""
+    if not 1 <= count <= MAX_DOCUMENTS:
+        raise InvalidRequest(
+            f"between 1 and {MAX_DOCUMENTS} documents are reranked at once, got {count}; "
+            "send more of them in several calls"
+        )
 
 
 def check_top_n(top_n: int | None) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import reprlib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from .errors import InvalidConfig, InvalidRequest
 from .setting_types import Kind, in_its_type
 
 _UNSET = (None, False, "off")
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 100
+_quoted = _REPR.repr  # what was given, cut before it is copied
 _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 
 
@@ -60,14 +64,14 @@ class Setting:
         remedy = self.remedy or ("leave it out for the default" if default is None or value is None else "")
         if self.choices:
             if value not in self.choices:
-                raise ValueError(f"{name} must be one of {', '.join(self.choices)}, got {value!r}")
+                raise ValueError(f"{name} must be one of {', '.join(self.choices)}, got {_quoted(value)}")
             return value
         try:
             taken = in_its_type(self.kind, value)
         except TypeError as kept:
             if isinstance(value, str) and self.kind in ("names", "texts"):  # of which each letter is one
                 remedy = f"write ({value!r},)"
-            raise ValueError(_refusal(name, str(kept), repr(value), remedy)) from None
+            raise ValueError(_refusal(name, str(kept), _quoted(value), remedy)) from None
         if self.low is not None and not self._holds(taken):
             rule = f"{self._range()}{_UNITS.get(self.metavar or '', '')}"
             raise ValueError(_refusal(name, rule, str(value), remedy))

@@ -219,9 +219,7 @@ class AsyncEngine:
         self._running_core()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
-            prompt_ids = await self._input.encode_beside(prompt, self._texts)
-        self._input.check_ids("prompt", prompt_ids)
-        return prompt_ids
+            return await self._input.encode_beside(prompt, self._texts)
 
     async def _check_deadline(self, request: Request) -> None:
         """TooLate if the first token is expected too late. What of the prompt is cached is asked only where

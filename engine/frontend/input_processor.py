@@ -41,8 +41,13 @@ class InputProcessor:
         self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids. Raises InvalidRequest for what is no prompt at all, RequestTooLong
-        for what can never fit the model, before the work of encoding it."""
+        """The prompt's token ids, all of them the model's. Raises InvalidRequest for what is no prompt,
+        RequestTooLong for what can never fit the model, before the work of encoding it."""
+        ids = self._encode(prompt)
+        self.check_ids("prompt", ids)
+        return ids
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         check_prompt(prompt)
         limit = self._info.max_model_len
         if isinstance(prompt, str):
@@ -99,14 +104,14 @@ class InputProcessor:
         tenant: str = "",
         constraint: Constraint | None = None,
     ) -> Request:
-        """``constraint``: what ``compile`` made of these parameters.
+        """``prompt_ids``: what ``encode`` made of the prompt; ``constraint``: what ``compile`` made of these
+        parameters.
 
         A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
             )
-        self.check_ids("prompt", prompt_ids)
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
         if params.pooling is not None and not self._info.embeds:

@@ -1,106 +1,188 @@
-"""How many calls are served at once, whatever they are; and how a call is refused before its body comes."""
+"""How many calls are served at once, counted from their headers on, and how their messages are received."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
-from ..api.errors import OctavoError, Overloaded
-from .status import Context, abort_with
+from ..api.errors import InvalidRequest, OctavoError, Overloaded
+from ..api.tenant import NO_TENANT, Tenant
+from ..frontend.holders import Holders
+from ..frontend.text_executor import TextExecutor
+from .message_shape import SHORT_MESSAGE, Parse, parsed
+from .status import Context, abort_with, errors_as_status
 
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: no token is asked for, and nothing is counted
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: no token is asked for, and no share is taken
+MAX_NAMING_BYTES = 4096  # of a message that only names a service or one of its types
+_NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 BURST_CALLS = 256  # served, after which it is worth asking for memory that they left
+MAX_HEALTH_CALLS = 64  # streams of health at once
+PROBE_PATIENCE_S = 2.0  # for the message of a health check
+
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # documented, and not in the stubs
+
+TenantOf: TypeAlias = Callable[[Context], Tenant]
 
 
 def refusing(handler: Any, error: OctavoError) -> Any:
-    """A handler that ends every call of a method with the error.
+    """Return a handler that ends every call of a method with the error.
 
     It is one of *streaming requests*, whatever the method is: gRPC receives a single request, up to the
     largest that is allowed, before it calls a handler, but those of a stream only as they are asked for.
     """
 
     async def refuse(_requests: Any, context: Context) -> None:
-        await abort_with(context, error)
+        if not context.cancelled():
+            await abort_with(context, error)
 
+    return _streaming(handler, refuse)
+
+
+def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
+    """Return ``behaviour`` as a handler in the place of ``handler``, with raw requests."""
     shape = (
         grpc.stream_stream_rpc_method_handler
         if handler.response_streaming
         else grpc.stream_unary_rpc_method_handler
     )
-    return shape(refuse, handler.request_deserializer, handler.response_serializer)
+    return shape(behaviour, None, handler.response_serializer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method as its servicer implements it.
+
+    holders     what its calls count as
+    patience_s  how long its first message may take
+    only_names  its messages name a service or a type, and it has no work to wait for
+    """
+
+    behaviour: Callable[[Any, Context], Any]
+    parse: Parse
+    streams_requests: bool
+    holders: Holders
+    patience_s: float
+    only_names: bool
 
 
 class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Refuses calls while ``max_calls`` are being served; health checks are always answered."""
+    """Admits calls, of which a tenant may have its share, and only then receives their messages.
 
-    def __init__(self, max_calls: int) -> None:
-        self.num_calls = 0
+    calls          those that are being served, but for health
+    health_calls   calls of the health service: ``Watch`` may last, and ``Check`` is always answered
+    """
+
+    def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
+        """``patience_s``: how long a client may take to send the message of its call."""
+        self.calls = Holders("calls", "calls are being served", max_calls)
+        self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
+        self._tenant_of = tenant_of
+        self._patience_s = patience_s
         self._num_served = self._most_calls = 0  # since the last burst
-        self._max_calls = max_calls
-        self._counted: dict[str, Any] = {}  # by method: the handler that counts
+        self._admitting: dict[str, Any] = {}  # handlers by method
+        self._parser = TextExecutor("parse", max_pending=None)  # bounded by the number of calls
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None or details.method.startswith(OPEN_SERVICES):
-            return handler
-        if self.num_calls >= self._max_calls:
-            error = Overloaded(
-                f"{self.num_calls} calls are being served and at most {self._max_calls} may be; "
-                "try again later",
-                calls=self.num_calls,
-                max_calls=self._max_calls,
-            )
-            return refusing(handler, error)
-        if details.method not in self._counted:
-            self._counted[details.method] = self._counting(handler)
-        return self._counted[details.method]
+        if (known := self._admitting.get(details.method)) is not None:
+            return known
+        if (handler := await continuation(details)) is not None:
+            handler = self._admitting[details.method] = self._wrapped(handler, details.method)
+        return handler
 
     def burst_is_over(self) -> bool:
         """Whether many calls were served, and most of those at once have ended; True once for each burst."""
-        if self._num_served < BURST_CALLS or 2 * self.num_calls > self._most_calls:
+        if self._num_served < BURST_CALLS or 2 * self.calls.total > self._most_calls:
             return False
         self._num_served = self._most_calls = 0
         return True
 
-    def _begin(self) -> None:
-        self.num_calls += 1
-        self._num_served += 1
-        self._most_calls = max(self._most_calls, self.num_calls)
+    def close(self) -> None:
+        """Parse nothing more."""
+        self._parser.close()
 
-    def _counting(self, handler: Any) -> Any:
-        """The same handler, whose calls are counted."""
-        shape, behaviour = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-        }[handler.request_streaming, handler.response_streaming]
-        wrap = self._generator if inspect.isasyncgenfunction(behaviour) else self._function
-        return shape(wrap(behaviour), handler.request_deserializer, handler.response_serializer)
+    def _wrapped(self, handler: Any, name: str) -> Any:
+        is_open = name.startswith(OPEN_SERVICES)
+        method = _Method(
+            handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream,
+            handler.request_deserializer,
+            handler.request_streaming,
+            self.health_calls if is_open else self.calls,
+            PROBE_PATIENCE_S if is_open else self._patience_s,
+            name.startswith(_NAMING_SERVICES),
+        )
+        is_check = is_open and not handler.response_streaming
 
-    def _function(self, behaviour: Callable[[Any, Context], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def counted(request: Any, context: Context) -> Any:
-            self._begin()
-            try:
-                return await behaviour(request, context)
-            finally:
-                self.num_calls -= 1
+        async def admit(_requests: Any, context: Context) -> Any:
+            return await (self._answer if is_check else self._serve)(method, context)
 
-        return counted
+        return _streaming(handler, admit)
 
-    def _generator(
-        self, behaviour: Callable[[Any, Context], AsyncIterator[Any]]
-    ) -> Callable[..., AsyncIterator[Any]]:
-        async def counted(request: Any, context: Context) -> AsyncIterator[Any]:
-            self._begin()
-            try:
-                async for response in behaviour(request, context):
-                    yield response
-            finally:
-                self.num_calls -= 1
+    @errors_as_status
+    async def _serve(self, method: _Method, context: Context) -> Any:
+        """Answer a call, counted meanwhile. Nothing is done for one that was cancelled while it waited."""
+        if context.cancelled():
+            raise asyncio.CancelledError
+        is_counted = method.holders is self.calls
+        with method.holders.held(self._tenant_of(context) if is_counted else NO_TENANT):
+            if is_counted:
+                self._num_served += 1
+                self._most_calls = max(self._most_calls, self.calls.total)
+            return await self._answer(method, context)
 
-        return counted
+    async def _answer(self, method: _Method, context: Context) -> Any:
+        request = (
+            self._messages(method, context)
+            if method.streams_requests
+            else await self._message(method, context)
+        )
+        if not inspect.isasyncgenfunction(method.behaviour):
+            return await method.behaviour(request, context)
+        async for response in method.behaviour(request, context):
+            await context.write(response)
+        return None
+
+    async def _message(self, method: _Method, context: Context) -> Any:
+        """Return the one message of a call."""
+        data = await self._read(method, context)
+        if data is END:
+            if context.cancelled():
+                raise asyncio.CancelledError
+            raise InvalidRequest("a call must have one message, got none; send one")
+        return await self._parsed(method, data)
+
+    async def _messages(self, method: _Method, context: Context) -> AsyncIterator[Any]:
+        """The messages of a stream. GenerateMany may wait for its answers meanwhile: it has its own clock."""
+        read = functools.partial(self._read, method, context) if method.only_names else context.read
+        while (data := await read()) is not END:
+            message = await self._parsed(method, data)
+            del data
+            yield message
+
+    async def _read(self, method: _Method, context: Context) -> Any:
+        """Return a message as it came. Raise Overloaded if its client takes too long to send it."""
+        try:
+            async with asyncio.timeout(method.patience_s):
+                return await context.read()
+        except TimeoutError:
+            raise Overloaded(
+                f"the message of a call must come within {method.patience_s:g} s, it did not; send it at "
+                "once, or start the server with a longer --write-timeout"
+            ) from None
+
+    async def _parsed(self, method: _Method, data: Any) -> Any:
+        """Return the message, parsed on another thread where that would hold up the event loop."""
+        if method.only_names and len(data) > MAX_NAMING_BYTES:
+            raise InvalidRequest(
+                f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only names a "
+                "service or a type"
+            )
+        if len(data) <= SHORT_MESSAGE:
+            return parsed(data, method.parse)
+        return await self._parser.run("", parsed, data, method.parse)

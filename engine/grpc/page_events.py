@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from itertools import islice
 
 from octavo.block_manager import PageEvent
 
-from ..api.errors import EngineDead, EventsGone, FellBehind, Overloaded
+from ..api.errors import EngineDead, EventsGone, FellBehind
 from ..api.tenant import Tenant
 from ..core.commands import EventLogState, PageEventsSince, SubscribeEvents, UnsubscribeEvents
+from ..frontend.holders import Holders
 from ..frontend.notifier import Notifier
 from .interface import Engine
 
@@ -35,7 +36,7 @@ class PageEventHub:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._watchers: Counter[str] = Counter()  # by tenant
+        self._watchers = Holders("watchers", "streams watch the cache", MAX_WATCHERS)
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._news = Notifier()
@@ -45,7 +46,7 @@ class PageEventHub:
 
     @property
     def num_watchers(self) -> int:
-        return self._watchers.total()
+        return self._watchers.total
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
@@ -54,14 +55,11 @@ class PageEventHub:
 
         tokens   keep the tokens of pages that are published from now on
         """
-        self._check_room(tenant)
-        self._watchers[tenant.name] += 1
         try:
-            self._follow()
-            yield await self._engine.ask(SubscribeEvents(tokens))
+            with self._watchers.held(tenant):
+                self._follow()
+                yield await self._engine.ask(SubscribeEvents(tokens))
         finally:
-            self._watchers[tenant.name] -= 1
-            self._watchers = +self._watchers
             self._left.send()
 
     async def check_kept(self, number: int) -> None:
@@ -97,19 +95,6 @@ class PageEventHub:
                 "with what is cached now"
             ) from error
 
-    def _check_room(self, tenant: Tenant) -> None:
-        for count, most, whose in (
-            (self.num_watchers, MAX_WATCHERS, ""),
-            (self._watchers[tenant.name], tenant.part_of(MAX_WATCHERS), " of one tenant"),
-        ):
-            if count >= most:
-                raise Overloaded(
-                    f"{count} streams watch the cache and at most {most}{whose} may; end one, or try again "
-                    "later",
-                    watchers=count,
-                    max_watchers=most,
-                )
-
     def _follow(self) -> None:
         if self._task is None:
             self._error = None
@@ -118,7 +103,7 @@ class PageEventHub:
     async def _run(self) -> None:
         """Follow the log until nobody watches."""
         try:
-            while self._watchers:
+            while self._watchers.total:
                 await self._fetch_while_watched()
                 self._forget()
                 await self._engine.ask(UnsubscribeEvents())
@@ -134,7 +119,7 @@ class PageEventHub:
     async def _fetch_while_watched(self) -> None:
         self._next = (await self._engine.ask(SubscribeEvents())).number
         self._news.send()  # to those who began before, and may have missed the last ones
-        while self._watchers:
+        while self._watchers.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))

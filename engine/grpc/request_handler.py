@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -28,6 +28,8 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 MAX_TEXT_CALLS = 256  # of Tokenize and Detokenize that run or wait
 MAX_TENANT_TEXT_CALLS = 64  # of them, of one tenant
 MAX_REQUEST_ID = 256  # characters
+MAX_SALT = 1024  # characters
+MAX_ABORTED = 4096  # requests of one call
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
 SALT_KEY = "octavo-cache-salt"  # of a call's metadata
 OPERATOR = "operator"  # the tenant that may act on the cache of all
@@ -142,9 +144,14 @@ class RequestHandler:
 
     def salt_of(self, context: Context, cache_salt: str) -> bytes:
         """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
-        from the metadata, where proxies put it. InvalidRequest when those two differ."""
+        from the metadata, where proxies put it. InvalidRequest when those two differ, or
+        are too long."""
         given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
         salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
+        if (longest := max(map(len, salts), default=0)) > MAX_SALT:
+            raise InvalidRequest(
+                f"cache_salt must have at most {MAX_SALT} characters, got {longest}; a hash of it would do"
+            )
         if len(salts) > 1:
             raise InvalidRequest(
                 f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
@@ -161,8 +168,14 @@ class RequestHandler:
                 f"server's file names {OPERATOR!r}"
             )
 
-    async def abort(self, request_ids: Iterable[str], *, context: Context) -> list[str]:
-        """End requests of the caller's tenant; the ids of those that were being served."""
+    async def abort(self, request_ids: Sequence[str], *, context: Context) -> list[str]:
+        """End requests of the caller's tenant; the ids of those that were being served. InvalidRequest for
+        more ids than ``MAX_ABORTED``."""
+        if len(request_ids) > MAX_ABORTED:
+            raise InvalidRequest(
+                f"at most {MAX_ABORTED} requests are aborted at once, got {len(request_ids)}; send several "
+                "calls"
+            )
         tenant = self.security.tenant_of(context)
         found = [request_id for request_id in request_ids if (tenant, request_id) in self._active]
         for request_id in found:
@@ -233,7 +246,7 @@ class ResponseWriter:
     """
 
     def __init__(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._writes: dict[_Write, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
 
@@ -244,13 +257,13 @@ class ResponseWriter:
         write = _Write(task, loop.time())
         self._writes[write] = None
         if self._timer is None:
-            self._timer = loop.call_later(self._timeout_s, self._check)
+            self._timer = loop.call_later(self.timeout_s, self._check)
         try:
             await context.write(response)
         except asyncio.CancelledError:
             if write.expired and not task.uncancel():  # else somebody else cancelled it too
                 raise SlowReader(
-                    f"the client has not read its output for {self._timeout_s:g} s; read faster, ask for "
+                    f"the client has not read its output for {self.timeout_s:g} s; read faster, ask for "
                     "less output, or start the server with a longer --write-timeout"
                 ) from None
             raise
@@ -263,7 +276,7 @@ class ResponseWriter:
         now = loop.time()
         while self._writes:
             write = next(iter(self._writes))
-            left = write.since + self._timeout_s - now
+            left = write.since + self.timeout_s - now
             if left > 0:
                 self._timer = loop.call_later(left, self._check)
                 return

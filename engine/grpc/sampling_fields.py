@@ -7,7 +7,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from ..api.errors import InvalidRequest
 from ..api.sampling_params import PARAMETERS, SamplingParams
+
+MAX_ITEMS = 2048  # of a list or a mapping, each of which is looked at on the event loop
 
 
 class SamplingFields:
@@ -29,11 +32,16 @@ class SamplingFields:
         }
 
     def read(self, message: Message) -> dict[str, Any]:
-        """Arguments of SamplingParams: what the message has set."""
+        """Arguments of SamplingParams: what the message has set. InvalidRequest for a list of more than
+        ``MAX_ITEMS``, before anything is made of it."""
         given = {}
         for field, value in message.ListFields():
             if (parameter := self._parameters.get(field.name)) is not None:
                 name, converted = parameter
+                if converted is not None and len(value) > MAX_ITEMS:
+                    raise InvalidRequest(
+                        f"{name} must have at most {MAX_ITEMS} entries, got {len(value)}; send fewer"
+                    )
                 given[name] = value if converted is None else converted(value)
         return given
 

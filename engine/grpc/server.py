@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -35,15 +36,19 @@ MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that goes out: a whole output wit
 MESSAGE_BYTES_PER_TOKEN = 8  # of a prompt that comes in: an id has at most 5, a token of text some 4
 MESSAGE_BYTES_APART = 2**20  # of a message that comes in, for everything but the prompt
 MAX_OTHER_CALLS = 1024  # at once, beside as many as there may be requests
+MAX_CONNECTION_CALLS = 2048  # at once
+MAX_PENDING_CALLS = 2 * MAX_CONNECTION_CALLS
+MAX_PING_STRIKES = 100  # pings that came too early; a connection that sends more is closed
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
+HEALTH_GRACE_S = 1.0  # for those who watch the health to be told
 CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Clients may ping every 10 s, also while nothing runs, without being thrown out.
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Ping clients too, so that one which vanished without a word gives its pages back.
     ("grpc.keepalive_time_ms", 30_000),
@@ -52,10 +57,12 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", 600_000),
     # Without this a second server on the same port would silently share its connections.
     ("grpc.so_reuseport", 0),
-    # By default gRPC cancels calls at random once 1,000 have not been picked up, whoever's they are. They
-    # are picked up in microseconds each, and refused in words by the call limiter.
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    # A connection has so many calls at once, resets that gRPC has not seen the end of included.
+    ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
+    # gRPC cancels calls at random, whoever's they are, once so many (by default 1,000) have not been picked
+    # up. Each takes some 15 KB until then. A burst of two connections is refused in words instead.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 )
 
 
@@ -86,7 +93,11 @@ class GrpcServer:
         self.servicer = GenerationServicer(self.handler)
         self._engine = engine
         config = engine.config
-        self.limiter = CallLimiter(config.max_running + config.max_waiting + MAX_OTHER_CALLS)
+        self.limiter = CallLimiter(
+            config.max_running + config.max_waiting + MAX_OTHER_CALLS,
+            tenant_of=self.handler.tenant,
+            patience_s=write_timeout_s,
+        )
         if max_message_bytes is None:
             max_message_bytes = message_bytes(engine.info.max_model_len)
         self._server = grpc.aio.server(
@@ -138,12 +149,14 @@ class GrpcServer:
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        await self._health.enter_graceful_shutdown()
+        with contextlib.suppress(TimeoutError):  # one of them may not read
+            await asyncio.wait_for(self._health.enter_graceful_shutdown(), HEALTH_GRACE_S)
         if self.handler.num_active:
             logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await self._server.stop(CLOSE_GRACE_S)
         self.handler.texts.close()
+        self.limiter.close()
 
     async def _watch_engine(self) -> None:
         """Once the engine has died, say so to every health check."""

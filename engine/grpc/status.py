@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 DOMAIN = "octavo"
 RETRY_S = 1  # when a full server may be asked again
 INTERNAL_TEXT = "internal error of the server; its log says more"
+MAX_TEXT = 2000  # characters of a message: it travels three times in headers, of which a client takes 8 KiB
 LAST_WORD_S = 1.0  # for the status of a call whose client does not read
 _DETAILS_KEY = "grpc-status-details-bin"  # where gRPC carries a google.rpc.Status
 
@@ -71,7 +72,10 @@ def code_of(error: Exception) -> grpc.StatusCode:
 def text_of(error: Exception) -> str:
     """What a client may read; an unforeseen error is logged here and not shown."""
     if isinstance(error, OctavoError):
-        return str(error)
+        text = str(error)
+        if len(text) <= MAX_TEXT:
+            return text
+        return f"{text[: MAX_TEXT // 2]} [...] {text[-MAX_TEXT // 2 :]}"
     logger.error("request failed unexpectedly", exc_info=error)
     return INTERNAL_TEXT
 

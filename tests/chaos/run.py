@@ -82,7 +82,8 @@ async def run_attackers(names: Sequence[str], target: Target) -> Counter[str]:
 
 
 async def _run_attacker(name: str, target: Target) -> Counter[str]:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests / "support"), os.environ.get("PYTHONPATH", "")])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

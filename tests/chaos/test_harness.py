@@ -14,13 +14,13 @@ import pytest
 from chaos import honest, observer
 from chaos.attack import Target
 from chaos.attacks import ATTACKS, BY_CLIENTS
-from chaos.attacks.giant_ids import field, varint
 from chaos.attacks.rule_chains import gbnf_chain, lark_chain, schema_chain
 from chaos.disks.damaged_shards import damage
 from chaos.honest import Answer, HonestLoad, Request
 from chaos.run import run_attackers
 from chaos.setups import Folder, small_disk
 from chaos.verdict import Bounds, Phase
+from hostile_messages import field, varint
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import generation_pb2 as pb
 from served import eventually, served

@@ -50,7 +50,7 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
             return prefix.text
         case "token_ids":
             check_num_ids(len(prefix.token_ids.ids), max_tokens)
-            return list(prefix.token_ids.ids)
+            return prefix.token_ids.ids  # a list is made of them once the request has its place
         case "chat":
             return chat_messages(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")

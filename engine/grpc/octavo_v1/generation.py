@@ -8,14 +8,19 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
-from google.protobuf.message import DecodeError
-
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 
-from ...api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed, RequestTooLong
+from ...api.errors import (
+    EngineDead,
+    EngineStopping,
+    InvalidRequest,
+    Overloaded,
+    RequestFailed,
+    RequestTooLong,
+)
 from ...api.outputs import Delta
-from ..request_handler import RequestHandler
+from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
 from . import judgements, messages
 
@@ -67,7 +72,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     ) -> None:
         """Read requests as fast as they are served, and put what answers them into ``output``;
         then None, or what ended the whole call."""
-        slots = asyncio.Semaphore(BATCH_CONCURRENCY)
+        slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
 
         async def serve(request: pb.GenerateRequest) -> None:
             num_generated = Counter[int]()
@@ -79,12 +84,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)
                 await output.put(error if fatal else _refusal(request, error))
             finally:
+                active.end()
                 slots.release()
 
         try:
             async with asyncio.TaskGroup() as group:
                 await slots.acquire()
-                async for request in _parsed(requests):
+                async for request in _until_idle(requests, active, self._handler.writer.timeout_s):
+                    active.begin()
                     group.create_task(serve(request))
                     await slots.acquire()
         except ExceptionGroup as group:  # of one: reading the requests failed, serving them does not raise
@@ -119,8 +126,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
-        ids = await self._handler.texts.run(self._handler.tenant_of(context), encode)
-        return pb.TokenizeResponse(token_ids=ids)
+        return await self._handler.texts.run(
+            self._handler.tenant_of(context), lambda: pb.TokenizeResponse(token_ids=encode())
+        )
 
     @errors_as_status
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
@@ -174,19 +182,53 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         )
 
 
-async def _parsed(requests: AsyncIterator[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateRequest, None]:
-    """The requests of a stream; InvalidRequest where one is no message."""
-    try:
-        async for request in requests:
-            yield request
-    except DecodeError as error:
-        raise InvalidRequest(f"a message of the stream cannot be parsed: {error}") from error
+class _Activity:
+    """How many requests of a stream are being served, and since when there are none."""
+
+    def __init__(self) -> None:
+        self._num_active = 0
+        self._idle_since = asyncio.get_running_loop().time()
+
+    def begin(self) -> None:
+        self._num_active += 1
+
+    def end(self) -> None:
+        self._num_active -= 1
+        self._idle_since = asyncio.get_running_loop().time()
+
+    def idle_s(self) -> float:
+        """Return seconds for which nothing has been served, 0 while something is."""
+        return 0.0 if self._num_active else asyncio.get_running_loop().time() - self._idle_since
+
+
+async def _until_idle(
+    requests: AsyncIterator[pb.GenerateRequest], active: _Activity, patience_s: float
+) -> AsyncGenerator[pb.GenerateRequest, None]:
+    """The requests of a stream. Raise Overloaded when it has had nothing to do for ``patience_s``."""
+
+    async def read() -> pb.GenerateRequest | None:
+        return await anext(requests, None)
+
+    while True:
+        reading = asyncio.ensure_future(read())
+        try:
+            while not (await asyncio.wait((reading,), timeout=patience_s - active.idle_s()))[0]:
+                if active.idle_s() >= patience_s:
+                    raise Overloaded(
+                        f"the stream has had nothing to do for {patience_s:g} s and is ended; open another "
+                        "when there are requests, or start the server with a longer --write-timeout"
+                    )
+        finally:
+            reading.cancel()
+        if (request := reading.result()) is None:
+            return
+        yield request
 
 
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
     """The one response of a request that was refused."""
     return pb.GenerateResponse(
-        request_id=request.request_id,
+        request_id=request.request_id[:MAX_REQUEST_ID],  # a longer one is what was wrong
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
     )

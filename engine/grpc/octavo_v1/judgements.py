@@ -11,15 +11,16 @@ from contextlib import aclosing
 from octavo.proto import generation_pb2 as pb
 
 from ...api.embedding import check_dimensions, finished
-from ...api.errors import InvalidRequest, RequestFailed
+from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason
-from ...api.reranking import RerankAnswers, RerankPrompt, check_top_n, ranked
+from ...api.reranking import RerankAnswers, RerankPrompt, check_num_documents, check_top_n, ranked
 from ...api.sampling_params import Pooling, SamplingParams
 from ..request_handler import RequestHandler
 from ..status import Context
 from . import messages
 
 RERANK_CONCURRENCY = 64  # documents of one call that are served at once
+RERANK_CHARACTERS = 2**21  # of the prompts of one call that exist at once
 _POOLING: Mapping[int, Pooling] = {
     pb.POOLING_UNSPECIFIED: "last",
     pb.POOLING_LAST: "last",
@@ -61,21 +62,34 @@ async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Co
     top_n = request.top_n if request.HasField("top_n") else None
     check_top_n(top_n)
     prompt = RerankPrompt(**{name: getattr(request, name) for name in _WORDS if request.HasField(name)})
-    prompts = prompt.prompts(request.query, request.documents)
+    check_num_documents(len(request.documents))
     encode = functools.partial(handler.engine.tokenizer.encode, add_special_tokens=False)
     answers = await handler.texts.run(handler.tenant_of(context), prompt.answers, encode)
-    turns = asyncio.Semaphore(RERANK_CONCURRENCY)
+    query, documents = request.query, list(request.documents)
+    longest = max(prompt.num_characters(query, document) for document in documents)
+    tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len
+    if longest > max_tokens * tokenizer.longest_token:
+        raise RequestTooLong(
+            f"query, template and document of {longest} characters have more tokens than the "
+            f"model's length of {max_tokens}; shorten them"
+        )
+    # Each prompt has a copy of the query: as many of them exist at once as fit into a bound.
+    num_workers = min(len(documents), RERANK_CONCURRENCY, max(1, RERANK_CHARACTERS // longest))
+    left = iter(enumerate(documents))
+    found: dict[int, Delta] = {}
 
-    async def judge(text: str) -> Delta:
-        async with turns:
-            return await _judged(handler, text, answers, request, context)
+    async def judge() -> None:
+        for index, document in left:
+            text = prompt.prompt(query, document)
+            found[index] = await _judged(handler, text, answers, request, context)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(judge(text)) for text in prompts]
+            for _ in range(num_workers):
+                group.create_task(judge())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    deltas = [task.result() for task in tasks]
+    deltas = [found[index] for index in range(len(documents))]
     response = pb.RerankResponse()
     for document in ranked((answers.score(delta.logprobs) for delta in deltas), top_n):
         response.results.add(index=document.index, score=document.score)

@@ -57,7 +57,7 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             return request.text
         case "token_ids":
             check_num_ids(len(request.token_ids.ids), max_tokens)
-            return list(request.token_ids.ids)
+            return request.token_ids.ids  # a list is made of them once the request has its place
         case "chat":
             return chat_messages(request.chat, max_messages=max_tokens)
         case _:

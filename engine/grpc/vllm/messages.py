@@ -54,7 +54,8 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
     match request.WhichOneof("input"):
         case "tokenized":
             check_num_ids(len(request.tokenized.input_ids), max_tokens)
-            return list(request.tokenized.input_ids)
+            ids: Prompt = request.tokenized.input_ids  # a list is made of them once the request has its place
+            return ids
         case "text":
             return str(request.text)
         case _:

@@ -177,7 +177,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
         deltas = self._handler.generate(
-            list(ids), params, context=context, request_id=request.request_id, final_only=True
+            ids, params, context=context, request_id=request.request_id, final_only=True
         )
         async with aclosing(deltas):
             async for delta in deltas:

@@ -7,22 +7,9 @@ from typing import Any
 
 import grpc.aio
 
+from hostile_messages import field
+
 from ..attack import SERVICE, Attack, Seen, Target, count
-
-
-def varint(number: int) -> bytes:
-    """A protobuf varint."""
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A protobuf field of bytes, or a message in a message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
-
 
 IDS = 8_000_000
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from hostile_messages import field
+
 from ..attack import Attack, Seen, Target, count
-from .giant_ids import field, raw
+from .giant_ids import raw
 
 BODY = 32 * 2**20
 

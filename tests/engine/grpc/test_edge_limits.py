@@ -16,17 +16,23 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
 from grpc_status import rpc_status
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from engines import Gate
 from fakes import FakeCore, small_config
+from http2_frames import HEADERS, Connection, message, reset
+from http2_frames import call as http2_call
 from octavo.engine.api.address import Address
 from octavo.engine.api.errors import InvalidRequest, Overloaded, RequestTooLong
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.input_processor import LONG_TEXT
 from octavo.engine.grpc import call_limiter
 from octavo.engine.grpc import server as grpc_server
+from octavo.engine.grpc.call_limiter import END
+from octavo.engine.grpc.octavo_v1 import messages
 from octavo.engine.grpc.octavo_v1.generation import TEXT_LENGTHS
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.server import message_bytes
@@ -299,12 +305,10 @@ async def test_what_a_burst_of_calls_took_is_given_back_once_it_is_over(
 
 
 def _num_calls(its: Served) -> int:
-    return its.server.limiter.num_calls
+    return its.server.limiter.calls.total
 
 
 async def _check_health(its: Served) -> None:
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     async with its.channel() as channel:
         reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
@@ -346,3 +350,88 @@ def test_refusals_never_ask_for_a_body() -> None:
     refusing = call_limiter.refusing(handler, RequestTooLong("no"))
     assert refusing.request_streaming
     assert refusing.response_streaming
+
+
+async def test_a_call_without_its_message_is_counted_and_ended() -> None:
+    """Headers alone, by hand: no client library leaves a call like that."""
+    async with served(write_timeout_s=0.3) as its:
+        connection = await Connection.open(its.address)
+        paths = ("/octavo.v1.Generation/Generate", "/octavo.v1.Generation/Tokenize")
+        await connection.send(b"".join(http2_call(2 * at + 1, path) for at, path in enumerate(paths)))
+        await eventually(lambda: _num_calls(its) == 2, "both are counted though nothing of them has come")
+        await eventually(lambda: _num_calls(its) == 0, "both were ended")
+        await eventually(lambda: connection.seen.get(HEADERS, 0) == 2, "both were told")
+        await connection.close()
+
+
+async def test_nothing_is_done_for_a_call_that_was_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def model_info(*_: object) -> object:
+        nonlocal asked
+        asked += 1
+        raise AssertionError("somebody asked")
+
+    monkeypatch.setattr(messages, "model_info_message", model_info)
+    async with served() as its:
+        connection = await Connection.open(its.address)
+        path = "/octavo.v1.Generation/GetModelInfo"
+        for stream in range(1, 401, 2):  # reset in the packet that opens them, their message too late
+            await connection.send(http2_call(stream, path) + reset(stream) + message(stream, b""))
+        await its.client.tokenize("that one is answered after them")
+        await eventually(lambda: _num_calls(its) == 0, "none is left")
+        await connection.close()
+    assert asked == 0
+
+
+async def test_calls_of_one_tenant_leave_places_for_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(grpc_server, "MAX_OTHER_CALLS", 2)
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice alice-0123456789\nmallory mallory-0123456789\n")
+    config = small_config(max_running=1, max_waiting=1, tenant_share=0.5)
+    async with served(config=config, security=Security(token_file=tokens)) as its:
+        mallory, alice = ([("authorization", f"Bearer {name}-0123456789")] for name in ("mallory", "alice"))
+        idle = [its.client.stub.GenerateMany(metadata=mallory) for _ in range(5)]
+        await eventually(lambda: _num_calls(its) == 2, "half of the places are taken")
+        await eventually(lambda: sum(call.done() for call in idle) == 3, "the others were refused")
+        codes = {await call.code() for call in idle if call.done()}
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        reply = await its.client.stub.Tokenize(pb.TokenizeRequest(text="a"), metadata=alice)
+        assert list(reply.token_ids) == [97]
+        for call in idle:
+            call.cancel()
+
+
+async def test_streams_of_health_have_a_bound_and_checks_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_limiter, "MAX_HEALTH_CALLS", 3)
+    async with served() as its, its.channel() as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(5)]
+        answers = await asyncio.gather(*(watch.read() for watch in watches), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+        assert [error.code() for error in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        await _check_health(its)
+        for watch in watches:
+            watch.cancel()
+        await eventually(lambda: its.server.limiter.health_calls.total == 0, "none is left")
+
+
+async def test_a_batch_with_nothing_to_do_is_ended() -> None:
+    gate = Gate()
+    async with served(FakeCore(before_step=gate), write_timeout_s=0.3) as its, its.channel() as channel:
+        busy, idle = (its.client.stub.GenerateMany() for _ in range(2))
+        await busy.write(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=2)))
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        for call in (idle, reflection):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"nothing to do|must come within"):
+                await asyncio.wait_for(call.read(), 20)
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not busy.done(), "it waits for what it asked for"
+        gate.open()
+        assert (await busy.read()).token_ids
+        await busy.done_writing()
+        while await asyncio.wait_for(busy.read(), 20) is not END:
+            pass
+        assert await busy.code() is grpc.StatusCode.OK

@@ -1,0 +1,97 @@
+"""A server that admits nothing, in a process of its own that measures what a call costs it before that.
+
+    python hostile_server.py
+
+prints its address. Each line that it reads then is answered by one line: "begin" by anything, "end" by JSON
+with what the process did since: ``loop_ms``, processor time of the event loop's longest callback, and
+``growth``, bytes of memory at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from asyncio import events
+from pathlib import Path
+from typing import Any
+
+from fakes import FakeCore, small_config
+from octavo.engine.api.errors import Overloaded
+from octavo.engine.frontend.request_limiter import RequestLimiter
+from octavo.engine.frontend.text_executor import TextExecutor
+from octavo.engine.memory.malloc import give_memory_back
+from served import served
+
+MODEL_LEN = 4_000_000  # no prompt is refused for its length alone
+MAX_MESSAGE = 16 << 20
+_STATUS, _PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class LoopMeter:
+    """The longest callback of all event loops, in seconds of processor time of its thread: what else the
+    machine does meanwhile does not count."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        run = events.Handle._run
+
+        def measured(handle: events.Handle) -> Any:
+            began = time.thread_time()
+            try:
+                return run(handle)
+            finally:
+                self.longest = max(self.longest, time.thread_time() - began)
+
+        events.Handle._run = measured  # type: ignore[method-assign,assignment]
+
+
+def resident(key: str) -> int:
+    """Bytes resident: now (VmRSS), or at most since the last reset (VmHWM)."""
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+
+def refuse_everything() -> None:
+    """Let no request and no call on text pass its limit, but for the answers that reranking looks up."""
+
+    def refuse(*_: object) -> None:
+        raise Overloaded("nothing is admitted here")
+
+    run = TextExecutor.run
+
+    async def run_little(self: Any, tenant: str, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._name == "convert" and getattr(function, "__name__", "") != "answers":
+            refuse()
+        return await run(self, tenant, function, *args, **kwargs)
+
+    RequestLimiter.check = refuse  # type: ignore[method-assign,assignment]
+    TextExecutor.run = run_little  # type: ignore[method-assign]
+
+
+def answer(meter: LoopMeter) -> None:
+    """Until the end of the input. Not on the event loop, which would be measured too."""
+    before = 0
+    for line in sys.stdin:
+        if line.strip() == "begin":
+            gc.collect()
+            give_memory_back()
+            _PEAK_RESET.write_text("5")
+            before, meter.longest = resident("VmRSS"), 0.0
+        report = {"loop_ms": meter.longest * 1e3, "growth": resident("VmHWM") - before}
+        print(json.dumps(report), flush=True)
+
+
+async def main() -> None:
+    refuse_everything()
+    core = FakeCore(max_model_len=MODEL_LEN, verify=False)
+    config = small_config(max_pinned_pages=8, max_waiting_tokens=None)
+    async with served(core, config=config, max_message_bytes=MAX_MESSAGE) as its:
+        print(its.address, flush=True)
+        await asyncio.to_thread(answer, LoopMeter())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
