@@ -38,7 +38,7 @@ def _check_group(
     assert not targets.keys() & {copy.source for copy in copies}, "a copy reads another's target"
     assert all(count == 1 for count in targets.values()), "two copies write one page"
     for table, part in parts:
-        visible = max(group.first_visible_page(table.num_written, table.quantize_after), group.num_kept)
+        visible = max(group.first_visible_page(table.num_written), group.num_kept)
         assert part.window_start <= visible, "a page that queries can see was given back"
         freed = part.pages[group.num_kept : part.window_start]
         assert all(page == NULL_PAGE for page in freed), "an entry names a page that was given back"

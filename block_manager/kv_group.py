@@ -45,9 +45,9 @@ class KVGroup:
         self.num_kept = spec.kept_pages(page_size)
         self._page_size = page_size
 
-    def first_visible_page(self, num_written: int, quantize_after: int) -> int:
+    def first_visible_page(self, num_written: int) -> int:
         """Return the first page, beside kept ones, that queries from ``num_written`` on can see."""
-        return self.spec.first_visible(num_written, quantize_after) // self._page_size
+        return self.spec.first_visible(num_written) // self._page_size
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
         """Return the pages that are held, in order."""
@@ -73,7 +73,7 @@ class KVGroup:
             return
         part = table.parts[self.index]
         first = max(part.window_start, self.num_kept)
-        last = self.first_visible_page(table.num_written, table.quantize_after)
+        last = self.first_visible_page(table.num_written)
         if first < last:
             run, needed = page_ids(part.pages[first:last]), self._needed_at_partings(table)
             if needed:  # tail first
@@ -85,8 +85,8 @@ class KVGroup:
 
     def _needed_at_partings(self, table: PageTable) -> set[int]:
         """Return the pages without which no sequence can go on from where some are known to part."""
-        size, after = self._page_size, table.quantize_after
-        return {page for end in table.partings for page in self.spec.needed_pages(end, size, after)}
+        needed = self.spec.needed_pages
+        return {page for end in table.partings for page in needed(end, self._page_size)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
         """Give back all but the first ``num_pages``, tail first."""
@@ -108,13 +108,12 @@ class KVGroup:
         self,
         digests: abc.Sequence[Digest],
         num_pages: int,
-        quantize_after: int,
         held: GroupPageTable | None = None,
     ) -> int:
         """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on.
 
         All it would see is cached, or held by the part of a table that is shortened."""
-        while (missing := self.last_missing(digests, num_pages, quantize_after, held)) is not None:
+        while (missing := self.last_missing(digests, num_pages, held)) is not None:
             num_pages = missing  # whatever is longer would see that page, too
         return num_pages
 
@@ -122,25 +121,24 @@ class KVGroup:
         self,
         digests: abc.Sequence[Digest],
         num_pages: int,
-        quantize_after: int,
         held: GroupPageTable | None = None,
     ) -> int | None:
         """Return the last page that is not to be had of those needed to go on after ``num_pages`` pages."""
-        for index in self.spec.needed_pages(num_pages, self._page_size, quantize_after):
+        for index in self.spec.needed_pages(num_pages, self._page_size):
             if held is not None and (index < self.num_kept or index >= held.window_start):
                 continue
             if index >= len(digests) or not self.pool.is_cached(digests[index]):
                 return index
         return None
 
-    def acquire(self, digests: abc.Sequence[Digest], num_pages: int, quantize_after: int) -> GroupPageTable:
+    def acquire(self, digests: abc.Sequence[Digest], num_pages: int) -> GroupPageTable:
         """Hold what is needed to go on after ``num_pages`` pages.
 
         Without a window, as many of them as are cached; with one, ``longest_prefix`` has confirmed that all
         are."""
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
-            first = self.first_visible_page(num_pages * self._page_size, quantize_after)
+            first = self.first_visible_page(num_pages * self._page_size)
         if first <= kept:
             found = digests if num_pages == len(digests) else digests[:num_pages]
             return GroupPageTable(array("i", self.pool.acquire(found)))
@@ -156,7 +154,7 @@ class KVGroup:
         confirmed that it is cached."""
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
-        first = max(self.first_visible_page(num_pages * self._page_size, table.quantize_after), self.num_kept)
+        first = max(self.first_visible_page(num_pages * self._page_size), self.num_kept)
         if first < part.window_start:
             found = self.pool.acquire(digests[first : part.window_start])
             part.pages[first : part.window_start] = array("i", found)

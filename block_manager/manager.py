@@ -36,7 +36,6 @@ class BlockManager:
     max_pinned       pages of each pool that ``Pins`` may hold; sequences are not let in on them
     max_chunk        positions of one sequence that are written at a time, at most: how far beyond
                      its window a group needs pages
-    quantize_after   of tables that are opened without a number of their own
     states           slots of recurrent layers, if the model has any: a sequence needs one beside its pages
     clock            seconds, for saying when a page was evicted
 
@@ -56,7 +55,6 @@ class BlockManager:
         policy: str = DEFAULT_POLICY,
         max_pinned: int = 0,
         max_chunk: int = 512,
-        quantize_after: int = 0,
         states: RecurrentState | None = None,
         clock: abc.Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +75,6 @@ class BlockManager:
         self.policy = policy
         self.max_pinned = max_pinned
         self.max_chunk = max_chunk
-        self.quantize_after = quantize_after
         self._hasher = hasher
         self._groups = tuple(
             KVGroup(index, spec, page_size, policy=make_policy(policy, spec.num_pages), clock=clock)
@@ -118,17 +115,8 @@ class BlockManager:
     @property
     def capacity(self) -> int:
         """Positions that one sequence can have, whatever is pinned."""
-        return self.capacity_with(self.quantize_after)
-
-    def capacity_with(self, quantize_after: int) -> int:
-        """Return ``capacity`` for sequences that are quantized after so many tokens."""
         return min(
-            group.spec.max_positions(
-                self.page_size,
-                max_chunk=self.max_chunk,
-                num_pinned=self.max_pinned,
-                quantize_after=quantize_after,
-            )
+            group.spec.max_positions(self.page_size, max_chunk=self.max_chunk, num_pinned=self.max_pinned)
             for group in self._groups
         )
 
@@ -174,14 +162,11 @@ class BlockManager:
 
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
         """Return how many more pages of every group a table holds at most, once it has so many positions."""
-        goal, after = -(-num_tokens // self.page_size), table.quantize_after
+        goal = -(-num_tokens // self.page_size)
         return tuple(
             max(
                 0,
-                min(
-                    goal,
-                    group.spec.max_pages(self.page_size, max_chunk=self.max_chunk, quantize_after=after),
-                )
+                min(goal, group.spec.max_pages(self.page_size, max_chunk=self.max_chunk))
                 - len(group.live_indices(part) if group.spec.window else part.pages),
             )
             for group, part in zip(self._groups, table.parts, strict=True)
@@ -222,7 +207,6 @@ class BlockManager:
         salt: bytes = b"",
         digests: list[Digest] | None = None,
         find: bool = True,
-        quantize_after: int | None = None,
     ) -> PageTable:
         """Return a table with the longest cached prefix of ``tokens``, short of the last token.
 
@@ -235,13 +219,10 @@ class BlockManager:
         digests   what an earlier table of the same tokens and salt knew: they are not computed again.
                   The table writes on in this very list, so that what it learns outlives it
         find      False: start empty; what is written will be found by others as ever
-        quantize_after   the table's own (None: the manager's). It changes what queries read, and so
-                  what they compute: tables of another number need another salt
         """
-        after = self.quantize_after if quantize_after is None else quantize_after
         parts = tuple([GroupPageTable() for _ in self._groups])
         state = None if self._states is None else TableState()
-        table = PageTable(self.page_size, salt, parts, quantize_after=after, state=state)
+        table = PageTable(self.page_size, salt, parts, state=state)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
@@ -250,7 +231,7 @@ class BlockManager:
             if find and num_pages:
                 digests = table.digests[:num_pages]
                 found = self._prefixes.find(table, digests)
-                table.parts = tuple([group.acquire(digests, found, after) for group in self._groups])
+                table.parts = tuple([group.acquire(digests, found) for group in self._groups])
                 table.num_written = table.capacity = len(table.pages) * self.page_size
         self._tables.add(table)
         return table
@@ -336,7 +317,7 @@ class BlockManager:
             parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
             contents = self._contents(tokens, first, last) if self.page_index.recording else []
             for group, part in zip(self._groups, table.parts, strict=True):
-                wanted = group.spec.publishable_pages(page_size, table.quantize_after)
+                wanted = group.spec.publishable_pages(page_size)
                 if (count := min(last, wanted) - first) > 0:
                     pages = page_ids(part.pages[first : first + count])
                     watched = contents if group.index == 0 else ()
@@ -377,7 +358,6 @@ class BlockManager:
             tuple(parts),
             digests=table.digests[:num_full],
             num_written=table.num_written,
-            quantize_after=table.quantize_after,
             partings=table.partings,
         )
         if self._states is not None:
@@ -473,22 +453,18 @@ class BlockManager:
         Behind the groups: the slot of the state after it. Nothing is held."""
         return self._pool_of(group).lookup(digest)
 
-    def num_findable(self, digests: abc.Sequence[Digest], *, quantize_after: int | None = None) -> int:
+    def num_findable(self, digests: abc.Sequence[Digest]) -> int:
         """Return after how many of these pages ``open`` would let a sequence go on."""
-        after = self.quantize_after if quantize_after is None else quantize_after
-        return self._prefixes.longest(digests, len(digests), after)
+        return self._prefixes.longest(digests, len(digests))
 
-    def needed_pages(
-        self, num_pages: int, *, group: int, quantize_after: int | None = None
-    ) -> abc.Iterable[int]:
+    def needed_pages(self, num_pages: int, *, group: int) -> abc.Iterable[int]:
         """Yield the pages of a group without which a sequence cannot go on, last first.
 
         It would go on after ``num_pages`` full ones. Arithmetic alone: any thread may ask."""
         if group == len(self._groups):
             assert self._states is not None
             return self._states.spec.needed_pages(num_pages)
-        after = self.quantize_after if quantize_after is None else quantize_after
-        return self._groups[group].spec.needed_pages(num_pages, self.page_size, after)
+        return self._groups[group].spec.needed_pages(num_pages, self.page_size)
 
     def name_pages(
         self, tokens: abc.Sequence[int], digests: list[Digest], *, salt: bytes = b""

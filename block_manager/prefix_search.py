@@ -28,13 +28,12 @@ class PrefixSearch:
         if len(self._groups) == 1 and not self._windowed and self._states is None:
             return len(digests)  # one pass instead of two: 5 % of a short prompt
         reach = self._cached_in_full(digests)
-        num_pages = self._longest(digests, reach, table.quantize_after)
+        num_pages = self._longest(digests, reach)
         if self._windowed:
             table.partings = (num_pages, reach) if self._full else (num_pages,)
         if self._states is not None:
             assert table.state is not None
-            after = table.quantize_after
-            table.state.junction = self._longest(digests, reach, after, with_state=False)
+            table.state.junction = self._longest(digests, reach, with_state=False)
             self._states.hold_snapshot(table.state, digests, num_pages)
         return num_pages
 
@@ -42,7 +41,6 @@ class PrefixSearch:
         self,
         digests: abc.Sequence[Digest],
         num_pages: int,
-        quantize_after: int,
         table: PageTable | None = None,
     ) -> int:
         """Return the greatest number of pages after which every group can go on.
@@ -51,7 +49,7 @@ class PrefixSearch:
         what it holds."""
         if table is None:
             num_pages = self._cached_in_full(digests[:num_pages])
-        return self._longest(digests, num_pages, quantize_after, table)
+        return self._longest(digests, num_pages, table)
 
     def _cached_in_full(self, digests: abc.Sequence[Digest]) -> int:
         """Return how many of these pages, from the first on, all groups without a window have."""
@@ -64,7 +62,6 @@ class PrefixSearch:
         self,
         digests: abc.Sequence[Digest],
         num_pages: int,
-        quantize_after: int,
         table: PageTable | None = None,
         *,
         with_state: bool = True,
@@ -80,13 +77,13 @@ class PrefixSearch:
                 num_pages = states.longest_prefix(digests, num_pages)
             for group in self._windowed:
                 held = None if table is None else table.parts[group.index]
-                num_pages = group.longest_prefix(digests, num_pages, quantize_after, held)
+                num_pages = group.longest_prefix(digests, num_pages, held)
         return num_pages
 
     def evicted_at(self, table: PageTable, num_pages: int) -> float | None:
         """Return when a page was evicted without which no sequence can go on after ``num_pages`` pages."""
         for group in self._groups:
-            missing = group.last_missing(table.digests, num_pages, table.quantize_after)
+            missing = group.last_missing(table.digests, num_pages)
             evicted_at = None if missing is None else group.pool.evictions.when(table.digests[missing])
             if evicted_at is not None:
                 return evicted_at

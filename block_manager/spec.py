@@ -45,9 +45,6 @@ class KVGroupSpec(ABC):
     num_pages   size of the pool
     window      queries at position p see positions > p - window (None: all up to p)
     keep        the first ``keep`` positions stay visible whatever the window (attention sinks)
-
-    ``quantize_after`` in what follows is a page table's number: before that position, a residual window
-    shows all that its group shows. Other groups do not depend on it.
     """
 
     num_pages: int
@@ -65,11 +62,11 @@ class KVGroupSpec(ABC):
         return self.window is None
 
     @abstractmethod
-    def first_visible(self, position: int, quantize_after: int = 0) -> int:
+    def first_visible(self, position: int) -> int:
         """Return the first position, beside the kept ones, that queries from ``position`` on can see."""
 
     @abstractmethod
-    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:
+    def max_pages(self, page_size: int, *, max_chunk: int) -> int:
         """Return how many pages one sequence holds at most, however long it gets.
 
         At most ``max_chunk`` of its positions are written at a time. ``UNBOUNDED`` if they grow with its
@@ -83,7 +80,6 @@ class KVGroupSpec(ABC):
         max_running: int,
         max_step_tokens: int,
         num_cached: int | None = None,
-        quantize_after: int = 0,
     ) -> int:
         """Return the largest pool that is of use.
 
@@ -99,28 +95,26 @@ class KVGroupSpec(ABC):
         chunk need it now."""
 
     @abstractmethod
-    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
+    def publishable_pages(self, page_size: int) -> int:
         """Return how many of a sequence's first pages some hit needs; later ones are never looked up."""
 
     def kept_pages(self, page_size: int) -> int:
         """Return how many pages hold the positions that stay visible."""
         return pages_for(self.keep, page_size)
 
-    def max_positions(
-        self, page_size: int, *, max_chunk: int, num_pinned: int = 0, quantize_after: int = 0
-    ) -> int:
+    def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
         """Return how many positions one sequence can have, alone beside ``num_pinned`` pages."""
         num_pages = self.num_pages - num_pinned
-        bounded = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=quantize_after) <= num_pages
+        bounded = self.max_pages(page_size, max_chunk=max_chunk) <= num_pages
         return UNBOUNDED if bounded else num_pages * page_size
 
     def decode_pages(self, num_tokens: int, page_size: int) -> int:
         """Return how many pages a sequence of so many positions holds while it is decoded."""
         return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
 
-    def needed_pages(self, num_pages: int, page_size: int, quantize_after: int = 0) -> abc.Iterable[int]:
+    def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:
         """Yield the pages without which a sequence cannot go on after ``num_pages`` full ones, last first."""
-        first = self.first_visible(num_pages * page_size, quantize_after) // page_size
+        first = self.first_visible(num_pages * page_size) // page_size
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
 
@@ -132,10 +126,10 @@ class FullAttention(KVGroupSpec):
     window: None = field(init=False, default=None)
     keep: int = field(init=False, default=0)
 
-    def first_visible(self, position: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def first_visible(self, position: int) -> int:  # noqa: ARG002
         return 0
 
-    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def max_pages(self, page_size: int, *, max_chunk: int) -> int:  # noqa: ARG002
         return UNBOUNDED
 
     def useful_pages(
@@ -145,14 +139,13 @@ class FullAttention(KVGroupSpec):
         max_running: int,  # noqa: ARG002
         max_step_tokens: int,  # noqa: ARG002
         num_cached: int | None = None,  # noqa: ARG002
-        quantize_after: int = 0,  # noqa: ARG002
     ) -> int:
         return UNBOUNDED
 
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:  # noqa: ARG002
         return pages_for(max(num_tokens, table.reserved_ahead), table.page_size)
 
-    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
         return UNBOUNDED
 
 
@@ -172,12 +165,12 @@ class SlidingWindow(KVGroupSpec):
         if self.keep < 0:
             raise ValueError(f"keep must be at least 0, got {self.keep}; 0 keeps nothing visible")
 
-    def first_visible(self, position: int, quantize_after: int = 0) -> int:
-        window = self.window_at(position, quantize_after)
+    def first_visible(self, position: int) -> int:
+        window = self.window_at(position)
         return 0 if window is None else max(position - window + 1, 0)
 
-    def max_pages(self, page_size: int, *, max_chunk: int, quantize_after: int = 0) -> int:
-        touched = pages_touched(self.widest_window(quantize_after) - 1 + max_chunk, page_size)
+    def max_pages(self, page_size: int, *, max_chunk: int) -> int:
+        touched = pages_touched(self.widest_window() - 1 + max_chunk, page_size)
         return self.kept_pages(page_size) + touched
 
     def useful_pages(
@@ -187,39 +180,38 @@ class SlidingWindow(KVGroupSpec):
         max_running: int,
         max_step_tokens: int,
         num_cached: int | None = None,
-        quantize_after: int = 0,
     ) -> int:
-        running = self.running_pages(page_size, quantize_after)
-        step = self.max_pages(page_size, max_chunk=max_step_tokens, quantize_after=quantize_after)
+        running = self.running_pages(page_size)
+        step = self.max_pages(page_size, max_chunk=max_step_tokens)
         cached = max_running if num_cached is None else num_cached
-        return max_running * running + cached * self.cached_pages(page_size, quantize_after) + step
+        return max_running * running + cached * self.cached_pages(page_size) + step
 
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        page_size, after = table.page_size, table.quantize_after
+        page_size = table.page_size
         kept = self.kept_pages(page_size)
-        first = max(self.first_visible(table.num_written, after) // page_size, kept)
-        most = self.max_pages(page_size, max_chunk=max_chunk, quantize_after=after)
+        first = max(self.first_visible(table.num_written) // page_size, kept)
+        most = self.max_pages(page_size, max_chunk=max_chunk)
         ahead = min(pages_for(table.reserved_ahead, page_size), first - kept + most)
         return max(pages_for(num_tokens, page_size), ahead)
 
-    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:  # noqa: ARG002
+    def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
         return UNBOUNDED  # those in front of its end are needed, wherever a hit ends
 
-    def window_at(self, position: int, quantize_after: int) -> int | None:  # noqa: ARG002
+    def window_at(self, position: int) -> int | None:  # noqa: ARG002
         """Return the window of a query at ``position``; None if it sees everything."""
         return self.window
 
-    def widest_window(self, quantize_after: int) -> int:  # noqa: ARG002
+    def widest_window(self) -> int:
         """Return the most positions that a query sees beside kept ones."""
         return self.window
 
-    def running_pages(self, page_size: int, quantize_after: int) -> int:
+    def running_pages(self, page_size: int) -> int:
         """Return how many pages each running sequence is given.
 
         What it holds while it is decoded, and one to go on to."""
-        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after) + 1
+        return self.max_pages(page_size, max_chunk=1) + 1
 
-    def cached_pages(self, page_size: int, quantize_after: int) -> int:  # noqa: ARG002
+    def cached_pages(self, page_size: int) -> int:
         """Return how many pages are worth keeping of a prefix that nobody holds."""
         return self.max_pages(page_size, max_chunk=1) + 1
 
@@ -228,15 +220,17 @@ class SlidingWindow(KVGroupSpec):
 class ResidualWindow(SlidingWindow):
     """The rows that queries read in 16 bits of a group that stores the same rows quantized.
 
-    KIVI's and Hugging Face's residual window. They are read by whole pages: from the page of position p -
-    window + 1 on, and before ``quantize_after`` wherever the other group's window shows.
+    KIVI's and Hugging Face's residual window. A query at position p reads it by whole pages, from the page of
+    position p - window + 1 on.
 
-    residual_of    index of the other group
-    outer_window   its window (None: it is full attention); what leaves it is never seen again here
+    residual_of      index of the other group
+    outer_window     its window (None: it is full attention); what leaves it is never seen again here
+    quantize_after   queries before this position read all that the other group's window shows
     """
 
     residual_of: int
     outer_window: int | None = None
+    quantize_after: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that describe no layer."""
@@ -246,32 +240,37 @@ class ResidualWindow(SlidingWindow):
                 f"a residual window must be at most its group's, {self.outer_window}, got {self.window}"
             )
 
-    def window_at(self, position: int, quantize_after: int) -> int | None:
-        return self.outer_window if position < quantize_after else self.window
+    def window_at(self, position: int) -> int | None:
+        return self.outer_window if position < self.quantize_after else self.window
 
-    def widest_window(self, quantize_after: int) -> int:
-        return max(self.window, min(quantize_after, self.outer_window or quantize_after))
+    def widest_window(self) -> int:
+        return max(self.window, min(self.quantize_after, self.outer_window or self.quantize_after))
 
-    def publishable_pages(self, page_size: int, quantize_after: int = 0) -> int:
+    @property
+    def context(self) -> str:
+        """What K/V depends on besides the layers that a page's bytes are of."""
+        return f"quantize_after {self.quantize_after}"
+
+    def publishable_pages(self, page_size: int) -> int:
         if self.window != 1:
             return UNBOUNDED
         kept = self.kept_pages(page_size)
         if self.outer_window == 1:  # what the other group shows is the page being written
             return kept
-        return max(kept, (quantize_after - 1) // page_size)
+        return max(kept, (self.quantize_after - 1) // page_size)
 
-    def running_pages(self, page_size: int, quantize_after: int) -> int:
+    def running_pages(self, page_size: int) -> int:
         """Return what a sequence holds while it is decoded, and no more.
 
         These pages are several times as large as those beside them, and where all are full the pages of a
         step's tokens help out."""
-        return self.max_pages(page_size, max_chunk=1, quantize_after=quantize_after)
+        return self.max_pages(page_size, max_chunk=1)
 
-    def cached_pages(self, page_size: int, quantize_after: int) -> int:
+    def cached_pages(self, page_size: int) -> int:
         """Return how many pages are worth keeping of a prefix, which ends where a page does.
 
         The kept ones, and those before its end that the next query reads."""
-        return self.kept_pages(page_size) + pages_for(self.widest_window(quantize_after) - 1, page_size)
+        return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,14 +59,13 @@ class Truncation:
     def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
         """Whether what a query at ``num_tokens`` sees was given back in part."""
         return any(
-            table.parts[group.index].window_start
-            > max(group.first_visible_page(num_tokens, table.quantize_after), group.num_kept)
+            table.parts[group.index].window_start > max(group.first_visible_page(num_tokens), group.num_kept)
             for group in self._windowed
         )
 
     def _truncate(self, table: PageTable, num_pages: int) -> None:
         """Shorten a table to at most so many full pages, so that every group can go on after them."""
-        num_pages = self._prefixes.longest(table.digests, num_pages, table.quantize_after, table)
+        num_pages = self._prefixes.longest(table.digests, num_pages, table)
         for group in self._groups:
             group.reacquire_window(table, num_pages)
         del table.digests[num_pages:]

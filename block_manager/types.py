@@ -108,8 +108,6 @@ class PageTable:
                      the published ones, and after ``open`` of those it looked up. The very list that
                      ``open`` was given, if it was: what a table learns outlives it
     num_written      positions whose K/V is in memory
-    quantize_after   queries before this position read 16-bit pages alone, where there are any beside
-                     quantized ones
     capacity         positions that the reserved pages of every group have room for
     reserved_ahead   positions that ``reserve`` was asked to have room for in time
     state            of recurrent layers; None for models without any
@@ -122,7 +120,6 @@ class PageTable:
     parts: tuple[GroupPageTable, ...] = field(default_factory=lambda: (GroupPageTable(),))
     digests: list[Digest] = field(default_factory=list)
     num_written: int = 0
-    quantize_after: int = 0
     state: TableState | None = None
     partings: tuple[int, ...] = ()
     capacity: int = field(init=False, default=0)

@@ -302,7 +302,7 @@ def pack_indices(
     q_start: NDArray[np.int32],
     kv_len: NDArray[np.int32],
     page_table: NDArray[np.int32],
-    quantize_after: NDArray[np.int32] | None,
+    starts: NDArray[np.int32] | None,
     page_size: int,
     num_pages: int,
 ) -> bool: ...
@@ -389,7 +389,7 @@ def attend_residual(
     residual_table: mx.array,
     q_start: mx.array,
     kv_len: mx.array,
-    quantize_after: mx.array,
+    starts: mx.array,
     scale: float,
     window: int,
     keep: int,

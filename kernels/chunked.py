@@ -26,17 +26,19 @@ def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadat
     owner, start = row_sequences[first], number[first] * np.int32(chunk)
     width = -(-int(kv_len.max()) // metadata.page_size)
     columns = (start[:, None] // metadata.page_size + np.arange(width)).astype(np.int32)
-    after = metadata.quantize_after
     return replace(
         metadata,
         positions=positions,
         q_start=q_start,
         kv_len=kv_len,
         groups=tuple(
-            GroupMetadata(slots=group.slots, page_table=_columns(group.page_table[owner], columns))
+            GroupMetadata(
+                slots=group.slots,
+                page_table=_columns(group.page_table[owner], columns),
+                starts=None if group.starts is None else np.maximum(group.starts - number * chunk, 0),
+            )
             for group in metadata.groups
         ),
-        quantize_after=None if after is None else np.maximum(after[owner] - start, 0),
     )
 
 

@@ -64,7 +64,7 @@ def residual_groups(
     window of their own keep what they keep."""
     window = spec.window(page_size)
     return tuple(
-        replace(group, window=window, keep=spec.sink_pages * page_size)
+        replace(group, window=window, keep=spec.kept(page_size))
         if group.window is None
         else replace(group, window=min(window, group.window))
         for group in groups

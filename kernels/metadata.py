@@ -22,10 +22,13 @@ class GroupMetadata(NamedTuple):
 
     slots       [T]     where each row's K/V goes: ``page * page_size + offset``
     page_table  [B, P]  pages of sequence b; entries past its last page are 0, never read
+    starts      [T]     of residual pages (residual.py): from which position on each row reads them, beside
+                        the kept first ones; None: from where their window begins
     """
 
     slots: Ints
     page_table: Ints
+    starts: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +87,10 @@ class AttentionMetadata(StepRows):
     page_size                positions per page
     groups                   one for each pool of pages: the groups of layers in their order, then
                              the residual pages of each group, where there are any
-    quantize_after  [B]      queries of sequence b before this position read 16-bit pages alone, where
-                             there are residual pages (residual.py); None: 0
     """
 
     page_size: int
     groups: tuple[GroupMetadata, ...]
-    quantize_after: Ints | None = None
 
     @classmethod
     def of(
@@ -142,6 +142,7 @@ class AttentionMetadata(StepRows):
         """
         group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (
+            *([] if group.starts is None else [("starts", group.starts, (tokens,))]),
             ("positions", self.positions, (tokens,)),
             ("slots", group.slots, (tokens,)),
             ("q_start", self.q_start, (sequences + 1,)),
@@ -150,9 +151,6 @@ class AttentionMetadata(StepRows):
         ):
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
-        after = self.quantize_after
-        if after is not None and (after.dtype != np.int32 or after.shape != (sequences,)):
-            raise ValueError(f"quantize_after must be int32 ({sequences},), got {after.dtype} {after.shape}")
         if not tokens:
             raise ValueError("a step must have at least one token; do not launch an empty one")
         for name, array, limit in (

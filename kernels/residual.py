@@ -15,7 +15,7 @@ position stay a function of the tokens up to it, and pages can be shared, publis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class ResidualSpec:
 
     sink_pages       its first pages (attention sinks)
     residual_pages   its last pages, the one being written included
-    quantize_after   queries before this position read 16 bits alone; a request may have its own number
+    quantize_after   queries before this position read 16 bits alone
     """
 
     sink_pages: int = 0
@@ -45,6 +45,13 @@ class ResidualSpec:
     def window(self, page_size: int) -> int:
         """Positions up to a query's own that it reads in 16 bits, at least."""
         return (self.residual_pages - 1) * page_size + 1
+
+    def kept(self, page_size: int) -> int:
+        """First positions that every query reads in 16 bits."""
+        return self.sink_pages * page_size
+
+
+RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 
 
 def default_residual_pages(*formats: str) -> int:
@@ -70,6 +77,8 @@ def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
             raise ValueError(
                 f"residual pages of rows {_shape(layer)} (heads, K, V) must have them too, got {_shape(own)}"
             )
+        if own.window != residual.layers[0].window:
+            raise ValueError("layers that share residual pages must have one window, got several")
         if own.window is None or (layer.window is not None and (own.window > layer.window)):
             raise ValueError(
                 f"residual pages need a window, at most the layer's {layer.window}, got {own.window}"
@@ -84,8 +93,6 @@ def _shape(layer: LayerSpec) -> tuple[int, int, int]:
     return layer.num_kv_heads, layer.head_dim, layer.value_dim
 
 
-def residual_starts(positions: Ints, quantize_after: Ints, *, window: int | Ints, page_size: int) -> Ints:
-    """Where the residual pages begin that queries at ``positions`` read, beside the kept first ones; shapes
-    are broadcast."""
-    first = window_start(positions, window) // page_size * page_size
-    return np.where(positions < quantize_after, 0, first).astype(np.int32)
+def residual_starts(positions: Ints, *, window: int | Ints, page_size: int) -> Ints:
+    """Return where the residual pages of a window begin that queries at ``positions`` read."""
+    return (window_start(positions, window) // page_size * page_size).astype(np.int32)

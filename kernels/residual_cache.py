@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -28,22 +29,28 @@ class ResidualCache(Generic[Pool]):
         self.storages: tuple[PageStorage, ...] = (quantized, residual)
         parts = quantized.replayable, residual.replayable
         self.replayable: tuple[ReplayablePool, ...] = (*parts[0], *parts[1]) if all(parts) else ()
-        self._windows = np.array([layer.window for layer in residual.spec.layers], np.int32)
+        window = residual.spec.layers[0].window
+        assert window is not None
+        self._window = window
         self._metadata: AttentionMetadata | None = None
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._begin(metadata)
+        metadata = self._begin(metadata)
         self.quantized.begin_step(metadata.select((0,)))
         self.residual.begin_step(metadata.select((1,)))
 
-    def _begin(self, metadata: AttentionMetadata) -> None:
-        """``begin_step``, but for telling the pools."""
+    def _begin(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """Check a step; return it with the starts of its residual pages."""
         if len(metadata.groups) != 2:
             raise ValueError(f"pages and residual pages are 2 groups, got {len(metadata.groups)}")
         pages, residual = metadata.groups
         if pages.page_table.shape != residual.page_table.shape:
             raise ValueError("the tables of a step's pages and of its residual pages must have one shape")
+        if residual.starts is None:
+            starts = residual_starts(metadata.positions, window=self._window, page_size=metadata.page_size)
+            metadata = replace(metadata, groups=(pages, residual._replace(starts=starts)))
         self._metadata = metadata
+        return metadata
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         self.quantized.write(layer, keys, values)
@@ -55,21 +62,18 @@ class ResidualCache(Generic[Pool]):
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]
         seen = np.arange(kinds[0][0].shape[2])
-        starts, keep = self.starts()[:, layer, None], self.residual.spec.layers[layer].keep
+        starts, keep = self.starts()[:, None], self.residual.spec.layers[layer].keep
         reads = mx.array((seen >= starts) | (seen < keep))[:, None, :, None]
         keys, values = (mx.where(reads, whole, quantized) for quantized, whole in zip(*kinds, strict=True))
         return keys, values
 
     def starts(self) -> Ints:
-        """Where the residual window of each row begins in each layer, [T, layers]."""
-        if (step := self._metadata) is None:
+        """From which position on each row reads residual pages, [T]."""
+        if self._metadata is None:
             raise ValueError("no step has begun; call begin_step first")
-        after = (
-            np.zeros(1, np.int32) if step.quantize_after is None else step.quantize_after[step.row_sequences]
-        )
-        return residual_starts(
-            step.positions[:, None], after[:, None], window=self._windows, page_size=step.page_size
-        )
+        starts = self._metadata.groups[1].starts
+        assert starts is not None
+        return starts
 
     def pending(self) -> list[mx.array]:
         return [*self.quantized.pending(), *self.residual.pending()]

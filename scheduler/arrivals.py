@@ -112,13 +112,7 @@ class Arrivals:
         if self._refused and self._refused[0] is sequence and not self._has_more_idle(self._refused[1]):
             return Admission.NO_ROOM
         blocks, find = self._blocks, not sequence.skip_prefix_cache
-        table = blocks.open(
-            sequence.tokens,
-            salt=sequence.salt,
-            digests=sequence.digests,
-            find=find,
-            quantize_after=sequence.quantize_after,
-        )
+        table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
         if find and _next_digest(table) in filling:
             blocks.close(table)
             return Admission.SHARES  # from the next step on it finds what this one computes

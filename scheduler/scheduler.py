@@ -133,14 +133,11 @@ class Scheduler:
         """SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
         for member in (sequence, *sequence.parallel_samples):
             need = member.max_length
-            after = member.quantize_after
-            capacity = self.blocks.capacity if after is None else self.blocks.capacity_with(after)
-            if need > capacity:
-                dense = f" with its first {after} in 16 bits" if after else ""
+            if need > (capacity := self.blocks.capacity):
                 raise SequenceTooLong(
-                    f"{member.sequence_id} needs {need} tokens of KV{dense} ({member.num_prompt} of prompt, "
+                    f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, "
                     f"up to {member.max_tokens} generated), the pool holds {capacity}; shorten the prompt, "
-                    f"lower max_tokens{' or quantize_after' if after else ''} or give the pool more memory"
+                    "lower max_tokens or give the pool more memory"
                 )
 
     def abort(self, sequence: Sequence) -> None:

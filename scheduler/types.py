@@ -34,8 +34,6 @@ class Sequence:
                  its first sample they are forked from it and get a token each
     num_cached   prompt tokens found in the prefix cache at first admission (a parallel sample's: its
                  parent's); None before
-    quantize_after  see BlockManager.open (None: the block manager's); sequences of another number have
-                 another salt
     skip_prefix_cache  never start from cached pages: somebody wants to see the whole prompt computed
     target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
     first_token_by  when its first token is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
@@ -58,7 +56,6 @@ class Sequence:
     priority: int = 0
     parallel_samples: list[Sequence] = field(default_factory=list)
     skip_prefix_cache: bool = False
-    quantize_after: int | None = None
     tenant: str = ""
     target_itl: float | None = None
     first_token_by: float | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
-from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec, default_residual_pages
+from octavo.kernels.residual import RESIDUAL_SETTINGS, SIXTEEN_BITS, ResidualSpec, default_residual_pages
 
 from .errors import InvalidConfig
 from .sampling_params import Speculate
@@ -85,14 +85,8 @@ class EngineConfig:
         more="The two of coarse formats are left out where the model has no pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "read sequences up to this long in 16 bits alone; requests may have their own number",
+        0, "read sequences up to this long in 16 bits alone",
         kind="int", metavar="TOKENS", low=0, remedy="0 asks for no 16-bit pages",
-    )  # fmt: skip
-    num_residual_pages: int | None = setting(
-        None, "16-bit pages of each kind of layer, within the same memory",
-        shown="what sequences need that fill the others",
-        kind="int", metavar="N", low=1,
-        more="Sequences of 2,048 tokens, or of 256 under --num-pages.",
     )  # fmt: skip
     page_size: int = setting(
         32, "positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
@@ -352,7 +346,7 @@ class EngineConfig:
         return 4 if self.keep_tokens is None else self.keep_tokens
 
     def _check_residual(self) -> None:
-        for name in ("sink_pages", "residual_pages", "quantize_after"):
+        for name in RESIDUAL_SETTINGS:
             if (value := getattr(self, name)) and {self.page_formats.k, self.page_formats.v} <= set(
                 SIXTEEN_BITS
             ):
@@ -360,11 +354,6 @@ class EngineConfig:
                     f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; give a "
                     "smaller kv_format, or leave it out"
                 )
-        if self.num_residual_pages is not None and self.residual is None:
-            raise InvalidConfig(
-                f"num_residual_pages is {self.num_residual_pages}, but nothing asks for 16-bit pages; set "
-                "residual_pages to 1, or leave it out"
-            )
 
     @property
     def residual(self) -> ResidualSpec | None:
@@ -383,8 +372,11 @@ class EngineConfig:
     @property
     def residual_is_optional(self) -> bool:
         """Whether no setting asks for 16-bit pages: where a model has no pages, nobody misses them."""
-        asked = self.sink_pages, self.quantize_after, self.num_residual_pages
-        return self.residual_pages is None and not any(asked)
+        return self.residual_pages is None and not (self.sink_pages or self.quantize_after)
+
+    def without_residual(self) -> EngineConfig:
+        """This configuration with pages of one kind."""
+        return replace(self, sink_pages=0, residual_pages=0, quantize_after=0)
 
     @property
     def page_formats(self) -> FormatPair:

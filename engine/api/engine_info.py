@@ -39,7 +39,6 @@ class EngineInfo:
                    windows, ``groups`` says what each kind of layer has (empty: one kind), and then
                    its residual windows, if there are any
     row_tile       rows that its matrix products compute at once, in the time that some of them would take
-    quantize_after  of requests that say nothing of it
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
     batch_invariant  every layer is computed by native kernels, attention from pages: a row has the same bits
                    beside any others
@@ -66,7 +65,6 @@ class EngineInfo:
     aliases: tuple[str, ...] = ()
     chat_template: Path | None = None
     groups: tuple[KVGroupSpec, ...] = ()
-    quantize_after: int = 0
     row_tile: int = 1
     residual_pages: int = 0
     batch_invariant: bool = False

@@ -90,12 +90,6 @@ class SamplingParams:
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
         more="Such a prompt is computed whole, whatever of it the prefix cache has.",
     )  # fmt: skip
-    quantize_after: int | None = parameter(
-        None, "tokens up to which a sequence is read in 16 bits alone", shown="the engine's number",
-        kind="int", metavar="N", low=0, high=2**31 - 1,
-        more="It counts where the engine has 16-bit pages beside quantized ones. Requests share cached "
-        "pages with those of the same number only.",
-    )  # fmt: skip
     speculate: Speculate | None = parameter(
         None, "what guesses the next tokens, which changes nothing but the time they take",
         shown="as the engine was started", choices=get_args(Speculate),

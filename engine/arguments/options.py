@@ -23,7 +23,6 @@ from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
 FORMATS = ("kv_format", "k_format", "v_format")
-RESIDUAL = ("sink_pages", "residual_pages", "quantize_after")
 ATTENTION_SINKS = ("max_kv_size", "keep_tokens")
 _SETTINGS = settings_of(EngineConfig)
 _PARAMETERS = {

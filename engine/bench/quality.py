@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from octavo.kernels.formats import FORMATS_WITH_KERNELS, RECIPE, FormatPair, format_pair, page_format
-from octavo.kernels.residual import SIXTEEN_BITS
+from octavo.kernels.residual import RESIDUAL_SETTINGS, SIXTEEN_BITS
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
@@ -41,7 +41,6 @@ DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
 SEQUENCES = 8  # computed at once
 SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
 ROW_DIM = 128
-RESIDUAL = ("sink_pages", "residual_pages", "quantize_after", "num_residual_pages")  # of quantized pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) 
     if pages.residual_pages is not None:
         settings["residual_pages"] = pages.residual_pages
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
-        settings = {name: value for name, value in settings.items() if name not in RESIDUAL}
+        settings = {name: value for name, value in settings.items() if name not in RESIDUAL_SETTINGS}
     if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
         page_size = settings.get("page_size", EngineConfig().page_size)
         settings["num_pages"] = -(-SEQUENCES * (max(args.lengths) + SPARE_TOKENS) // page_size)

@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     prompt, params = prompt_of(args), params_of(args)
-    settings = {name: value for name, value in given_settings(args).items() if name != "quantize_after"}
-    if args.connect is not None and settings:
+    if args.connect is not None and (settings := given_settings(args)):
         option = engine_flags(settings)[0]
         raise InvalidConfig(
             f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
@@ -99,8 +98,6 @@ def _read_stdin() -> str:
 def params_of(args: argparse.Namespace) -> SamplingParams:
     """Sampling parameters; InvalidRequest names the first that is out of its range."""
     given = {"max_tokens": MAX_TOKENS} | sampling_arguments(args)
-    if args.connect is not None and args.quantize_after is not None:
-        given["quantize_after"] = args.quantize_after  # the engine's own is the server's to choose
     return SamplingParams(**given, structured=structured_of(args))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
+from octavo.kernels.residual import RESIDUAL_SETTINGS
 
 from ..api.config import StateSnapshots
 from ..api.size import parse_size
@@ -15,7 +16,6 @@ from ..arguments.options import (
     ATTENTION_SINKS,
     DEFAULTS,
     FORMATS,
-    RESIDUAL,
     add_json_argument,
     add_settings,
     print_json,
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL, "state_snapshots", "speculate"))
+    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
     add_json_argument(parser)
 
 
@@ -77,8 +77,7 @@ def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
 
 
 def _residual(args: argparse.Namespace) -> dict[str, int]:
-    names = ("sink_pages", "residual_pages", "quantize_after")
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    return {name: value for name in RESIDUAL_SETTINGS if (value := getattr(args, name)) is not None}
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:

@@ -119,7 +119,6 @@ def assemble(
             policy=config.cache_policy,
             max_pinned=config.max_pinned_pages,
             max_chunk=config.max_step_tokens,
-            quantize_after=config.quantize_after,
             states=info.states,
         )
     except ValueError as error:  # pins that leave no room in a pool of this size

@@ -262,10 +262,9 @@ class CountCached(Command[int]):
 
     tokens: tuple[int, ...]
     salt: bytes
-    quantize_after: int | None
 
     def execute(self, core: CommandTarget) -> int:
-        prompt = Sequence("", list(self.tokens), 1, self.salt, quantize_after=self.quantize_after)
+        prompt = Sequence("", list(self.tokens), 1, self.salt)
         return cached_tokens(prompt, core.cache.blocks)
 
 

@@ -134,7 +134,7 @@ class DraftModel:
         rows = [self._keep_state(row, given[row.place]) for row in rows]
         step = SchedulerOutput(tuple(row.work for row in rows))
         states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
-        output = self._runner.run(build_batch(step, self.blocks.page_size), states)
+        output = self._runner.run(build_batch(step, self.blocks.page_size, self.blocks.groups), states)
         drawn = iter(output.samples)
         going_on: list[_Row] = []
         failed = set(output.failed_rows)

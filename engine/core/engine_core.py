@@ -113,10 +113,6 @@ class EngineCore:
         """Positions that one sequence can have room for, whatever is pinned."""
         return self._blocks.capacity
 
-    def capacity_with(self, quantize_after: int | None) -> int:
-        """The same for a sequence that is quantized after so many tokens (None: the engine's number)."""
-        return self.capacity if quantize_after is None else self._blocks.capacity_with(quantize_after)
-
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do something."""
@@ -203,7 +199,7 @@ class EngineCore:
         return self._submit(step, flight.pending)
 
     def _build_batch(self, step: SchedulerOutput, hidden: HiddenRows) -> Batch:
-        batch = build_batch(step, self._blocks.page_size)
+        batch = build_batch(step, self._blocks.page_size, self._blocks.groups)
         if not step.plain and (scored := self._scores.rows_of(step, self._samples)) is not None:
             batch = batch._replace(scored=scored)
         if (embedded := hidden.rows) is not None:

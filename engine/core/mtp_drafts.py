@@ -188,7 +188,9 @@ class _Rounds:
                 assert index is not None
                 states.append(self._asks[index].state.guessing(self.given[index]))
         hidden = np.stack([row for _, _, rows in self.rows for row in rows])
-        output = self._drafts._head.run(build_batch(step, self._drafts.blocks.page_size), hidden, states)
+        blocks = self._drafts.blocks
+        batch = build_batch(step, blocks.page_size, blocks.groups)
+        output = self._drafts._head.run(batch, hidden, states)
         failed = set(output.failed_rows)
         rows, self.rows = self.rows, []
         drawn, first = 0, 0

@@ -229,8 +229,7 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
     if layers[0] != layers[1] or run.kind.context != kind.context:
         raise InvalidRequest(
             f"nothing was loaded: the pages in {file.name} are of an engine whose layers saw others; start "
-            "the server with the --max-model-len it had, and with as many --sink-pages, "
-            "--residual-pages and --quantize-after"
+            "the server with the --max-model-len and the 16-bit pages it had"
         )
     return run
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from octavo.block_manager import PageCopy, PageTable
+from octavo.block_manager import KVGroupSpec, PageCopy, PageTable, ResidualWindow
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints, StateMetadata
+from octavo.kernels.residual import residual_starts
 from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
 NO_ROWS: Ints = np.zeros(0, np.int32)
 RowInput = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 NO_INPUTS: Mapping[str, RowInput] = MappingProxyType({})
+Specs = SequenceOf[KVGroupSpec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,26 +113,26 @@ class BatchSlice(NamedTuple):
     batch: Batch
 
 
-def build_batch(step: SchedulerOutput, page_size: int) -> Batch:
-    """Flatten a planned step.
+def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
+    """Flatten a planned step. ``groups``: the block manager's, where some are residual windows.
 
     Python's work is per sequence, never per position: page tables are copied as raw memory and
     everything per token is NumPy.
     """
     if step.plain or all(map(_is_decode, step.work)):
-        return _decode_batch(step, page_size)
-    return _mixed_batch(step, page_size)
+        return _decode_batch(step, page_size, groups)
+    return _mixed_batch(step, page_size, groups)
 
 
 def _is_decode(item: ScheduledChunk) -> bool:
     return item.samples and item.stop - item.start == 1 and not (item.parallel_samples or item.drafts)
 
 
-def _decode_batch(step: SchedulerOutput, page_size: int) -> Batch:
+def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     """Of a step with one row for each sequence, which gets a token: there is nothing to lay out.
 
     Most steps are like that, and wait for this with cold caches: each sequence is looked at once."""
-    token_ids, positions, lengths, tables, after = [], [], [], [], []
+    token_ids, positions, lengths, tables = [], [], [], []
     known = step.sources is None
     for item in step.work:
         sequence, start = item[0], item[1]
@@ -138,18 +141,20 @@ def _decode_batch(step: SchedulerOutput, page_size: int) -> Batch:
         positions.append(start)
         lengths.append(start + 1)
         tables.append(table)
-        after.append(table.quantize_after)
     count = len(tables)
     rows = counting(count)
+    flat = np.array(positions, np.int32)
     attention = AttentionMetadata(
-        positions=np.array(positions, np.int32),
+        positions=flat,
         q_start=counting(count + 1),
         kv_len=np.array(lengths, np.int32),
         page_size=page_size,
-        groups=tuple(
-            [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))]
+        groups=_with_starts(
+            [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))],
+            flat,
+            specs,
+            page_size,
         ),
-        quantize_after=np.array(after, np.int32) if any(after) else None,
         states=None if tables[0].state is None else _states(tables),
     )
     sources = None if known else np.array(step.sources, np.int32)
@@ -170,7 +175,7 @@ def _decode_group(tables: list[PageTable], group: int, positions: list[int], pag
     return GroupMetadata(np.array(slots, np.int32), np.frombuffer(pages, np.int32).reshape(-1, width))
 
 
-def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:
+def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     work = step.work
     assert step.sources is None, "only decodes are planned ahead"
     tables = [_table(item.sequence) for item in work]
@@ -196,17 +201,35 @@ def _mixed_batch(step: SchedulerOutput, page_size: int) -> Batch:
         assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
         return GroupMetadata(slots, page_table)
 
-    after = [table.quantize_after for table in tables]
     attention = AttentionMetadata(
         positions=positions,
         q_start=q_start,
         kv_len=stops,
         page_size=page_size,
-        groups=tuple(map(in_group, range(len(tables[0].parts)))),
-        quantize_after=np.array(after, np.int32) if any(after) else None,
+        groups=_with_starts(map(in_group, range(len(tables[0].parts))), positions, specs, page_size),
         states=None if tables[0].state is None else _states(tables),
     )
     return Batch(_token_ids(work), _sample_rows(work, q_start), attention, step.copies)
+
+
+def _with_starts(
+    groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
+) -> tuple[GroupMetadata, ...]:
+    """The groups; residual windows that do not only slide say from which position on each row reads them."""
+    afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
+    if not any(afters):
+        return tuple(groups)
+    return tuple(
+        group._replace(starts=_residual_starts(positions, after, spec.window or 1, page_size))
+        if after
+        else group
+        for group, spec, after in zip(groups, specs, afters, strict=True)
+    )
+
+
+def _residual_starts(positions: Ints, after: int, window: int, page_size: int) -> Ints:
+    first = residual_starts(positions, window=window, page_size=page_size)
+    return np.where(positions < after, 0, first).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -271,10 +294,14 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
         q_start=q_start - np.int32(first),
         kv_len=metadata.positions[q_start[1:] - 1] + np.int32(1),
         groups=tuple(
-            GroupMetadata(group.slots[first:stop], group.page_table[begin:end]) for group in metadata.groups
+            GroupMetadata(
+                group.slots[first:stop],
+                group.page_table[begin:end],
+                None if group.starts is None else group.starts[first:stop],
+            )
+            for group in metadata.groups
         ),
         page_size=metadata.page_size,
-        quantize_after=None if metadata.quantize_after is None else metadata.quantize_after[begin:end],
         states=None if metadata.states is None else _slice_states(metadata, begin, end, q_start),
     )
 

@@ -11,7 +11,7 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
     """Of the draft model that ``config`` names, with so many pages."""
     assert config.draft_model is not None
     return replace(
-        config,
+        config.without_residual(),
         model=config.draft_model,
         revision=None,
         speculate="off",
@@ -19,9 +19,6 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
         kv_memory=None,
         max_model_len=None,
         max_pinned_pages=0,
-        residual_pages=0,
-        sink_pages=0,
-        num_residual_pages=None,
         state_memory=None,
         state_snapshots="full",
         served_model_name=(),

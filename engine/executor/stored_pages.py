@@ -63,8 +63,8 @@ class StoredPages:
         """The kind of the pages, computed when it is first asked for: it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
-        residual = any(isinstance(group, ResidualWindow) for group in self._info.groups)
-        context = f"quantize_after {self._info.quantize_after}" if residual else ""
+        windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]
+        context = windows[0].context if windows else ""
         return PageLayoutKey(name, specs, context, self._state_kind())
 
     @property

@@ -229,7 +229,7 @@ class AsyncEngine:
         least, most = (limiter.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
         if least != most and not sequence.skip_prefix_cache:
             ids = tuple(request.prompt_ids)
-            num_cached = await self.ask(CountCached(ids, sequence.salt, sequence.quantize_after))
+            num_cached = await self.ask(CountCached(ids, sequence.salt))
         limiter.check_deadline(request, self.gauges(), num_cached)
 
     def _give_up(self, request: Request) -> None:
@@ -272,7 +272,7 @@ class AsyncEngine:
 
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
-        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity_with)
+        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)

@@ -6,10 +6,8 @@ import asyncio
 import operator
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import cast
-
-from octavo.block_manager import ResidualWindow
 
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidRequest, RequestTooLong
@@ -22,7 +20,6 @@ from ..tokenizer.tokenizer import Tokenizer
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
-QUANTIZE_AFTER_SALT = b"\xff"  # no UTF-8, so no salt that a client can name
 LONG_TEXT = 2_000  # characters; more would hold up the event loop for milliseconds
 LONG_PROMPT = 20_000  # ids, likewise
 
@@ -30,11 +27,8 @@ LONG_PROMPT = 20_000  # ids, likewise
 class InputProcessor:
     """Turns what callers send into requests that can be served, or says why not."""
 
-    def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: Callable[[int | None], int]
-    ) -> None:
-        """``capacity``: positions that the page pool has for one sequence that is quantized after so many
-        tokens (None: the engine's number)."""
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: int) -> None:
+        """``capacity``: positions that the page pool has for one sequence."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
@@ -119,17 +113,15 @@ class InputProcessor:
                 f"{self._info.name} has no embeddings: its output head was not found, nor what it gets"
             )
         self._check_something_may_come(params)
-        after = self._quantize_after(params)
         return Request(
             f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
             prompt_ids,
             params,
-            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens, after),
+            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
             tokenizer=self._tokenizer,
             vocab_size=self._info.vocab_size,
             arrived_at=time.monotonic(),
-            salt=salt if after is None else salt + QUANTIZE_AFTER_SALT + str(after).encode(),
-            quantize_after=after,
+            salt=salt,
             priority=priority,
             tenant=tenant,
             constraint=constraint,
@@ -155,27 +147,15 @@ class InputProcessor:
                 "the output (stop_ids), so none could come first; drop one of them"
             )
 
-    def _quantize_after(self, params: SamplingParams) -> int | None:
-        """The request's own number; None where it is the engine's."""
-        after, default = params.quantize_after, self._info.quantize_after
-        if after and not any(isinstance(group, ResidualWindow) for group in self._info.groups):
-            raise InvalidRequest(
-                f"quantize_after is {after}, but this engine has no 16-bit pages beside quantized ones (its "
-                f"pages are {self._info.kv_format}); leave it out, or start the engine with "
-                "--residual-pages 1"
-            )
-        return None if after == default else after
-
-    def _max_tokens(self, num_prompt: int, asked: int | None, quantize_after: int | None) -> int:
+    def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
         """Tokens that may be generated after the prompt, at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        room = self._capacity(quantize_after)
-        dense = f" with quantize_after {quantize_after}" if quantize_after else ""
+        room = self._capacity
         least = asked or 1
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
-            (room, f"page pool{dense} holds", ", or start the engine with a larger pool"),
+            (room, "page pool holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise _too_long(num_prompt, least, what, limit, remedy)

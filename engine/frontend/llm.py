@@ -63,7 +63,7 @@ class LLM:
         core = self._events.wait_ready()
         self.info: EngineInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
-        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity_with)
+        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity)
 
     def generate(
         self,

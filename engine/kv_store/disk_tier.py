@@ -78,11 +78,10 @@ class DiskTier:
         blocks = self._blocks
         digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
         self._writer.used(digests)
-        after = sequence.quantize_after
-        found = blocks.num_findable(digests, quantize_after=after)
+        found = blocks.num_findable(digests)
         if found == len(digests):
             return False
-        fetch = PrefetchJob.of(sequence.tokens, digests, blocks, sequence.salt, after)
+        fetch = PrefetchJob.of(sequence.tokens, digests, blocks, sequence.salt)
         if not self._may_be_there(digests, fetch.known, found):
             self._counters.add("misses")
             return False

@@ -75,13 +75,13 @@ class HostTier:
         self._behind.on_news(wake)
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
-        digests, after = sequence.digests, sequence.quantize_after
-        count = self._blocks.num_findable(digests, quantize_after=after)
-        needed = self._needed(count, after)
+        digests = sequence.digests
+        count = self._blocks.num_findable(digests)
+        needed = self._needed(count)
         if (num_bytes := self._bytes_of(needed)) > self._max_bytes:
             most = count * self._max_bytes // num_bytes  # its beginning, then
-            count = self._blocks.num_findable(digests[:most], quantize_after=after)
-            needed = self._needed(count, after)
+            count = self._blocks.num_findable(digests[:most])
+            needed = self._needed(count)
         new = [part for part in needed if (digests[part[1]], part[0]) not in self._pages]
         if token_s is not None:
             limit_s = count * self._blocks.page_size * token_s - self._in.seconds(self._bytes_of(needed))
@@ -95,9 +95,7 @@ class HostTier:
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
         if not self._pages:
             return self._behind.start_load(sequence, token_s=token_s)
-        fetch = PrefetchJob.of(
-            sequence.tokens, sequence.digests, self._blocks, sequence.salt, sequence.quantize_after
-        )
+        fetch = PrefetchJob.of(sequence.tokens, sequence.digests, self._blocks, sequence.salt)
         missing = deque(fetch.plan(self._blocks.parts, self._has))
         if not missing:
             return self._behind.start_load(sequence, token_s=token_s)
@@ -144,12 +142,12 @@ class HostTier:
     def _has(self, digest: Digest, group: int) -> bool:
         return (digest, group) in self._pages
 
-    def _needed(self, count: int, quantize_after: int | None) -> list[tuple[int, int]]:
+    def _needed(self, count: int) -> list[tuple[int, int]]:
         """Group and index of what a sequence needs to go on after so many pages."""
         return [
             (group, index)
             for group in range(len(self._blocks.parts))
-            for index in sorted(self._blocks.needed_pages(count, group=group, quantize_after=quantize_after))
+            for index in sorted(self._blocks.needed_pages(count, group=group))
         ]
 
     def _bytes_of(self, parts: abc.Sequence[tuple[int, int]]) -> int:

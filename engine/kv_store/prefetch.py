@@ -57,14 +57,7 @@ class PrefetchJob:
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
 
     @classmethod
-    def of(
-        cls,
-        tokens: list[int],
-        digests: list[Digest],
-        blocks: BlockManager,
-        salt: bytes,
-        quantize_after: int | None,
-    ) -> PrefetchJob:
+    def of(cls, tokens: list[int], digests: list[Digest], blocks: BlockManager, salt: bytes) -> PrefetchJob:
         """What the pool lacks now of a prompt; ``digests`` are completed."""
         blocks.name_pages(tokens, digests, salt=salt)
         return cls(
@@ -75,8 +68,8 @@ class PrefetchJob:
                 [blocks.find(digest, group) is not None for digest in digests]
                 for group in range(len(blocks.parts))
             ],
-            found=blocks.num_findable(digests, quantize_after=quantize_after),
-            needed=lambda group, end: blocks.needed_pages(end, group=group, quantize_after=quantize_after),
+            found=blocks.num_findable(digests),
+            needed=lambda group, end: blocks.needed_pages(end, group=group),
         )
 
     def parent(self, index: int) -> Digest:

@@ -53,8 +53,8 @@ def plan(
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
-    cannot hold this model's rows. ``residual``: sink_pages, residual_pages and quantize_after,
-    as far as they are given, as in EngineConfig.
+    cannot hold this model's rows. ``residual``: settings of 16-bit pages as far as they are given, as in
+    EngineConfig.
     ``max_kv_size``, ``keep_tokens``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
     paid as well, and the pages of a model's own head. ``observe``: says what the model in a folder caches.
 

@@ -113,16 +113,17 @@ def sizing(
     max_step_tokens: int,
     max_pinned: int = 0,
     residual: ResidualSpec | None = None,
-    num_residual: int | None = None,
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows. ``num_residual``: residual pages of each group.
-    None: what sequences of ``sequence_tokens`` need that fill the pages beside them, of which at most
-    ``max_running`` run and the others are cached prefixes."""
+    """InvalidConfig if a format cannot hold a layer's rows.
+
+    Residual windows get the pages that sequences of ``sequence_tokens`` need which fill the pages beside
+    them. At most ``max_running`` of these run, and the others are cached prefixes."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
-    specs += [_residual_spec(own, index, specs[index]) for index, own in enumerate(beside)]
+    after = 0 if residual is None else residual.quantize_after
+    specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
     bounded = groups[0].window is None  # else windows are all there is, and get all there is
     formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # as large as fp16
 
@@ -133,8 +134,6 @@ def sizing(
         return replace(spec, num_pages=useful + max_pinned)
 
     def needs(spec: ResidualWindow, num_pages: int) -> int:
-        if num_residual:
-            return num_residual
         per_sequence = specs[0].decode_pages(min(sequence_tokens, max_model_len), page_size)
         sequences = pages_for(num_pages, per_sequence)
         useful = spec.useful_pages(
@@ -142,7 +141,6 @@ def sizing(
             max_running=min(sequences, max_running),
             max_step_tokens=max_step_tokens,
             num_cached=max(sequences - max_running, 0),
-            quantize_after=0 if residual is None else residual.quantize_after,
         )
         return useful + max_pinned
 
@@ -171,7 +169,7 @@ def _spec(group: LayerGroup) -> KVGroupSpec:
     return SlidingWindow(num_pages=UNBOUNDED, window=group.window, keep=group.keep)
 
 
-def _residual_spec(own: LayerGroup, index: int, outer: KVGroupSpec) -> ResidualWindow:
+def _residual_spec(own: LayerGroup, index: int, outer: KVGroupSpec, quantize_after: int) -> ResidualWindow:
     assert own.window is not None
     return ResidualWindow(
         num_pages=UNBOUNDED,
@@ -179,6 +177,7 @@ def _residual_spec(own: LayerGroup, index: int, outer: KVGroupSpec) -> ResidualW
         keep=own.keep,
         residual_of=index,
         outer_window=outer.window,
+        quantize_after=quantize_after,
     )
 
 

@@ -41,7 +41,7 @@ class CpuStep:
     q_start: mx.array
     kv_len: mx.array
     page_table: mx.array
-    quantize_after: mx.array
+    starts: mx.array
 
 
 class CpuPool:
@@ -86,7 +86,7 @@ class CpuPool:
         width = FEWEST_COLUMNS
         while width < group.page_table.shape[-1]:
             width *= 4
-        values = np.empty(2 * num_rows + (3 + width) * num_sequences + 1, np.int32)
+        values = np.empty(3 * num_rows + (2 + width) * num_sequences + 1, np.int32)
         if not _ext.pack_indices(
             values,
             metadata.positions,
@@ -94,7 +94,7 @@ class CpuPool:
             metadata.q_start,
             metadata.kv_len,
             group.page_table,
-            metadata.quantize_after,
+            group.starts,
             metadata.page_size,
             self._spec.num_pages,
         ):
@@ -178,7 +178,7 @@ class CpuPool:
         if self._values is None:
             raise ValueError("no step has begun; call begin_step first")
         num_rows, num_sequences, width = self._shape
-        counts = [num_rows, num_sequences + 1, num_sequences, num_sequences * width, num_sequences]
+        counts = [num_rows, num_sequences + 1, num_sequences, num_sequences * width, num_rows]
         parts = np.split(self._values, np.cumsum(counts))
         parts[3] = parts[3].reshape(num_sequences, width)
         return parts
@@ -190,18 +190,18 @@ class CpuPool:
         """Everything that the graph of a step reads, so that it can be replayed with other steps."""
         step = self.step
         flags = self._begun_flags()
-        indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.quantize_after]
+        indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.starts]
         return [*indices, flags, *self._layers]
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        slots, q_start, kv_len, page_table, quantize_after, self._flags, *self._layers = arrays
+        slots, q_start, kv_len, page_table, starts, self._flags, *self._layers = arrays
         self._step = replace(
             self.step,
             slots=slots,
             q_start=q_start,
             kv_len=kv_len,
             page_table=page_table,
-            quantize_after=quantize_after,
+            starts=starts,
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:

@@ -23,7 +23,7 @@ class CpuResidualCache(ResidualCache["CpuPool"]):
     residual: CpuPool
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._begin(metadata)
+        metadata = self._begin(metadata)
         pages, residual = metadata.groups
         self.quantized.begin_group(metadata, pages)
         self.residual.begin_group(metadata, residual)
@@ -44,7 +44,7 @@ class CpuResidualCache(ResidualCache["CpuPool"]):
             residual.step.page_table,
             step.q_start,
             step.kv_len,
-            step.quantize_after,
+            residual.step.starts,
             options.scale,
             spec.window or 0,
             spec.keep,

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from ..interface import AttendOptions, LayerSpec, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
-from ..residual import residual_starts
 from ..residual_cache import ResidualCache
 from ..visibility import window_start
 from .attention import Parts
@@ -229,11 +228,10 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
     kept pages. A page of which some positions are kept is read of both kinds. In layers with a window, pages
     before it are in the tables, too; none of them is read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
-    after = metadata.quantize_after
-    after = np.zeros(metadata.num_sequences, np.int32) if after is None else after
-    start = residual_starts(positions, after[sequence], window=reach.residual, page_size=size) // size
-    skipped, kept = np.minimum(start, reach.keep // size), np.minimum(start, -(-reach.keep // size))
     pages, shown = metadata.groups
+    assert shown.starts is not None
+    start = shown.starts // size
+    skipped, kept = np.minimum(start, reach.keep // size), np.minimum(start, -(-reach.keep // size))
     column = np.arange(pages.page_table.shape[1])
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])
     own = np.minimum(own, positions[:, None] // size)

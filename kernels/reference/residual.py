@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
     """Both kinds of rows are gathered; of each logit and each value the one that the query reads counts."""
 
-    _starts: mx.array  # [T, layers]
+    _starts: mx.array  # [T]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
@@ -43,7 +43,7 @@ class ReferenceResidualCache(ResidualCache["ReferencePool"]):
                 keys = [mx.concatenate(list(pair), axis=-1) for pair in zip(latents, values, strict=True)]
                 values = latents
             seen = mx.arange(keys[0].shape[2])
-            reads_residual = (seen >= self._starts[group.rows, layer][..., None]) | (seen < keep)
+            reads_residual = (seen >= self._starts[group.rows][..., None]) | (seen < keep)
             outs.append(
                 _attend_group(
                     group,

@@ -35,18 +35,19 @@ def attend_residual(
     options   of ``dense_attention``
     """
     assert beside.window is not None
-    after = pages.quantize_after
+    starts = residual.only_group().starts
+    if starts is None:
+        starts = residual_starts(pages.positions, window=beside.window, page_size=pages.page_size)
     out = np.empty((*queries.shape[:2], layer.value_dim))
     for b, length in enumerate(pages.kv_len.tolist()):
         quantized, whole = (
             [part.read(sequence_slots(metadata, b, length)) for part in parts]
             for metadata, parts in zip((pages, residual), stored, strict=True)
         )
-        seen, number = np.arange(length), np.zeros(1, np.int32) if after is None else after[b : b + 1]
+        seen = np.arange(length)
         for t in range(pages.q_start[b], pages.q_start[b + 1]):
             at = pages.positions[t : t + 1]
-            start = residual_starts(at, number, window=beside.window, page_size=pages.page_size)
-            in_16_bits = ((seen >= start) | (seen < beside.keep))[:, None, None]
+            in_16_bits = ((seen >= starts[t]) | (seen < beside.keep))[:, None, None]
             keys, values = (np.where(in_16_bits, *both) for both in zip(whole, quantized, strict=True))
             out[t : t + 1] = dense_attention(
                 queries[t : t + 1],

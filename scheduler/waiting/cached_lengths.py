@@ -50,4 +50,4 @@ def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
     if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
     digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
-    return blocks.num_findable(digests, quantize_after=sequence.quantize_after) * blocks.page_size
+    return blocks.num_findable(digests) * blocks.page_size

@@ -24,9 +24,9 @@ from strategies import page_groups
 sizes = st.integers(1, 5)
 
 
-@given(st.data(), sizes, st.integers(1, 6), st.integers(0, 40), st.sampled_from([0, 4, 11]))
+@given(st.data(), sizes, st.integers(1, 6), st.integers(0, 40))
 def test_pages_are_those_of_the_positions_that_are_seen(
-    data: st.DataObject, page_size: int, max_chunk: int, at: int, quantize_after: int
+    data: st.DataObject, page_size: int, max_chunk: int, at: int
 ) -> None:
     groups = data.draw(page_groups(20, page_size, max_chunk))
     spec = data.draw(st.sampled_from(groups))
@@ -36,20 +36,20 @@ def test_pages_are_those_of_the_positions_that_are_seen(
         return {
             position // page_size
             for position in range(end)
-            if visible(groups, spec, query, position, page_size=page_size, quantize_after=quantize_after)
+            if visible(groups, spec, query, position, page_size=page_size)
         }
 
-    first = spec.first_visible(at, quantize_after) // page_size
+    first = spec.first_visible(at) // page_size
     kept = range(spec.kept_pages(page_size))
     assert seen(at, at) <= {*range(first, at // page_size + 1), *kept}, "what is seen is not given back"
     num_pages = at // page_size
-    needed = list(spec.needed_pages(num_pages, page_size, quantize_after))
+    needed = list(spec.needed_pages(num_pages, page_size))
     assert set(needed) >= seen(num_pages * page_size, num_pages * page_size)
     assert needed == sorted(set(needed), reverse=True)
-    most = spec.max_pages(page_size, max_chunk=max_chunk, quantize_after=quantize_after)
+    most = spec.max_pages(page_size, max_chunk=max_chunk)
     held = {*range(first, -(-(at + max_chunk) // page_size)), *kept}
     assert len(held) <= most, "a chunk's pages, and what its first row sees"
-    publishable = spec.publishable_pages(page_size, quantize_after)
+    publishable = spec.publishable_pages(page_size)
     assert all(index < publishable for index in needed), "what a hit needs is published"
 
 

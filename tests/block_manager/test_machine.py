@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -47,7 +45,6 @@ class Machine(RuleBasedStateMachine):
 
     policy = "lru"
     groups: tuple[KVGroupSpec, ...] = (FullAttention(num_pages=NUM_PAGES),)
-    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 0}  # by salt
     tables = Bundle("tables")
 
     def __init__(self) -> None:
@@ -77,7 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tables, prompt=tokens, salt=salts)
     def open(self, prompt: list[int], salt: bytes) -> PageTable:
-        table = self.blocks.open(prompt, salt=salt, quantize_after=self.quantize_after[salt])
+        table = self.blocks.open(prompt, salt=salt)
         assert table.num_written < len(prompt), "the last token is always left to compute"
         assert table.num_written % PAGE_SIZE == 0
         self.salts[table] = salt
@@ -234,19 +231,17 @@ class KeepingMachine(Machine):
 class ResidualMachine(Machine):
     groups = (
         FullAttention(num_pages=NUM_PAGES),
-        ResidualWindow(num_pages=7, window=1, keep=3, residual_of=0),
+        ResidualWindow(num_pages=7, window=1, keep=3, residual_of=0, quantize_after=10),
     )
-    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 10}
 
 
 class WindowResidualMachine(Machine):
     groups = (
         FullAttention(num_pages=NUM_PAGES),
         SlidingWindow(num_pages=9, window=6, keep=1),
-        ResidualWindow(num_pages=NUM_PAGES, window=5, residual_of=0),
-        ResidualWindow(num_pages=8, window=1, keep=1, residual_of=1, outer_window=6),
+        ResidualWindow(num_pages=NUM_PAGES, window=5, residual_of=0, quantize_after=9),
+        ResidualWindow(num_pages=8, window=1, keep=1, residual_of=1, outer_window=6, quantize_after=9),
     )
-    quantize_after: ClassVar[dict[bytes, int]] = {b"": 0, b"other tenant": 9}
 
 
 TestMachine = Machine.TestCase

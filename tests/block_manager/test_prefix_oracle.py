@@ -11,7 +11,7 @@ from hypothesis import given
 from ledger import visible
 from octavo.block_manager import BlockManager, Digest, KVGroupSpec, ResidualWindow
 from octavo.block_manager.policies import POLICIES
-from strategies import MOST_QUANTIZE_AFTER, page_groups
+from strategies import page_groups
 
 pytestmark = pytest.mark.property
 
@@ -87,14 +87,7 @@ class Oracle:
         """Whether a query at ``length`` sees some of the page at ``start``."""
         blocks, size = self.blocks, self.blocks.page_size
         return any(
-            visible(
-                blocks.groups,
-                spec,
-                length,
-                position,
-                page_size=size,
-                quantize_after=blocks.quantize_after,
-            )
+            visible(blocks.groups, spec, length, position, page_size=size)
             for position in range(start, start + size)
         )
 
@@ -110,8 +103,7 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
 ) -> None:
     need = max(-(-(len(item.prompt) + len(item.more) + 1) // page_size) for item in served)
     groups = data.draw(page_groups(2 * need, page_size, 2 * need * page_size, spare=6))
-    after = data.draw(st.sampled_from([0, 0, 5, MOST_QUANTIZE_AFTER]))
-    blocks = BlockManager(groups, page_size, policy=policy, quantize_after=after)
+    blocks = BlockManager(groups, page_size, policy=policy)
     oracle = Oracle(blocks)
     for item in served:
         prompt = list(item.prompt)

@@ -19,8 +19,10 @@ PROMPT = list(range(1, 22))  # five full pages of four and a token
 
 
 def manager(residual: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
-    groups = (PAGES, ResidualWindow(num_pages=residual, window=window, keep=keep, residual_of=0))
-    return BlockManager(groups, 4, max_chunk=8, quantize_after=quantize_after)
+    beside = ResidualWindow(
+        num_pages=residual, window=window, keep=keep, residual_of=0, quantize_after=quantize_after
+    )
+    return BlockManager((PAGES, beside), 4, max_chunk=8)
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
@@ -54,8 +56,8 @@ def test_kept_and_recent_pages_have_residual_pages() -> None:
 
 
 def test_a_sequence_gives_its_residual_pages_back_once_it_is_longer_than_asked() -> None:
-    blocks = manager(8)
-    table = blocks.open(PROMPT, quantize_after=14)
+    blocks = manager(8, quantize_after=14)
+    table = blocks.open(PROMPT)
     write(blocks, table, PROMPT[:13], chunk=1)
     assert num_residual(blocks) == 4
     write(blocks, table, PROMPT[:16], chunk=1)
@@ -80,14 +82,14 @@ def test_a_hit_needs_the_kept_residual_pages_and_no_others() -> None:
 
 
 def test_before_quantize_after_a_hit_needs_every_residual_page() -> None:
-    blocks = manager(8)
-    write(blocks, first := blocks.open(PROMPT, salt=b"long", quantize_after=100), PROMPT)
+    blocks = manager(8, quantize_after=100)
+    write(blocks, first := blocks.open(PROMPT), PROMPT)
     blocks.close(first)
-    again = blocks.open(PROMPT, salt=b"long", quantize_after=100)
+    again = blocks.open(PROMPT)
     assert (again.num_written, num_residual(blocks)) == (20, 5)
     blocks.close(again)
     blocks.flush()
-    assert blocks.open(PROMPT, salt=b"long", quantize_after=100).num_written == 0
+    assert blocks.open(PROMPT).num_written == 0
 
 
 def test_a_fork_copies_the_residual_page_of_the_partial_page_too() -> None:
@@ -139,11 +141,10 @@ def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) ->
 
 
 def test_what_can_never_fit_in_16_bits_is_refused() -> None:
-    blocks = manager(5)
-    scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=2))
-    scheduler.check_fits(Sequence("quantized", PROMPT, max_tokens=20))
-    with pytest.raises(SequenceTooLong, match=r"41 tokens of KV with its first 60 in 16 bits .* holds 20;"):
-        scheduler.check_fits(Sequence("not", PROMPT, max_tokens=20, quantize_after=60))
+    limits, sequence = Limits(max_step_tokens=8, max_running=2), Sequence("long", PROMPT, max_tokens=20)
+    Scheduler(manager(5), limits).check_fits(sequence)
+    with pytest.raises(SequenceTooLong, match=r"41 tokens of KV .* holds 20;"):
+        Scheduler(manager(5, quantize_after=60), limits).check_fits(sequence)
 
 
 def test_a_residual_page_shows_a_part_of_what_its_group_does() -> None:

@@ -15,6 +15,7 @@ from octavo.kernels.groups import LayerGroup
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.residual import residual_starts
 
 pytestmark = pytest.mark.parity
 
@@ -44,14 +45,15 @@ def step(work: tuple[tuple[int, int], ...], num_groups: int = 1) -> AttentionMet
     positions = np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in work])
     owners = np.repeat(np.arange(3), [b - a for a, b in work])
     slots = tables[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    first = residual_starts(positions, window=1, page_size=PAGE_SIZE)
+    starts = np.where(positions < np.array([0, 40, 64])[owners], 0, first).astype(np.int32)
     group = GroupMetadata(slots=slots.astype(np.int32), page_table=np.ascontiguousarray(tables))
     return AttentionMetadata(
         positions=positions,
         q_start=np.cumsum([0, *(b - a for a, b in work)]).astype(np.int32),
         kv_len=np.array([b for _, b in work], np.int32),
-        groups=(group,) * num_groups,
+        groups=(group,) if num_groups == 1 else (group, group._replace(starts=starts)),
         page_size=PAGE_SIZE,
-        quantize_after=np.array([0, 40, 64], np.int32) if num_groups > 1 else None,
     )
 
 

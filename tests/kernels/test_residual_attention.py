@@ -12,7 +12,7 @@ from attention_backends import BACKENDS, TestedBackend, poison
 from attention_cases import CASES, Case, as_numpy, build_metadata
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.residual import check_residual
-from residual_cases import residual_spec, run_residual
+from residual_cases import residual_spec, run_residual, starts_of
 
 pytestmark = pytest.mark.parity
 
@@ -145,8 +145,9 @@ def test_gathered_rows_come_from_the_pages_that_each_query_reads(backend: Tested
     tables = [np.array([3, 1, 4, 0, 5], np.int32), np.array([2], np.int32)]
     beside = [table[::-1].copy() if len(table) > 1 else table for table in tables]
     step = build_metadata(case.sequences, tables, 8)
-    step = replace(step, groups=(*step.groups, *build_metadata(case.sequences, beside, 8).groups))
-    step = replace(step, quantize_after=np.array([12, 0], np.int32))
+    shown = build_metadata(case.sequences, beside, 8).only_group()
+    starts = starts_of(step, cache.residual.spec.layers[0], np.array([12, 0], np.int32))
+    step = replace(step, groups=(*step.groups, shown._replace(starts=starts)))
     keys, values = (mx.array(rng.standard_normal((43, 2, 64)).astype(np.float32)) for _ in range(2))
     cache.begin_step(step)
     cache.write(0, keys, values)

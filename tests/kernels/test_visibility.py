@@ -15,17 +15,17 @@ POSITIONS = np.arange(30, dtype=np.int32)
 
 @pytest.mark.parametrize("window", [1, 2, 7, 30, 64])
 def test_windows_start_where_the_block_manager_has_them_start(window: int) -> None:
-    """Counted one by one, too; a residual window by whole pages, from ``quantize_after`` on."""
+    """Counted one by one, too; a residual window by whole pages."""
     for keep in (0, 3):
         sees = np.array(visible(mx.array(POSITIONS)[:, None], mx.array(POSITIONS), window, keep))
         for at, start in enumerate(window_start(POSITIONS, window).tolist()):
             assert start == SlidingWindow(num_pages=1, window=window, keep=keep).first_visible(at)
             assert np.flatnonzero(sees[at]).tolist() == [*range(min(keep, start)), *range(start, at + 1)]
-    size, after = 4, 9
-    starts = residual_starts(POSITIONS, np.array([after], np.int32), window=window, page_size=size)
+    size = 4
+    starts = residual_starts(POSITIONS, window=window, page_size=size)
     residual = ResidualWindow(num_pages=1, window=window, residual_of=0)
     assert [start // size for start in starts.tolist()] == [
-        residual.first_visible(at, after) // size for at in POSITIONS.tolist()
+        residual.first_visible(at) // size for at in POSITIONS.tolist()
     ]
 
 

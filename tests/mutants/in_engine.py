@@ -40,14 +40,13 @@ MUTANTS = (
     ),
     bug(
         "a step forgets when to quantize",
-        "after = [table.quantize_after for table in tables]",
-        "after = [0 for table in tables]",
+        "np.where(positions < spec.quantize_after, 0, first) if",
+        "first if",
     ),
-    bug("a decode step forgets when to quantize", "after.append(table.quantize_after)", "after.append(0)"),
     bug(
         "a step has one group",
-        "groups=tuple(map(in_group, range(len(tables[0].parts)))),",
-        "groups=(in_group(0),),",
+        "_with_starts(map(in_group, range(len(tables[0].parts)))",
+        "_with_starts(map(in_group, range(1))",
     ),
     bug("two decodes may write one slot", "len(set(slots))", "len(slots)"),
     bug(

@@ -157,7 +157,7 @@ def test_every_parameter_travels_in_a_field_of_its_name() -> None:
     theirs = set(vllm_engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
     assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
     of_their_own = {
-        "structured", "quantize_after", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids",
+        "structured", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids",
     }  # fmt: skip
     assert set(PARAMETERS) - theirs == of_their_own
 

@@ -106,7 +106,7 @@ class Engine:
         self.scheduler = Scheduler(blocks, limits, connector)
         self.blocks = blocks
         self.core = EngineCore(runner, byte_tokenizer(), blocks, self.scheduler, transfer=transfer)
-        self._input = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self._input = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity)
         self.tokens: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
 

@@ -53,9 +53,7 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
     for sequence in served.everyone:
         if any(sequence in samples and served.harmed & set(samples) for samples in served.sequences):
             continue  # the pages it shared with a failed parallel sample are not trusted, nor published
-        found = served.blocks.open(
-            sequence.tokens, salt=sequence.salt, quantize_after=sequence.quantize_after
-        )
+        found = served.blocks.open(sequence.tokens, salt=sequence.salt)
         assert found.num_written == (len(sequence.tokens) - 1) // size * size
     assert served.blocks.num_evicted == 0
     assert served.scheduler.num_preemptions == 0

@@ -28,7 +28,7 @@ class Harness:
         now, ticks = time.monotonic(), itertools.count(1000)  # a second ahead of the arrival of requests
         self.fake = FakeCore(clock=lambda: now + next(ticks) * 1e-3, **options)  # type: ignore[arg-type]
         self.core: EngineCore = self.fake(config or small_config(), self.observer)
-        self.admission = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self.admission = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity)
         self.deltas: dict[Request, list[Delta]] = {}
 
     def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:

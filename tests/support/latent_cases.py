@@ -170,7 +170,7 @@ def residual_truth(
         [np.array(x.astype(mx.float32), np.float64) for x in part.gather_sequences(0)]
         for part in (pool.quantized, pool.residual)
     ]
-    starts, keep = pool.starts()[:, 0], pool.residual.spec.layers[0].keep
+    starts, keep = pool.starts(), pool.residual.spec.layers[0].keep
     window = data.case.window
     out: list[NDArray[np.float64]] = []
     for b, (i, start, stop) in enumerate(work):

@@ -105,14 +105,7 @@ class Ledger:
         first_query = num_tokens if first_query is None else first_query
         for group, spec in enumerate(self.groups):
             for position in range(num_tokens):
-                if not visible(
-                    self.groups,
-                    spec,
-                    first_query,
-                    position,
-                    page_size=self.page_size,
-                    quantize_after=table.quantize_after,
-                ):
+                if not visible(self.groups, spec, first_query, position, page_size=self.page_size):
                     continue
                 entry = self._slots.get((group, slot_of(table, position, group)), "empty")
                 expected = (salt, tuple(tokens[: position + 1]))
@@ -211,14 +204,13 @@ def visible(
     position: int,
     *,
     page_size: int,
-    quantize_after: int,
 ) -> bool:
     """Whether queries at ``query`` or later can see a position, as the layers define it; in a residual
     window, whether they read it in 16 bits."""
     if isinstance(group, ResidualWindow):
         if not _in_window(groups[group.residual_of], query, position):
             return False
-        if query < quantize_after or position < group.keep:
+        if query < group.quantize_after or position < group.keep:
             return True
         position += page_size - 1 - position % page_size  # whole pages are read
     return _in_window(group, query, position)

@@ -51,7 +51,7 @@ def read_rows(cache: MetalResidualCache, pool: MetalPool, kind: int, layer: int)
     assert step is not None
     own, keep = cache.quantized.spec.layers[layer], cache.residual.spec.layers[layer].keep
     read = np.zeros((pool.spec.num_pages, spec.num_kv_heads, size), bool)
-    starts = cache.starts()[:, layer]
+    starts = cache.starts()
     for row, (position, b) in enumerate(zip(step.positions, step.row_sequences, strict=True)):
         keys = np.arange(position + 1)
         if own.window is not None:

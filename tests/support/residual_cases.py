@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
-from octavo.kernels.interface import AttendOptions, PagedKVCache, PoolSpec
-from octavo.kernels.metadata import Ints
+from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
+from octavo.kernels.metadata import AttentionMetadata, Ints
+from octavo.kernels.residual import residual_starts
 from octavo.kernels.verify.oracle import StoredPart
 from octavo.kernels.verify.oracle_residual import attend_residual
 
@@ -35,6 +36,14 @@ def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: in
     return gaps
 
 
+def starts_of(step: AttentionMetadata, layer: LayerSpec, after: Ints) -> Ints:
+    """From which position on each row reads residual pages of ``layer``: sequence b, from its first one on
+    before position ``after[b]``."""
+    assert layer.window is not None
+    first = residual_starts(step.positions, window=layer.window, page_size=step.page_size)
+    return np.where(step.positions < after[step.row_sequences], 0, first).astype(np.int32)
+
+
 def run_residual(
     case: Case, pool: PagedKVCache, after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -54,7 +63,9 @@ def run_residual(
             for table, (old, _), number in zip(tables[1], sequences, after, strict=True)
         ]
         shown = build_metadata(sequences, gaps, case.page_size)
-        step = replace(whole[0], quantize_after=numbers[members], groups=(*whole[0].groups, *shown.groups))
+        starts = starts_of(whole[0], specs[1].layers[0], numbers[members])
+        beside = shown.only_group()._replace(starts=starts)
+        step = replace(whole[0], groups=(*whole[0].groups, beside))
         tokens = step.num_tokens
         queries, keys, values = (
             mx.array(rng.standard_normal((tokens, heads, dim)).astype(np.float32)).astype(dtype)
@@ -76,8 +87,8 @@ def run_residual(
             for part, rows in zip(stored, (keys, values), strict=True):
                 part.write(metadata.only_group().slots, as_numpy(rows))
     want = attend_residual(
-        replace(whole[0], quantize_after=step.quantize_after),
-        whole[1],
+        whole[0],
+        replace(whole[1], groups=(whole[1].only_group()._replace(starts=starts),)),
         ((parts[0][0], parts[0][1]), (parts[1][0], parts[1][1])),
         as_numpy(queries),
         layer=case.layer,

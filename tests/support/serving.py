@@ -51,7 +51,6 @@ class Served:
             load.page_size,
             prefix_cache=load.prefix_cache,
             max_chunk=load.max_step_tokens,
-            quantize_after=load.quantize_after,
             states=load.states,
         )
         self.scheduler = Scheduler(
@@ -184,7 +183,6 @@ class Served:
                     list(request.prompt),
                     max_tokens,
                     request.salt,
-                    quantize_after=request.quantize_after,
                     tenant=f"tenant {number % 3}",
                 )
                 for sample, max_tokens in enumerate(request.max_tokens)

@@ -25,11 +25,6 @@ class Request:
     salt: bytes = b""
     name: str = ""
 
-    @property
-    def quantize_after(self) -> int | None:
-        """What differs in it differs in its salt."""
-        return QUANTIZE_AFTER if self.salt else None
-
 
 @dataclass(frozen=True)
 class Event:
@@ -58,13 +53,10 @@ class Workload:
     requests: tuple[Request, ...]
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
-    quantize_after: int = 0
     states: RecurrentState | None = None
     drafts: int = 0  # per sequence and step, right ones and wrong ones
 
 
-QUANTIZE_AFTER = 7  # of requests with a salt
-MOST_QUANTIZE_AFTER = 11
 EVENTS = ("abort", "abort_in_flight", "fail", "rollback")
 
 states = (
@@ -133,7 +125,8 @@ def residual_windows(
     """16-bit pages of a group, with hardly more room than one sequence alone needs."""
     window = min(draw(st.sampled_from([1, 1, 1, 2, page_size + 1])), of.window or need * page_size)
     keep = draw(st.sampled_from([0, 1, 5])) if of.window is None else of.keep
-    seen = max(window, min(MOST_QUANTIZE_AFTER, of.window or MOST_QUANTIZE_AFTER))
+    after = draw(st.sampled_from([0, 0, 4, 7, 11]))
+    seen = max(window, min(after, of.window or after))
     most = min(need, -(-keep // page_size) + pages_touched(seen - 1 + max_chunk, page_size))
     return ResidualWindow(
         num_pages=most + draw(st.integers(0, 2)),
@@ -141,6 +134,7 @@ def residual_windows(
         keep=keep,
         residual_of=index,
         outer_window=of.window,
+        quantize_after=after,
     )
 
 
@@ -162,7 +156,6 @@ def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
         requests=tuple(wanted),
         events=tuple(happening),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
-        quantize_after=draw(st.sampled_from([0, 0, 4, MOST_QUANTIZE_AFTER])),
         states=draw(states),
         drafts=draw(st.sampled_from([0, 0, 1, 3, 9])),
     )

@@ -116,6 +116,5 @@ def sizing_of(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len
         max_step_tokens=config.max_step_tokens,
         max_pinned=config.max_pinned_pages,
         residual=config.residual,
-        num_residual=config.num_residual_pages,
         sequence_tokens=SHORT_SEQUENCE_TOKENS if config.num_pages else DEFAULT_SEQUENCE_TOKENS,
     )

@@ -58,7 +58,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     if config.residual is not None and not layout.layers:
         if not config.residual_is_optional:
             log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
-        config = replace(config, sink_pages=0, residual_pages=0, quantize_after=0, num_residual_pages=None)
+        config = config.without_residual()
     if config.metal_dense_prompts:
         log.info("%s: %s", config.model, describe_dense_prompts(config, layout))
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
@@ -296,7 +296,6 @@ def _info(
         memory=budget,
         groups=groups,
         row_tile=row_tile(choice.backend.name),
-        quantize_after=config.quantize_after,
         residual_pages=0 if config.residual is None else config.residual.residual_pages,
     )
 

@@ -65,13 +65,12 @@ struct GatherArgs {
 };
 
 // Which positions a call reads, where rows lie in two pools: quantized in one, 16 bits in the other, the
-// residual pages. A query at p reads from those the whole pages from that of position p - window + 1 on (of
-// the first position, if p < quantize_after) and the `keep` first positions, and the others as quantized
-// rows.
+// residual pages. Row t reads the positions from starts[t] on, which begin a page, and the `keep` first ones
+// from those, and the others as quantized rows. `window`: those of queries that read the fewest.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;
-  const int32_t* quantize_after;  // [num_sequences]
+  const int32_t* starts;  // [num_tokens]
 };
 
 // A mask [num_tokens, 1 or num_query_heads, length] in place of causality and window, contiguous along

@@ -45,7 +45,7 @@ class AttendResidual : public mx::Primitive {
                  const ResidualOptions& options)
       : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
-  // pool, residual, queries, page_table, residual_table, q_start, kv_len, quantize_after, maybe sinks,
+  // pool, residual, queries, page_table, residual_table, q_start, kv_len, starts, maybe sinks,
   // mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
@@ -97,7 +97,7 @@ void require_residual(const PageLayout& layout, const PageLayout& residual) {
 mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const PageLayout& residual,
                           const mx::array& residual_pool, const mx::array& queries,
                           const mx::array& page_table, const mx::array& residual_table,
-                          const mx::array& q_start, const mx::array& kv_len, const mx::array& quantize_after,
+                          const mx::array& q_start, const mx::array& kv_len, const mx::array& starts,
                           float scale, int window, int keep, int residual_window, int residual_keep,
                           float softcap, const std::optional<mx::array>& sinks,
                           const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary,
@@ -112,14 +112,14 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
   require_ints("residual_table", residual_table, page_table.shape());
   require_ints("q_start", q_start, {page_table.shape(0) + 1});
   require_ints("kv_len", kv_len, {page_table.shape(0)});
-  require_ints("quantize_after", quantize_after, {page_table.shape(0)});
+  require_ints("starts", starts, {queries.shape(0)});
   require(window >= 0 && keep >= 0 && softcap >= 0 && residual_window >= 1 && residual_keep >= 0,
           [] { return "windows, keeps and softcap must not be negative, and residual pages need a window"; });
   require(window == 0 || residual_keep == keep,
           [] { return "a layer with a window keeps the same positions in both pools"; });
   const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {pool,           residual_pool, queries, page_table,
-                                   residual_table, q_start,       kv_len,  quantize_after};
+                                   residual_table, q_start,       kv_len,  starts};
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
   add_rotary(inputs, rotary, layout, queries, softcap);
@@ -143,11 +143,11 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
 void bind_attention_residual(nb::module_& m) {
   m.def("attend_residual", &attend_residual, nb::arg("layout"), nb::arg("pool"), nb::arg("residual"),
         nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
-        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("quantize_after"), nb::arg("scale"), nb::arg("window"),
+        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("starts"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
         nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(), nb::arg("exact"),
-        "As attend, over quantized pages and 16-bit residual pages: a query at p reads in 16 bits its last "
-        "residual_window positions, from their page's start (all, if p < quantize_after), and the first "
+        "As attend, over quantized pages and 16-bit residual pages: row t reads in 16 bits the positions "
+        "from starts[t] on, at least its last residual_window ones, and the first "
         "residual_keep.");
 }
 

@@ -17,8 +17,7 @@ inline int row_position(const AttendArgs& args, int sequence, int token) {
 
 // Where the residual pages begin that a query at `position` reads, beside the kept ones.
 inline int residual_start(const AttendArgs& args, int sequence, int position) {
-  if (position < args.residency.quantize_after[sequence]) return 0;
-  return std::max(0, position - args.residency.window + 1) & ~(args.layout.page_size - 1);
+  return args.residency.starts[position - row_position(args, sequence, 0)];
 }
 
 inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }

@@ -32,9 +32,9 @@ bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages) {
   return true;
 }
 
-void pack(const StepIndices& step, Ints quantize_after, std::span<int32_t> to) {
+void pack(const StepIndices& step, Ints starts, std::span<int32_t> to) {
   const std::size_t tokens = step.positions.size(), sequences = step.kv_len.size(),
-                    others = 2 * tokens + 3 * sequences + 1,
+                    others = 3 * tokens + 2 * sequences + 1,
                     narrow = static_cast<std::size_t>(step.table_width),
                     width = to.size() < others ? 0 : (to.size() - others) / sequences;
   if (width < narrow || to.size() != others + width * sequences)
@@ -49,8 +49,7 @@ void pack(const StepIndices& step, Ints quantize_after, std::span<int32_t> to) {
     append(step.page_table.subspan(b * narrow, narrow));
     next = std::fill_n(next, width - narrow, 0);
   }
-  next = quantize_after.empty() ? std::fill_n(next, sequences, 0)
-                                : std::copy(quantize_after.begin(), quantize_after.end(), next);
+  next = starts.empty() ? std::fill_n(next, tokens, 0) : std::copy(starts.begin(), starts.end(), next);
   std::fill_n(next, tokens, 0);
 }
 

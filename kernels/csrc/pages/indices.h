@@ -21,8 +21,8 @@ struct StepIndices {
 bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages);
 
 // What programs are given of a step whose indices are inside: slots, q_start, kv_len, the page table, widened
-// with zeros, quantize_after, or zeros where it is empty, and a zero for each row. `to` has room for all of
+// with zeros, starts, or zeros where it is empty, and a zero for each row. `to` has room for all of
 // that, and its size says how wide the table becomes; std::invalid_argument if that is no width.
-void pack(const StepIndices& step, Ints quantize_after, std::span<int32_t> to);
+void pack(const StepIndices& step, Ints starts, std::span<int32_t> to);
 
 }  // namespace octavo

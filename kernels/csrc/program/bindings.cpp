@@ -88,7 +88,7 @@ void create(Program* self, const std::shared_ptr<Arena>& arena, std::vector<mx::
 }
 
 bool pack_indices(nb::handle packed, nb::handle positions, nb::handle slots, nb::handle q_start,
-                  nb::handle kv_len, nb::handle page_table, nb::handle quantize_after, int64_t page_size,
+                  nb::handle kv_len, nb::handle page_table, nb::handle residual_starts, int64_t page_size,
                   int64_t num_pages) {
   const Values rows(positions), places(slots), starts(q_start), lengths(kv_len), table(page_table);
   for (const Values* values : {&rows, &places, &starts, &lengths})
@@ -100,13 +100,13 @@ bool pack_indices(nb::handle packed, nb::handle positions, nb::handle slots, nb:
   if (!are_inside(step, page_size, num_pages)) return false;
   const Values to(packed, PyBUF_CONTIG);
   if (!to.are_ints(1)) throw nb::type_error("packed must be an array [N] of int32 that can be written");
-  if (quantize_after.is_none()) {
+  if (residual_starts.is_none()) {
     pack(step, {}, {to.data(), to.size()});
     return true;
   }
-  const Values after(quantize_after);
-  if (!after.are_ints(1) || after.size() != lengths.size()) return false;
-  pack(step, after.ints(), {to.data(), to.size()});
+  const Values first(residual_starts);
+  if (!first.are_ints(1) || first.size() != rows.size()) return false;
+  pack(step, first.ints(), {to.data(), to.size()});
   return true;
 }
 
@@ -130,9 +130,9 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);
   m.def("pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
-        "page_table"_a, "quantize_after"_a.none(), "page_size"_a, "num_pages"_a,
+        "page_table"_a, "starts"_a.none(), "page_size"_a, "num_pages"_a,
         "Whether AttentionMetadata.check has nothing to say of these arrays. If so, fills `packed`, int32, "
-        "with slots, q_start, kv_len, page_table with zeros on its right, quantize_after (None: zeros), and "
+        "with slots, q_start, kv_len, page_table with zeros on its right, starts (None: zeros), and "
         "a zero for each row. The size of `packed` says how wide the table becomes: ValueError if it does "
         "not.");
   m.def("kernel_seconds", &KernelTime::seconds,

@@ -79,7 +79,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_ids", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs", "structured", "quantize_after", "speculate", "target_itl", "target_ttft")
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_ids", "ignore_eos", "logprobs", "min_tokens", "prompt_logprobs", "structured", "speculate", "target_itl", "target_ttft")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -105,7 +105,6 @@ class SamplingParams(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_FIELD_NUMBER: _ClassVar[int]
-    QUANTIZE_AFTER_FIELD_NUMBER: _ClassVar[int]
     SPECULATE_FIELD_NUMBER: _ClassVar[int]
     TARGET_ITL_FIELD_NUMBER: _ClassVar[int]
     TARGET_TTFT_FIELD_NUMBER: _ClassVar[int]
@@ -127,11 +126,10 @@ class SamplingParams(_message.Message):
     min_tokens: int
     prompt_logprobs: int
     structured: Structured
-    quantize_after: int
     speculate: str
     target_itl: float
     target_ttft: float
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., quantize_after: _Optional[int] = ..., speculate: _Optional[str] = ..., target_itl: _Optional[float] = ..., target_ttft: _Optional[float] = ...) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., structured: _Optional[_Union[Structured, _Mapping]] = ..., speculate: _Optional[str] = ..., target_itl: _Optional[float] = ..., target_ttft: _Optional[float] = ...) -> None: ...
 
 class Structured(_message.Message):
     __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice", "structural_tag")

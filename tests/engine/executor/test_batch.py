@@ -16,10 +16,11 @@ from octavo.block_manager import (
     PageCopy,
     PageId,
     PageTable,
+    ResidualWindow,
     SlidingWindow,
 )
 from octavo.block_manager.types import GroupPageTable
-from octavo.engine.executor.batch import build_batch
+from octavo.engine.executor.batch import build_batch, slice_rows
 from octavo.scheduler import Limits, SampleResult, ScheduledChunk, Scheduler, SchedulerOutput, Sequence
 
 
@@ -32,13 +33,12 @@ def make_work(
     samples: bool,
     num_parallel_samples: int,
     num_groups: int = 1,
-    quantize_after: int = 0,
 ) -> ScheduledChunk:
     sequence = Sequence("s", [7 * page + 3 for page in range(stop)], 4)
     parts = tuple(
         GroupPageTable(array("i", [(page + group) % 64 for page in pages])) for group in range(num_groups)
     )
-    sequence.table = PageTable(size, parts=parts, num_written=start, quantize_after=quantize_after)
+    sequence.table = PageTable(size, parts=parts, num_written=start)
     parallel_samples = tuple(Sequence("t", list(sequence.tokens), 4) for _ in range(num_parallel_samples))
     return ScheduledChunk(sequence, start, stop, samples, parallel_samples)
 
@@ -65,7 +65,6 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
                 samples=samples,
                 num_parallel_samples=parallel_samples,
                 num_groups=num_groups,
-                quantize_after=draw(st.sampled_from([0, 0, 50])),
             )
         )
     said = plain and draw(st.booleans())
@@ -110,12 +109,37 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[SchedulerOu
             for position in range(item.start, item.stop)
         ]
         assert metadata.slots.tolist() == expected
-        whole = batch.attention
-        after = [0] * len(tables) if whole.quantize_after is None else whole.quantize_after.tolist()
-        assert after == [table.quantize_after for table in tables]
-        whole.select((group,)).check(64)
+        assert metadata.starts is None
+        batch.attention.select((group,)).check(64)
     arrays = (batch.token_ids, batch.sample_rows)
     assert all(values.dtype == np.int32 for values in arrays)
+
+
+@given(steps(), st.integers(1, 40), st.sampled_from([0, 3, 50]), st.integers(0, 7))
+def test_residual_pages_are_read_from_where_their_group_shows_them(
+    case: tuple[SchedulerOutput, int], window: int, after: int, first: int
+) -> None:
+    step, size = case
+    residual = ResidualWindow(num_pages=64, window=window, residual_of=0, quantize_after=after)
+    if not (work := tuple(item for item in step.work if len(_parts(item)) == 2)):
+        return
+    batch = build_batch(step._replace(work=work), size, (FullAttention(num_pages=64), residual)).attention
+    starts = batch.groups[1].starts
+    assert batch.groups[0].starts is None
+    assert (starts is None) == (after == 0), "kernels know where a window alone begins"
+    if starts is not None:
+        expected = [residual.first_visible(at) // size * size for at in batch.positions.tolist()]
+        assert starts.tolist() == expected
+        first = min(first, len(expected) - 1)
+        part = slice_rows(batch, first, len(expected)).groups[1].starts
+        assert part is not None
+        assert part.tolist() == expected[first:]
+        batch.select((1,)).check(64)
+
+
+def _parts(item: ScheduledChunk) -> tuple[GroupPageTable, ...]:
+    assert item.sequence.table is not None
+    return item.sequence.table.parts
 
 
 def test_page_tables_can_grow_after_their_step_was_built() -> None:

@@ -55,7 +55,7 @@ def serve(
         else group
         for group in runner.info.groups
     )
-    blocks = BlockManager(groups, PAGE_SIZE, max_chunk=chunk, quantize_after=runner.info.quantize_after)
+    blocks = BlockManager(groups, PAGE_SIZE, max_chunk=chunk)
     scheduler = Scheduler(blocks, Limits(chunk, 4))
     states = {
         member: SampleState(
@@ -75,7 +75,7 @@ def serve(
         if step is None:
             continue
         sampled = step.sampled()
-        output = runner.run(build_batch(step, PAGE_SIZE), [states[sequence] for sequence in sampled])
+        output = runner.run(build_batch(step, PAGE_SIZE, groups), [states[sequence] for sequence in sampled])
         for sequence, drawn in zip(sampled, output.samples, strict=True):
             assert drawn.logprob is not None
             logprobs[sequence].append(drawn.logprob.logprob)

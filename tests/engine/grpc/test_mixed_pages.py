@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from octavo.engine import AsyncEngine, EngineConfig
-from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.grpc.server import GrpcServer
@@ -46,42 +45,31 @@ class Answer:
     cached: int
 
 
-async def answer(client: Client, quantize_after: int | None = None) -> Answer:
-    params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0, quantize_after=quantize_after)
+async def answer(client: Client) -> Answer:
+    params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0)
     delta = (await collect(client.generate(PROMPT, params)))[0]
     return Answer(delta.token_ids, sum(drawn.logprob for drawn in delta.logprobs), delta.cached_tokens)
 
 
-async def test_a_request_may_say_after_how_many_tokens_it_is_quantized() -> None:
+async def test_the_engine_says_after_how_many_tokens_sequences_are_quantized() -> None:
     async with serving() as (client, _, _):
         dense = await answer(client)
-        with pytest.raises(InvalidRequest, match="no 16-bit pages beside quantized ones"):
-            await answer(client, quantize_after=8)
-    async with serving(kv_format="fp4", residual_pages=1, num_residual_pages=40) as (client, engine, metrics):
-        mixed = await answer(client)
-        assert mixed.cached == 0
-        assert await answer(client) == replace(mixed, cached=192)
-        unquantized = await answer(client, quantize_after=270)
-        assert unquantized.cached == 0, "pages of another number are computed otherwise"
-        assert await answer(client, quantize_after=270) == replace(unquantized, cached=192)
-        assert await answer(client, quantize_after=0) == replace(mixed, cached=192), "the server's own number"
-        assert unquantized.tokens == dense.tokens
-        assert abs(unquantized.score - dense.score) < 0.01 < abs(mixed.score - dense.score)
-        with pytest.raises(InvalidRequest, match=r"pool with quantize_after 3000 holds 320;"):
-            await client_long(client)
-        await eventually(lambda: all_idle(engine), "pages come back")
-        stats = await client.cache.stats()
-        assert_all_idle(stats, 40)
-        assert b'octavo_kv_residual_pages{state="held"} 0.0' in metrics.render()
+    answers = {}
+    for after in (0, 270):
+        settings = {"kv_format": "fp4", "residual_pages": 1, "quantize_after": after}
+        async with serving(**settings) as (client, engine, metrics):
+            answers[after] = await answer(client)
+            assert answers[after].cached == 0
+            assert await answer(client) == replace(answers[after], cached=192)
+            await eventually(lambda engine=engine: all_idle(engine), "pages come back")
+            stats = await client.cache.stats()
+            assert_all_idle(stats)
+            assert b'octavo_kv_residual_pages{state="held"} 0.0' in metrics.render()
+    assert answers[270].tokens == dense.tokens
+    assert abs(answers[270].score - dense.score) < 0.01 < abs(answers[0].score - dense.score)
 
 
-async def client_long(client: Client) -> None:
-    params = SamplingParams(max_tokens=200, quantize_after=3000)
-    await collect(client.generate(PROMPT, params))
-
-
-def assert_all_idle(stats: cache_pb2.GetStatsResponse, num_residual: int) -> None:
+def assert_all_idle(stats: cache_pb2.GetStatsResponse) -> None:
     residual = stats.residual_pages
     assert residual.held == 0
-    assert residual.idle_cached + residual.idle_empty == num_residual
-    assert residual.idle_cached > 0, "those of the requests that were read in 16 bits alone"
+    assert residual.idle_cached + residual.idle_empty > 0

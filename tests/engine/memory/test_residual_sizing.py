@@ -32,7 +32,7 @@ def test_residual_windows_of_groups() -> None:
 def test_the_budget_pays_for_both_kinds_of_pages() -> None:
     layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 3
 
-    def room(residual: ResidualSpec | None, num_residual: int | None = None) -> tuple[int, tuple[int, ...]]:
+    def room(residual: ResidualSpec | None) -> tuple[int, tuple[int, ...]]:
         size = sizing(
             layers,
             k_format="fp4",
@@ -42,7 +42,6 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
             max_running=4,
             max_step_tokens=64,
             residual=residual,
-            num_residual=num_residual,
         )
         pages = size.pages_within(10_000_000)
         assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
@@ -57,7 +56,6 @@ def test_the_budget_pays_for_both_kinds_of_pages() -> None:
     assert num_residual == 4 * 1 + 3, "one for each sequence, and a step's"
     residual_bytes = 3 * 2 * 2 * 32 * 128
     assert num_pages == (10_000_000 - num_residual * residual_bytes) // page_bytes < plain
-    assert room(ResidualSpec(), num_residual=7)[1][1] == 7
     _, (num_pages, num_residual) = room(ResidualSpec(residual_pages=2))
     cached = -(-num_pages // 64) - 4
     assert num_residual == 4 * 2 + cached + 4, "two for each that runs, one for every other 2,048 tokens"
@@ -80,8 +78,6 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
         ({"sink_pages": -1}, "sink_pages must be at least 0, got -1"),
         ({"residual_pages": 1}, "all pages of bf16 are 16-bit pages"),
         ({"quantize_after": 9, "kv_format": "fp16"}, "all pages of fp16 are 16-bit pages"),
-        ({"num_residual_pages": 9, "kv_format": "int8"}, "nothing asks for 16-bit pages"),
-        ({"num_residual_pages": 0, "kv_format": "fp4"}, "num_residual_pages must be at least 1"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             EngineConfig(**settings)
@@ -97,7 +93,7 @@ def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name
         assert config.residual_is_optional
         assert EngineConfig(**settings, residual_pages=0).residual is None
     wishes: tuple[dict[str, Any], ...] = (
-        {"residual_pages": 2}, {"sink_pages": 1}, {"num_residual_pages": 30},
+        {"residual_pages": 2}, {"sink_pages": 1},
     )  # fmt: skip
     for wish in wishes:
         assert not EngineConfig(kv_format="fp4", **wish).residual_is_optional

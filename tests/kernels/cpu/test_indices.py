@@ -38,12 +38,12 @@ def steps(draw: st.DrawFn) -> dict[str, Any]:
     return step
 
 
-def pack(step: dict[str, Any], *, after: Any = None, width: int = 2) -> Any:
+def pack(step: dict[str, Any], *, starts: Any = None, width: int = 2) -> Any:
     """The numbers of a step as programs are given them; None if some are outside."""
     rows, sequences = len(step["positions"]), len(step["kv_len"])
-    packed: Any = np.full(2 * rows + (3 + width) * sequences + 1, -7, np.int32)
+    packed: Any = np.full(3 * rows + (2 + width) * sequences + 1, -7, np.int32)
     sizes = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
-    if _ext.pack_indices(packed, **step, quantize_after=after, **sizes):
+    if _ext.pack_indices(packed, **step, starts=starts, **sizes):
         return packed
     assert (packed == -7).all(), "nothing is written of a step that is refused"
     return None
@@ -115,42 +115,42 @@ def test_other_types_and_gaps_are_left_to_python() -> None:
 
 @given(steps(), st.integers(2, 9), st.booleans())
 def test_numbers_are_packed_one_array_after_the_other(
-    step: dict[str, Any], width: int, given_after: bool
+    step: dict[str, Any], width: int, given_starts: bool
 ) -> None:
     rows, sequences = len(step["positions"]), len(step["kv_len"])
-    after = np.arange(1, sequences + 1, dtype=np.int32) if given_after else None
-    if (packed := pack(step, after=after, width=width)) is None:
+    starts = np.arange(1, rows + 1, dtype=np.int32) if given_starts else None
+    if (packed := pack(step, starts=starts, width=width)) is None:
         return
     table = np.zeros((sequences, width), np.int32)
     table[:, :2] = step["page_table"]
-    zeros = np.zeros(sequences, np.int32)
+    zeros = np.zeros(rows, np.int32)
     parts = [
         step["slots"],
         step["q_start"],
         step["kv_len"],
         table.reshape(-1),
-        zeros if after is None else after,
+        zeros if starts is None else starts,
     ]
-    assert packed.tolist() == np.concatenate([*parts, np.zeros(rows, np.int32)]).tolist()
+    assert packed.tolist() == np.concatenate([*parts, zeros]).tolist()
 
 
-@pytest.mark.parametrize("size", [0, 8, 9, 11, 100])
+@pytest.mark.parametrize("size", [0, 8, 10, 12, 100])
 def test_a_table_has_room_or_is_refused(size: int) -> None:
     packed = np.zeros(size, np.int32)
     wider = {"page_table": np.zeros((1, 3), np.int32)}
 
     def pack_into() -> bool:
-        others = {"quantize_after": None, "page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
+        others = {"starts": None, "page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
         return bool(_ext.pack_indices(packed, **RIGHT | wider, **others))
 
-    if size >= 11:
+    if size >= 12:
         assert pack_into()
     else:
         with pytest.raises(ValueError, match=rf"room for a table of at least 3 columns, got {size} numbers"):
             pack_into()
 
 
-def test_what_is_quantized_after_belongs_to_sequences() -> None:
-    assert pack(RIGHT, after=np.array([1], np.int32)) is not None
-    assert pack(RIGHT, after=np.array([1, 2], np.int32)) is None
-    assert pack(RIGHT, after=np.array([1], np.int64)) is None
+def test_starts_belong_to_rows() -> None:
+    assert pack(RIGHT, starts=np.array([0, 4], np.int32)) is not None
+    assert pack(RIGHT, starts=np.array([0], np.int32)) is None
+    assert pack(RIGHT, starts=np.array([0, 4], np.int64)) is None

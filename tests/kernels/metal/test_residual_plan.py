@@ -34,11 +34,13 @@ def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, _Reach]:
     table = np.arange(len(spans) * width, dtype=np.int32).reshape(len(spans), width)
     step = AttentionMetadata.of(spans, table, table, page_size=size)
     after = draw(st.lists(st.sampled_from((0, 0, 5, 30, 200)), min_size=len(spans), max_size=len(spans)))
-    step = replace(step, quantize_after=np.array(after, np.int32))
     window = draw(st.none() | st.integers(1, 60))
     residual = draw(st.integers(1, min(window or 40, 40)))
     keep = draw(st.integers(0, 3)) * size if window is None else draw(st.sampled_from((0, 0, 1, 4, 11, 40)))
-    return step, _Reach(window, residual, keep)
+    first = residual_starts(step.positions, window=residual, page_size=size)
+    starts = np.where(step.positions < np.array(after)[step.row_sequences], 0, first).astype(np.int32)
+    pages, shown = step.groups
+    return replace(step, groups=(pages, shown._replace(starts=starts))), _Reach(window, residual, keep)
 
 
 def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int]:
@@ -53,10 +55,9 @@ def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int
 
 def wanted(step: AttentionMetadata, reach: _Reach, row: int) -> tuple[list[int], list[int]]:
     """Of the quantized pages, and of the residual ones: by the definition."""
-    assert step.quantize_after is not None
+    assert step.groups[1].starts is not None
     position = step.positions[row : row + 1]
-    after = step.quantize_after[step.row_sequences[row : row + 1]]
-    (start,) = residual_starts(position, after, window=reach.residual, page_size=step.page_size)
+    start = step.groups[1].starts[row]
     keys = np.arange(position[0] + 1)
     if reach.window is not None:
         keys = keys[(keys > position[0] - reach.window) | (keys < reach.keep)]
