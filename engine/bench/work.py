@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..memory.budget import tensors_of, weight_files
+from ..memory.budget import tensors_of
 from ..memory.model_files import read_config
+from ..memory.weight_files import weight_files
 
 
 @dataclass(frozen=True, slots=True)

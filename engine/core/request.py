@@ -12,7 +12,6 @@ from ..api.sampling_params import SamplingParams
 from ..executor.sampling.sampler import Sampled, SampleState
 from ..speculation.drafting import Drafting
 from ..structured_output.constraint import Constraint
-from ..tokenizer.detokenizer import StopChecker
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -145,7 +144,7 @@ class Sample:
         self.finish_reason: FinishReason | None = None
         self.drafting: Drafting | None = None
         self._detokenizer = tokenizer.detokenizer(context=sequence.tokens[-8:])
-        self._stops = StopChecker(request.params.stop)
+        self._stops = tokenizer.stop_checker(request.params.stop)
 
     @property
     def room(self) -> int:
@@ -168,7 +167,7 @@ class Sample:
         else:
             text = self._detokenizer.add(token)
             if self.num_tokens > self.request.params.min_tokens:
-                text = self._stops.add(text)
+                text = self._stops.add(text + self._stops.marker(token))
             if (match := self._stops.match) is not None:
                 reason = FinishReason.STOP
             elif self.state.constraint is not None and self.state.constraint.is_complete:

@@ -11,7 +11,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..memory.budget import weight_files
+from ..memory.weight_files import weight_files
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ from octavo.kernels.formats import page_format
 from octavo.kernels.interface import LayerSpec
 
 from ..api.errors import InvalidConfig, ModelLoadError
+from .configuration import text_config
+from .weight_files import weight_files
 
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
@@ -63,12 +65,6 @@ def workspace_bytes(
     return activations + 2 * max_running * vocab_size * activation_bytes
 
 
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a config.json about the language model: of multimodal models it is nested."""
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else dict(config)
-
-
 def available_memory() -> int:
     """Bytes this process may still use: free memory, or what its control group leaves."""
     try:
@@ -98,17 +94,6 @@ def weights_bytes(path: Path) -> int:
         for file in weight_files(path)
         for tensor in tensors_of(file).values()
     )
-
-
-def weight_files(path: Path) -> list[Path]:
-    """The folder's ``model*.safetensors``; ModelLoadError if there are none."""
-    files = sorted(path.glob("model*.safetensors"))
-    if not files:
-        raise ModelLoadError(
-            f"{path} has no model*.safetensors file; "
-            "a model folder holds config.json, its weights and a tokenizer"
-        )
-    return files
 
 
 def tensors_of(file: Path) -> dict[str, dict[str, list[int]]]:

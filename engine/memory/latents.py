@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.kernels.interface import LayerSpec
 
-from .budget import text_config
+from .configuration import text_config
 
 _DIMS = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _BYTES = 2  # of a value in 16 bits

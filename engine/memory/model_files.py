@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import InvalidConfig, ModelLoadError
-from .budget import tensors_of, text_config, weight_files
+from .budget import tensors_of
+from .configuration import lengths_of, normalized
+from .weight_files import indexed_files, weight_files
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 EMBEDDED = {"demo": DEMO, "demo-hybrid": DEMO.with_name("demo_hybrid")}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+_HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 DEFAULT_MODEL_LEN = 4096
 
 
@@ -70,7 +71,10 @@ def _download(name: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        if absent := [file for file in indexed_files(path) if not (path / file).exists()]:
+            path = Path(snapshot_download(name, revision=revision, allow_patterns=[*_HUB_FILES, *absent]))
+        return path
     except RevisionNotFoundError as error:
         raise ModelLoadError(
             f"model {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
@@ -87,7 +91,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The folder's config.json, with a ``model_type``."""
+    """Return the folder's config.json, which has a ``model_type``, as ``normalized`` writes it."""
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -101,7 +105,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelLoadError(f"{file} names no model_type; it must be a model's configuration")
-    return config
+    return normalized(config, str(file))
 
 
 def model_length(
@@ -116,11 +120,10 @@ def model_length(
     Raises InvalidConfig for more than the model was made for; where queries see ``max_kv_size``
     positions, that number counts.
     """
-    flat = text_config(config)
-    limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)
+    lengths = lengths_of(config)
     seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
-    if seen is not None and limit is not None and seen > limit:
+    if seen is not None and lengths is not None and seen > lengths[1]:
         raise InvalidConfig(
-            f"{setting} is {seen}, but the model was made for {limit} positions; give at most that"
+            f"{setting} is {seen}, but the model was made for {lengths[1]} positions; give at most that"
         )
-    return wanted or limit or DEFAULT_MODEL_LEN
+    return wanted or (DEFAULT_MODEL_LEN if lengths is None else lengths[0])

@@ -18,13 +18,13 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import (
     format_size,
-    text_config,
     weights_bytes,
     workspace_bytes,
 )
+from .configuration import sliding_windows, text_config
 from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
-from .sizing import Sizing, head_layer, sizing, with_max_kv_size
+from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
 
@@ -71,7 +71,7 @@ def plan(
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
     observed = observe(path)
-    layers = observed.layers
+    layers = with_windows(observed.layers, sliding_windows(config))
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
     weights, drafts = weights_bytes(path), _Drafts(settings, layers, observe)

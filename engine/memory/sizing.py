@@ -102,6 +102,13 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int, keep: int
     )
 
 
+def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
+    """Return the layers with windows where their configuration asks for some and the model computes none."""
+    if len(windows) != len(layers) or any(layer.window is not None for layer in layers):
+        return tuple(layers)
+    return tuple(replace(layer, window=window, keep=0) for layer, window in zip(layers, windows, strict=True))
+
+
 def sizing(
     layers: Sequence[LayerSpec],
     *,

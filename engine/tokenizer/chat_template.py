@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from ..api.errors import InvalidRequest, ModelLoadError
+from .folder_files import read_json, special_tokens
+
+log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
@@ -68,26 +72,31 @@ class _Generation(jinja2.ext.Extension):
 def load_chat_template(
     path: Path, settings: Mapping[str, Any], instead: Path | None = None
 ) -> ChatTemplate | None:
-    """The template of a model folder whose ``tokenizer_config.json`` is ``settings``, if it has one; or the
-    one in the file ``instead``."""
-    file = path / "chat_template.jinja"
-    source: object = settings.get("chat_template")
+    """Return the template of a model folder whose tokenizer has these ``settings``, if there is one, or the
+    template in the file ``instead``."""
     if instead is not None:
-        source = read_chat_template(instead)
-    elif file.exists():
-        source = file.read_text(encoding="utf-8")
-    if isinstance(source, list):  # several named ones
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    special_tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = settings.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            special_tokens[name] = text
-    return ChatTemplate(source, special_tokens)
+        source: object = read_chat_template(instead)
+    else:
+        source = _source_in(path, settings)
+    return ChatTemplate(source, special_tokens(settings)) if isinstance(source, str) else None
+
+
+def _source_in(path: Path, settings: Mapping[str, Any]) -> object:
+    """Return the default template of a folder: its own file, the tokenizer's, or the processor's."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    source = settings.get("chat_template") or read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(source, list):  # named ones
+        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+    if not isinstance(source, dict):
+        return source
+    if "default" not in source and source:
+        log.warning(
+            "%s has chat templates named %s and none named default; choose one of them with --chat-template",
+            path, ", ".join(map(str, source)),
+        )  # fmt: skip
+    return source.get("default")
 
 
 def read_chat_template(path: Path) -> str:

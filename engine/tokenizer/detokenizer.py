@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders give for bytes that are not UTF-8 (yet)
 CONTEXT_TOKENS = 5  # prompt tokens that decide whether the first word starts with a space
@@ -62,14 +62,30 @@ class StopChecker:
     Text that may still turn out to be the beginning of a stop string is held back. The match
     that ends first wins (of two ending together, the longer), so that the outcome does not
     depend on where the pieces were cut. ``match`` is the stop string found, if any.
+
+    Tokens without text of their own may be part of a stop string: ``markers`` has a character for each of
+    these, ``forms`` the stop strings written with them. A marker goes through ``add`` and is never shown.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._longest = max(map(len, stops), default=0)
-        self._first_characters = frozenset(stop[0] for stop in stops)
+    def __init__(
+        self,
+        stops: Sequence[str],
+        *,
+        forms: Mapping[str, str] | None = None,
+        markers: Mapping[int, str] | None = None,
+    ) -> None:
+        self._asked: dict[str, str] = {stop: stop for stop in stops} | dict(forms or {})
+        self._markers = dict(markers or {})
+        self._unshown = dict.fromkeys(map(ord, self._markers.values()))
+        self._stops = tuple(self._asked)
+        self._longest = max(map(len, self._stops), default=0)
+        self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._held = ""
         self.match: str | None = None
+
+    def marker(self, token_id: int) -> str:
+        """Return the character that stands for a token in ``add``; empty if no stop string has the token."""
+        return self._markers.get(token_id, "")
 
     def add(self, text: str) -> str:
         """The text that may be shown now; after a match, what came before it and then nothing."""
@@ -80,17 +96,17 @@ class StopChecker:
         text = self._held + text
         found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
         if found:
-            end, _, self.match = min(found)
-            self._held = ""
-            return text[: end - len(self.match)]
+            end, _, form = min(found)
+            self.match, self._held = self._asked[form], ""
+            return text[: end - len(form)].translate(self._unshown)
         start = self._undecided_from(text)
         self._held = text[start:]
-        return text[:start]
+        return text[:start].translate(self._unshown)
 
     def flush(self) -> str:
         """What was held back, now that no more text comes."""
         held, self._held = self._held, ""
-        return held
+        return held.translate(self._unshown)
 
     def _undecided_from(self, text: str) -> int:
         """Where the longest ending of ``text`` starts that begins one of the stop strings."""

@@ -7,19 +7,19 @@ transformers. Folders without a ``tokenizer.json`` are converted by transformers
 from __future__ import annotations
 
 import functools
-import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
-from ..api.errors import InvalidRequest, ModelLoadError, RequestTooLong
+from ..api.errors import InvalidRequest, RequestTooLong
 from ..api.prompt import Message
 from ..memory.malloc import give_memory_back
 from .chat_template import ChatTemplate, load_chat_template
-from .detokenizer import Detokenizer
+from .detokenizer import Detokenizer, StopChecker
+from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 from .text_length import longest_token
 
 LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth giving back, some 15 MB
@@ -130,76 +130,37 @@ class Tokenizer:
             silent_ids=self._special_ids,
         )
 
+    def stop_checker(self, stops: Sequence[str]) -> StopChecker:
+        """Return a fresh checker for stop strings, which may contain special tokens."""
+        markers: dict[int, str] = {}
+
+        def marked(found: re.Match[str]) -> str:
+            # A lone surrogate: decoded text has none.
+            return markers.setdefault(self._special_texts[found[0]], chr(0xD800 + len(markers)))
+
+        forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}
+        return StopChecker(
+            stops, forms={form: stop for form, stop in forms.items() if form != stop}, markers=markers
+        )
+
+    @functools.cached_property
+    def _special_texts(self) -> dict[str, int]:
+        added = self._backend.get_added_tokens_decoder()
+        return {added[token_id].content: token_id for token_id in self._special_ids}
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        texts = sorted(filter(None, self._special_texts), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
 
 def load_tokenizer(path: Path, chat_template: Path | None = None) -> Tokenizer:
     """The tokenizer of the model folder ``path``, with another template if there is one; ModelLoadError says
     what is missing or broken."""
-    backend = _load_backend(path)
-    settings = read_json(path / "tokenizer_config.json")
+    settings = tokenizer_settings(path)
+    backend = load_backend(path, settings)
     return Tokenizer(
         backend,
-        eos_ids=_find_eos_ids(path, backend, settings),
+        eos_ids=find_eos_ids(path, backend, settings),
         chat_template=load_chat_template(path, settings, chat_template),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, empty if there is no such file; ModelLoadError if it is broken."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}; download the model again") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _load_backend(path: Path) -> tokenizers.Tokenizer:
-    file = path / "tokenizer.json"
-    if not file.exists():
-        return _convert_backend(path)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for any broken content
-        raise ModelLoadError(f"cannot read {file}: {error}; download the model again") from error
-    backend.no_truncation()  # files made for training may carry limits that would shorten prompts
-    backend.no_padding()
-    return backend
-
-
-def _convert_backend(path: Path) -> tokenizers.Tokenizer:
-    """What transformers makes of older formats (tokenizer.model, vocab.json and merges.txt)."""
-    try:
-        from transformers import AutoTokenizer
-
-        backend: object = AutoTokenizer.from_pretrained(str(path)).backend_tokenizer
-    except Exception as error:  # whatever its many loaders raise
-        reason = str(error).strip().split("\n")[0]
-        raise ModelLoadError(
-            f"no usable tokenizer in {path}: it has no tokenizer.json, and converting failed ({reason})"
-        ) from error
-    if not isinstance(backend, tokenizers.Tokenizer):
-        raise ModelLoadError(f"no usable tokenizer in {path}: it has no tokenizer.json")
-    return backend
-
-
-def _find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> frozenset[int]:
-    """Every token that ends an answer, by the model's generation settings, its configuration
-    and its tokenizer; they often name different ones, and all of them mean it."""
-    config = read_json(path / "config.json")
-    text_config = config.get("text_config")
-    found: set[int] = set()
-    for source in (
-        read_json(path / "generation_config.json"),
-        config,
-        text_config if isinstance(text_config, dict) else {},
-    ):
-        ids = source.get("eos_token_id")
-        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
-    token = settings.get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if isinstance(text, str) and (token_id := backend.token_to_id(text)) is not None:
-        found.add(token_id)
-    return frozenset(found)

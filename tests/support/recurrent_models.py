@@ -133,7 +133,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "recurrent_gemma": dict(
         **BASE, attention_bias=False, conv1d_width=4, logits_soft_cap=30.0, num_attention_heads=4,
-        num_key_value_heads=1, rope_theta=1000.0, attention_window_size=8,
+        num_key_value_heads=1, rope_theta=10000.0, attention_window_size=8,
         block_types=["recurrent", "recurrent", "attention"],
     ),
     "rwkv7": {

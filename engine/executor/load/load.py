@@ -23,8 +23,9 @@ from ...memory.budget import (
     weights_bytes,
     workspace_bytes,
 )
+from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
-from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size
+from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -52,6 +53,10 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
+    windowed = with_windows(layout.layers, sliding_windows(read_config(path)))
+    if windowed != layout.layers:
+        log.info("%s: mlx-lm computes no sliding window; it is kept by the pages", config.model)
+        layout = replace(layout, layers=windowed)
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
         layout = replace(layout, layers=bounded)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 from collections import Counter
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -19,13 +22,17 @@ from octavo.kernels.channel_weights import BITS as CHANNEL_BITS
 
 from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
+from ...memory.budget import tensors_of
 from ...memory.model_files import read_config
+from ...memory.weight_files import weight_files
 from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
 from .channel_layers import affine_arrays, can_become, channel_kind, put_channels
+from .config_check import check_keys, recorded, watched
 from .mlx_lm_import import utils as mlx_lm_utils
+from .rope_check import match_rope
 
 if TYPE_CHECKING:
     from ..native.modules import Report
@@ -33,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
+_MODELOPT = "hf_quant_config.json"  # NVIDIA's settings of quantized weights
+_MAX_NAMED = 5  # parameters in a message
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
@@ -54,25 +63,76 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     become what was asked.
     """
     ops, said = MLXOps() if ops is None else ops, StringIO()
-    architecture = read_config(path)["model_type"]
+    config = read_config(path)
+    _say_tied(config, path)
+    architecture = config["model_type"]
     install_hook()
     try:
-        with ops.loading(), redirect_stdout(said):
-            model, _ = mlx_lm_utils.load_model(path, lazy=True)
+        with (
+            ops.loading(),
+            redirect_stdout(said),
+            folder_for_mlx_lm(path, config) as folder,
+            recorded() as read,
+        ):
+            model, _ = mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=model_classes)
     except SystemExit as error:  # olmo, without a package of its own
         first_line = said.getvalue().strip().partition("\n")[0] or f"it exits with {error.code}"
         raise ModelLoadError(
             f"mlx-lm cannot load {architecture!r} models as it is installed here: {first_line}"
         ) from error
+    except ModelLoadError:
+        raise
     except Exception as error:  # mlx-lm and model code of any architecture
-        first_line = str(error).partition("\n")[0] or type(error).__name__
-        raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {first_line}") from error
+        raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {_in_one_line(error)}") from error
+    if warnings := " ".join(said.getvalue().split()):
+        log.warning("%s: mlx-lm says: %s", path, warnings)
+    check_keys(config, model, read, str(path / "config.json"))
+    match_rope(model, config, read, str(path / "config.json"))
     adapt_models()
     install_cut_points()
     model.eval()
     if weights != "keep":
         convert_weights(model, weights, ops)
     return LoadedModel(model, architecture, describe_weights(model))
+
+
+def _say_tied(config: dict[str, Any], path: Path) -> None:
+    """Write into a configuration without ``tie_word_embeddings`` that the output head has weights of its own,
+    if there are any: mlx-lm's models differ in their default, and may drop these weights."""
+    nested = config.get("text_config")
+    language: dict[str, Any] = nested if isinstance(nested, dict) else config
+    if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
+        return
+    if any(name.endswith("lm_head.weight") for file in weight_files(path) for name in tensors_of(file)):
+        language["tie_word_embeddings"] = False
+
+
+def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
+    """Return mlx-lm's class of a model, and its class of arguments with its reading recorded."""
+    model_class, arguments = mlx_lm_utils._get_classes(config)
+    return model_class, watched(arguments)
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return what mlx-lm says, of a list of parameters the first ones."""
+    head, *lines = [line.strip().rstrip(",.") for line in str(error).splitlines()] or [""]
+    lines = [line for line in lines if line]
+    more = f" and {len(lines) - _MAX_NAMED} more" if len(lines) > _MAX_NAMED else ""
+    return f"{head} {', '.join(lines[:_MAX_NAMED])}{more}".strip() or type(error).__name__
+
+
+@contextmanager
+def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
+    """Make a folder in which mlx-lm finds ``config`` and links to the files that hold the weights, while it
+    opens them: it reads whatever is called ``model*.safetensors``."""
+    with tempfile.TemporaryDirectory(prefix="octavo-model-") as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for index, file in enumerate(weight_files(path)):
+            (folder / f"model-{index:05}.safetensors").symlink_to(file.resolve())
+        if (other := path / _MODELOPT).exists():
+            (folder / _MODELOPT).symlink_to(other.resolve())
+        yield folder
 
 
 def materialize(model: Module, ops: ModelOps, *, exact: bool, fuse: bool) -> Report | None:

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from ...api.config import EngineConfig
-from ...memory.budget import DEFAULT_KV_MEMORY, available_memory, text_config
+from ...memory.budget import DEFAULT_KV_MEMORY, available_memory
+from ...memory.configuration import text_config
 
 OPERATIONS_VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
 ELEMENTS_VARIABLE = "MLX_MAX_MB_PER_BUFFER"

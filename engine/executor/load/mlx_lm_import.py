@@ -116,8 +116,8 @@ def _open_files_limit_kept() -> Iterator[None]:
 
 defer(PACKAGE)
 with _open_files_limit_kept():
-    from mlx_lm.models import base, cache
+    from mlx_lm.models import base, cache, rope_utils
 
     utils: Any = copy_without(f"{PACKAGE}.utils", _ABSENT)
 
-__all__ = ["Absent", "base", "cache", "copy_without", "defer", "utils"]
+__all__ = ["Absent", "base", "cache", "copy_without", "defer", "rope_utils", "utils"]

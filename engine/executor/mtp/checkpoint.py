@@ -18,7 +18,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ...api.errors import InvalidConfig
-from ...memory.budget import tensors_of, text_config, weight_files
+from ...memory.budget import tensors_of
+from ...memory.configuration import text_config
+from ...memory.weight_files import weight_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 
 from ...api.errors import ModelLoadError
-from ...memory.budget import text_config
+from ...memory.configuration import text_config
 from ...memory.model_files import read_config
 from ..load.mlx_lm_import import base
 from ..load.mlx_lm_import import utils as mlx_lm_utils

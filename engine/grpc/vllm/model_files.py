@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...api.sampling_params import PARAMETERS
-from ...tokenizer.tokenizer import read_json
+from ...tokenizer.folder_files import read_json
 
 CHUNK_BYTES = 64 * 2**10
 TOKENIZER_FILES = (

@@ -164,3 +164,23 @@ def test_after_a_match_nothing_more_is_shown() -> None:
     assert checker.add("go, stop, and go") == "go, "
     assert checker.match == "stop"
     assert checker.add("more") == checker.flush() == ""
+
+
+def test_stop_strings_may_be_or_contain_special_tokens() -> None:
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "<s>": 2, "<t>": 3, "<s><t>": 4}))
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens(["<s>", "<t>"])
+    tokenizer = Tokenizer(backend)
+
+    def said(stops: list[str], token_ids: list[int]) -> tuple[str, str | None]:
+        checker, detokenizer = tokenizer.stop_checker(stops), tokenizer.detokenizer()
+        shown = "".join(checker.add(detokenizer.add(token) + checker.marker(token)) for token in token_ids)
+        return shown + checker.flush(), checker.match
+
+    assert said(["<s>"], [0, 2, 1]) == ("a", "<s>")
+    assert said(["zz", "<t>"], [0, 2, 1, 3, 0]) == ("ab", "<t>")
+    assert said(["a<s>b"], [1, 0, 2, 1, 1]) == ("b", "a<s>b")
+    assert said(["a<s>b"], [0, 2, 2, 1]) == ("ab", None)  # silent in text that goes on
+    assert said(["<s><t>"], [0, 2, 3]) == ("a", "<s><t>")
+    assert said(["<s>"], [4, 0]) == ("", "<s>")  # a token with that text of its own
+    assert said([], [0, 2, 1]) == ("ab", None)

@@ -333,7 +333,7 @@ def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> No
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert "should be" in refused(broken)
-    assert "max_model_len is 513" in refused(folder, max_model_len=513)
+    assert "max_model_len is 1025" in refused(folder, max_model_len=1025)  # linear scaling by 2
     assert "are available; lower kv_memory or num_pages" in refused(folder, num_pages=10**9)
     assert issubclass(ModelLoadError, InvalidConfig)
 

@@ -1,0 +1,176 @@
+"""Whether a model was built with everything that its config.json says.
+
+mlx-lm's model classes take from a configuration what they know and drop the rest without a word. So each key
+that no class took, or that no code reads after a class took it, is judged by transformers' configuration
+class of the same model type: a key that this class does not know, or whose value is its default, changes
+nothing. Any other value asks for another model than the one that was built, and loading is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from mlx.nn.layers.base import Module
+
+from ...api.errors import ModelLoadError
+from ...memory.configuration import text_config
+from .mlx_lm_import import base
+
+log = logging.getLogger(__name__)
+
+# Keys that change no result of a language model, by their meaning in transformers' configuration classes.
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|architectures|model_type|transformers_version|(torch_)?dtype|auto_map|tokenizer_class|name|"
+    r"\w*token_(id|ids|index|list)|\w*_token|prefix|use_cache|cache_implementation|remove_invalid_values|"
+    r"\w*init(ializer|ialization)?(_\w+)?|\w*dropout\w*|\w*_pdrop|drop_path_rate|\w*gradient_checkpoint\w*|"
+    r"output_\w+|return_dict\w*|\w*loss\w*|\w*_coef|pretraining_tp|ep_size|seq_aux|\w*jitter\w*|"
+    r"id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params|is_(encoder_)?decoder|"
+    r"add_cross_attention|cross_attention_hidden_size|tie_encoder_decoder|\w*prun\w*|chunk_size_feed_forward|"
+    r"(vision|visual|audio|image|video|mm|speech|projector|vit|talker|quantization|generation|sam)_?\w*|"
+    r"(\w+_)?(vision|audio|image)_\w+|text_config|is_(mm|multimodal)\w*|"
+    r"attn_implementation|\w*(flash|fused|kernel|triton|xla|tpu|parallel|offload|deepspeed|fsdp)\w*|"
+    r"(num_)?(nextn|mtp)_\w+|num_nextn_predict_layers|(max|min)_(new_)?(length|tokens)|early_stopping|"
+    r"num_beams|num_beam_groups|diversity_penalty|temperature|top_[kp]|typical_p|repetition_penalty|"
+    r"length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|num_return_sequences|"
+    r"\w*fp32\w*|\w+_dtype|do_sample|begin_suppress_tokens|suppress_tokens|exponential_decay_length_penalty|unsloth\w*|license|"
+    r"model_max_length|max_\w*(position|sequence|seq)\w*|n_positions|n_ctx|seq_length|original_max\w*"
+)
+# Checked elsewhere by what was built: its rotary embeddings, the windows of its layers, and by the weights,
+# which must be all that the model has and no more.
+_CHECKED_OTHERWISE = re.compile(
+    r"rope_(theta|scaling|parameters|local_base_freq)|\w*window\w*|layer_types|(\w+_)?bias|"
+    r"(intermediate|hidden|vocab)_size|num_key_value_heads|head_dim|tie_word_embeddings"
+)
+_ACTIVATIONS = {  # names in configurations, and in the code of models
+    "silu": r"silu|swiglu", "swish": r"silu|swiglu",
+    "relu": r"\brelu\b", "relu2": r"relu2|relu_squared|square",
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
+}  # fmt: skip
+_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # a checkpoint of Gemma says either
+_EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
+
+_readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)
+
+
+class Readings:
+    """The keys that argument classes of mlx-lm took while a model was built, and these classes."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self.classes: set[type] = set()
+
+    def note(self, arguments: type, params: Mapping[str, Any]) -> None:
+        """Remember what a class of arguments takes from ``params``."""
+        self.classes.add(arguments)
+        self.taken |= inspect.signature(arguments).parameters.keys() & params.keys()
+
+
+@contextmanager
+def recorded() -> Iterator[Readings]:
+    """Record what mlx-lm takes from configurations in this block, on this thread."""
+    _install()
+    readings = Readings()
+    token = _readings.set(readings)
+    try:
+        yield readings
+    finally:
+        _readings.reset(token)
+
+
+def watched(arguments: Any) -> Any:
+    """Return a class of arguments as ``mlx_lm.utils.load_model`` uses it, with what it takes noted also
+    where it has a ``from_dict`` of its own."""
+
+    class Watched:
+        @staticmethod
+        def from_dict(params: dict[str, Any]) -> Any:
+            if (readings := _readings.get()) is not None:
+                readings.note(arguments, params)
+            return arguments.from_dict(params)
+
+    return Watched
+
+
+@functools.cache
+def _install() -> None:
+    arguments: Any = base.BaseModelArgs
+    original = arguments.from_dict.__func__
+
+    def from_dict(cls: Any, params: dict[str, Any]) -> Any:
+        if (readings := _readings.get()) is not None:
+            readings.note(cls, params)
+        return original(cls, params)
+
+    arguments.from_dict = classmethod(functools.wraps(original)(from_dict))
+
+
+def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, origin: str) -> None:
+    """Raise ModelLoadError naming the first key whose value would change the model, and was left out."""
+    flat = text_config(config)
+    sources = _sources(model, readings)
+    left_out = [
+        name
+        for name, value in flat.items()
+        if not (_WITHOUT_EFFECT.fullmatch(name) or _CHECKED_OTHERWISE.fullmatch(name))
+        and value not in (None, [], {})
+        and not (name in readings.taken and re.search(rf"""[.'"]{re.escape(name)}\b""", sources))
+        and not (isinstance(value, str) and value in _ACTIVATIONS and re.search(_ACTIVATIONS[value], sources))
+    ]
+    if not left_out:
+        return
+    defaults = reference_defaults(flat.get("model_type"))
+    for name in left_out:
+        value = flat[name]
+        if defaults is None:
+            if not _looks_effectless(value):
+                log.warning("%s: mlx-lm does not read %s, which is %r there", origin, name, value)
+        elif name in defaults and not _is_same(value, defaults[name]):
+            raise ModelLoadError(
+                f"{name} in {origin} must be {defaults[name]!r}, got {value!r}: mlx-lm's "
+                f"{config['model_type']!r} does not read it; serve a model without it"
+            )
+
+
+def _sources(model: Module, readings: Readings) -> str:
+    """Return the code of the modules whose classes make up the model."""
+    names = {type(module).__module__ for _, module in model.named_modules()}
+    names |= {parent.__module__ for kind in readings.classes for parent in kind.__mro__}
+    names |= {parent.__module__ for _, module in model.named_modules() for parent in type(module).__mro__}
+    found = []
+    for name in sorted(names):
+        if name.startswith("mlx_lm.models."):
+            code = inspect.getsource(sys.modules[name])
+            found.append(re.sub(r"^    \w+: .*$", "", code, flags=re.MULTILINE))  # fields are no use of them
+    return "\n".join(found)
+
+
+@functools.lru_cache(maxsize=8)
+def reference_defaults(model_type: object) -> dict[str, Any] | None:
+    """Return what transformers' configuration class takes where nothing is said; None if it has no class of
+    this model type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        defaults: dict[str, Any] = CONFIG_MAPPING[str(model_type)]().to_dict()
+    except Exception as error:  # no such type, or a class without defaults
+        log.debug("transformers has no defaults of %r: %s", model_type, error)
+        return None
+    return text_config(defaults)
+
+
+def _is_same(value: object, default: object) -> bool:
+    if value == default or (default is None and _looks_effectless(value)):
+        return True
+    return {value, default} <= _GELU if isinstance(value, str) and isinstance(default, str) else False
+
+
+def _looks_effectless(value: object) -> bool:
+    return any(value == one for one in _EFFECTLESS_VALUES) or isinstance(value, dict)

@@ -1,0 +1,107 @@
+"""Which safetensors files of a folder hold the model's weights. No MLX."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+
+from ..api.errors import ModelLoadError
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.npz", "*.h5", "*.msgpack")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the files to read: the ones that the index names, else ``model.safetensors`` or all shards.
+
+    An index that does not name the whole file beside it is stale, as it is to transformers; so is one whose
+    files are missing where a complete set of other shards is there. Files such as ``model-mtp.safetensors``
+    belong to the weights where no index says otherwise. ModelLoadError has the name of a missing file.
+    """
+    whole = path / WHOLE
+    named = indexed_files(path)
+    if whole.exists() and WHOLE not in named:
+        return [whole, *([] if named else _beside(path))]
+    missing = [name for name in named if not (path / name).exists()]
+    if named and not missing:
+        return [path / name for name in named]
+    sets = _numbered(path)
+    complete = [files for count, files in sets.items() if len(files) == count]
+    if len(complete) == 1:
+        return complete[0] + ([] if named else _beside(path))
+    if missing:
+        raise ModelLoadError(
+            f"{path} lacks {_listed(missing)}, which {INDEX} names; download the model again, or copy it"
+        )
+    if complete:
+        raise ModelLoadError(
+            f"{path} has {len(complete)} complete sets of shards and no {INDEX} that names one; "
+            "remove the files of the other sets"
+        )
+    for count, files in sets.items():
+        prefix, _, digits = _parts(files[0])
+        have = {_parts(file)[1] for file in files}
+        lacking = [
+            f"{prefix}-{number:05}-of-{digits}.safetensors"
+            for number in range(1, count + 1)
+            if number not in have
+        ]
+        raise ModelLoadError(f"{path} lacks {_listed(lacking)}; download the model again, or copy the file")
+    if files := _beside(path):
+        return files
+    others = [file.name for kind in _OTHER_FORMATS for file in sorted(path.glob(kind))]
+    instead = f" and {_listed(others)} in a format that is not read here" if others else ""
+    raise ModelLoadError(
+        f"{path} has no model*.safetensors file{instead}; "
+        "a model folder holds config.json, its weights and a tokenizer"
+    )
+
+
+def indexed_files(path: Path) -> list[str]:
+    """Return the names of the files in the folder's index, empty if there is no index."""
+    file = path / INDEX
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        names = sorted(set(content["weight_map"].values()))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if (path / WHOLE).exists():
+            return []
+        raise ModelLoadError(f"{file} is damaged: {error}; download the model again") from error
+    for name in names:
+        inside = isinstance(name, str) and PurePosixPath(name)
+        if not inside or inside.is_absolute() or ".." in inside.parts:
+            raise ModelLoadError(f"{file} must name files of its own folder, got {name!r}; correct it")
+    return names
+
+
+def _numbered(path: Path) -> dict[int, list[Path]]:
+    """Return the shards by the number of shards that their names say there are."""
+    sets: dict[int, list[Path]] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        if _SHARD.fullmatch(file.name):
+            sets.setdefault(int(_parts(file)[2]), []).append(file)
+    return sets
+
+
+def _parts(file: Path) -> tuple[str, int, str]:
+    match = _SHARD.fullmatch(file.name)
+    assert match is not None
+    return match[1], int(match[2]), match[3]
+
+
+def _beside(path: Path) -> list[Path]:
+    """Return ``model*.safetensors`` without the whole file and without shards."""
+    files = sorted(path.glob("model*.safetensors"))
+    return [file for file in files if file.name != WHOLE and not _SHARD.fullmatch(file.name)]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,125 @@
+"""Configurations against what mlx-lm builds from them: what is left out changes nothing, or is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import tiny_models
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.load.config_check import check_keys, recorded
+from octavo.engine.executor.load.loader import load_model, model_classes
+from octavo.engine.executor.load.rope_check import match_rope
+from octavo.engine.memory.configuration import normalized
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[3] / "data" / "published_configs.json").read_text()
+)
+
+
+def written_out(value: Any) -> Any:
+    """``{"repeat": [...], "times": n}`` as the list that it stands for."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"repeat", "times"}:
+        return value["repeat"] * value["times"]
+    return {name: written_out(one) for name, one in value.items()}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_checkpoints_are_built_with_all_they_say(name: str) -> None:
+    """Of their full size, with no weight computed."""
+    config = normalized(written_out(PUBLISHED[name]), name)
+    with recorded() as readings:
+        model_class, arguments = cast("tuple[Any, Any]", model_classes(config))
+        model: Any = model_class(arguments.from_dict(config))
+    check_keys(config, model, readings, name)
+    match_rope(model, config, readings, name)
+
+
+def changed(tmp_path: Path, kind: str, **changes: Any) -> Path:
+    folder = tiny_models.make_model(tmp_path, kind)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act in .* must be 'silu', got 'gelu'"),
+        ("qwen3_moe", {"rope_scaling": YARN}, "rope_scaling in .*'yarn'.* of which it makes RoPE"),
+        ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
+        ("mixtral", {"rope_scaling": LLAMA3}, "rope_scaling in .*'llama3'"),
+        ("qwen3_moe", {"rope_parameters": {"rope_theta": 77.0, **LLAMA3}}, "rope_scaling in .*'llama3'"),
+        ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
+        ("cohere2", {"use_parallel_block": False, "hidden_act": "relu"}, "hidden_act in .* got 'relu'"),
+    ],
+)
+def test_what_mlx_lm_drops_is_refused_by_name(
+    tmp_path: Path, kind: str, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=named):
+        load_model(changed(tmp_path, kind, **changes), weights="keep")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3", {"hidden_act": "silu", "note": "ours", "number_of_our_model": 7}),
+        ("llama", {"rope_interleaved": True, "attention_dropout": 0.5, "router_aux_loss_coef": 1}),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2}),
+        ("qwen3", {"id2label": {"0": "LABEL_0"}, "quantization_config": None, "use_cache": False}),
+    ],
+)
+def test_what_transformers_does_not_know_changes_nothing(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    assert load_model(changed(tmp_path, kind, **changes), weights="keep").architecture == kind
+
+
+@pytest.mark.parametrize("extra", [{}, {"truncate": False}, {"attention_factor": 1.5}, {"mscale": 2.0}])
+def test_yarn_turns_as_transformers_turns_it(tmp_path: Path, extra: dict[str, Any]) -> None:
+    """Settings that mlx-lm leaves out are applied; ``mscale`` counts only with ``mscale_all_dim``."""
+    folder = changed(tmp_path, "qwen3", rope_scaling=YARN | extra)
+    model: Any = load_model(folder, weights="keep").model
+    rope = model.layers[0].self_attn.rope
+
+    def pair_that_turns(times: float) -> float:
+        return 16 * math.log(128 / (times * 2 * math.pi)) / (2 * math.log(10000))
+
+    low, high = pair_that_turns(32), pair_that_turns(1)
+    if extra.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    for pair, period in enumerate(rope._freqs.tolist()):
+        plain = 10000 ** (-2 * pair / 16)
+        scaled = min(max((pair - max(low, 0)) / (high - max(low, 0)), 0), 1)
+        assert 1 / period == pytest.approx(plain / 4 * scaled + plain * (1 - scaled), rel=1e-4)
+    assert rope.mscale == pytest.approx(extra.get("attention_factor", 0.1 * math.log(4) + 1))
+
+
+def test_windows_that_mlx_lm_leaves_out_are_kept_by_the_pages(tmp_path: Path) -> None:
+    """What lies before the windows of four layers together changes nothing; without windows it does."""
+    ids = [5, 9, 2, 7, 11, 3, 8, 1]
+
+    def scores(window: int | None, first: int) -> list[float]:
+        folder = changed(
+            tmp_path / f"{window}-{first}", "qwen2", sliding_window=window, use_sliding_window=True,
+            max_window_layers=0,
+        )  # fmt: skip
+        with LLM(EngineConfig(model=str(folder), num_pages=16, page_size=8)) as llm:
+            params = SamplingParams(max_tokens=1, logprobs=5, ignore_eos=True)
+            output = llm.generate([[first, *ids]], params, progress=False)[0].outputs[0]
+        return [entry.logprob for entry in output.logprobs]
+
+    assert scores(2, 13) == scores(2, 200)
+    assert scores(None, 13) != scores(None, 200)
