@@ -79,7 +79,7 @@ format: $(DEV)
 	$(BIN)/clang-format -i $(CSRC)
 
 types: $(DEV)
-	$(BIN)/mypy -p octavo
+	$(BIN)/mypy -p octavo -p octavo_lab
 	$(BIN)/mypy tests tools
 
 cross-aarch64: $(RUNTIME)

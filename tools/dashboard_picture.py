@@ -20,7 +20,7 @@ from live_prometheus import DEPLOY, in_prometheus, live_prometheus, query
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.plots.figure import picture, require_matplotlib
+from octavo_lab.plots.figure import picture, require_matplotlib
 
 STREAMS = (2, 6, 16, 4)  # clients at once, in each phase
 PHASE_S = 35.0

@@ -25,10 +25,10 @@ import octavo.engine
 from demo_view import View, make_view
 from octavo.engine import SamplingParams
 from octavo.engine.api.outputs import FinishReason
-from octavo.engine.bench.ledgers.documents import make_ledger
-from octavo.engine.bench.ledgers.kinds import Codes, Residents
 from octavo.engine.client.client import Client
 from octavo.kernels.formats import format_pair, page_format
+from octavo_lab.bench.ledgers.documents import make_ledger
+from octavo_lab.bench.ledgers.kinds import Codes, Residents
 
 SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")

@@ -43,8 +43,7 @@ Factory = TypeVar("Factory", bound=abc.Callable[[int], EvictionPolicy])
 def register(name: str) -> abc.Callable[[Factory], Factory]:
     """Enter what makes a policy, a class or a function of the number of pages, under a name.
 
-    A policy is one file in this folder: whatever is here is imported with the folder, and then is a
-    choice of the configuration, of the command line and of ``octavo replay``.
+    A module that registers one is imported by ``octavo_lab.policies``; ``octavo replay`` then knows it.
     """
 
     def enter(factory: Factory) -> Factory:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
 from octavo.kernels.formats import FORMAT_NAMES, FormatPair, format_pair, known_formats
 from octavo.kernels.residual import RESIDUAL_SETTINGS, SIXTEEN_BITS, ResidualSpec, default_residual_pages
 
@@ -189,9 +188,6 @@ class EngineConfig:
         True, "keep the pages of finished requests, to be found by their contents", shown="yes",
         kind="switch", aliases=("--enable-prefix-caching",),
     )  # fmt: skip
-    cache_policy: str = setting(
-        DEFAULT_POLICY, "which cached page is given up first", choices=tuple(POLICIES)
-    )
     max_pinned_pages: int = setting(
         0, "pages that `octavo cache pin` may keep for good", kind="int", metavar="N", low=0,
         remedy="0 refuses every pin", needs="prefix_cache",

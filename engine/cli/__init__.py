@@ -10,6 +10,7 @@ import argparse
 import errno
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ COMMANDS = {
     "models": "say how every architecture of the installed mlx-lm is served, from tiny random models",
     "doctor": "say what this machine and a model run on, and test the kernels",
 }
+
+
+LAB = ("bench", "replay", "models")  # commands of the distribution octavo-lab
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,6 +81,11 @@ def _parser() -> Parser:
 
 
 def _fill(name: str, parser: argparse.ArgumentParser) -> None:
-    command = importlib.import_module(f"octavo.engine.cli.{name}")
+    home = "octavo.engine.cli"
+    if name in LAB:
+        if importlib.util.find_spec("octavo_lab") is None:
+            parser.error(f"`octavo {name}` is part of octavo-lab, which is not installed; pip install ./lab")
+        home = "octavo_lab.commands"
+    command = importlib.import_module(f"{home}.{name}")
     command.add_arguments(parser)
     parser.set_defaults(run=command.run)

@@ -116,7 +116,6 @@ def assemble(
             info.groups or info.num_pages,
             info.page_size,
             prefix_cache=config.prefix_cache,
-            policy=config.cache_policy,
             max_pinned=config.max_pinned_pages,
             max_chunk=config.max_step_tokens,
             states=info.states,

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from octavo.engine.cache_sim.optimum import optimal_hits
-from octavo.engine.cache_sim.trace import TraceRequest, read_trace
+from octavo_lab.cache_sim.optimum import optimal_hits
+from octavo_lab.cache_sim.trace import TraceRequest, read_trace
 from prefix_caches import best_hits, min_hits
 
 SEED = 1

@@ -17,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.executor.architectures import examine
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.probe_reference import row_errors
 from octavo.kernels.backends import choose_backend
+from octavo_lab.architectures import examine
 
 Doubles = NDArray[np.float64]
 

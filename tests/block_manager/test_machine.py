@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+import octavo_lab.policies  # noqa: F401 (registers policies)
 from ledger import Ledger
 from octavo.block_manager import (
     BlockManager,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import octavo_lab.policies  # noqa: F401 (registers policies)
 from octavo.block_manager import (
     BlockManager,
     FullAttention,

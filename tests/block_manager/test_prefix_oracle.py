@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+import octavo_lab.policies  # noqa: F401 (registers policies)
 from ledger import visible
 from octavo.block_manager import BlockManager, Digest, KVGroupSpec, ResidualWindow
 from octavo.block_manager.policies import POLICIES

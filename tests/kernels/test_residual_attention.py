@@ -140,13 +140,14 @@ def test_gathered_rows_come_from_the_pages_that_each_query_reads(backend: Tested
     """Three rows of one sequence: the residual window moves with them, and the first page is kept."""
     case = Case(name="", sequences=((0, 40), (0, 3)), page_size=8)
     spec = case.spec("int8", "int8")
-    cache = backend.create().create_residual_pool(spec, residual_spec(case, spec, window=1, keep=8))
+    beside_spec = residual_spec(case, spec, window=1, keep=8)
+    cache = backend.create().create_residual_pool(spec, beside_spec)
     rng = np.random.default_rng(0)
     tables = [np.array([3, 1, 4, 0, 5], np.int32), np.array([2], np.int32)]
     beside = [table[::-1].copy() if len(table) > 1 else table for table in tables]
     step = build_metadata(case.sequences, tables, 8)
     shown = build_metadata(case.sequences, beside, 8).only_group()
-    starts = starts_of(step, cache.residual.spec.layers[0], np.array([12, 0], np.int32))
+    starts = starts_of(step, beside_spec.layers[0], np.array([12, 0], np.int32))
     step = replace(step, groups=(*step.groups, shown._replace(starts=starts)))
     keys, values = (mx.array(rng.standard_normal((43, 2, 64)).astype(np.float32)) for _ in range(2))
     cache.begin_step(step)

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("block_manager", "engine", "kernels", "proto", "scheduler")
+FOLDERS = ("block_manager", "engine", "kernels", "lab", "proto", "scheduler")
+NAMES = {"lab": "octavo_lab"}  # folder: the package that it is; the others are octavo.<folder>
 LIGHT = (
     "octavo.block_manager",
     "octavo.scheduler",
     "octavo.engine",
     "octavo.engine.api.config",
-    "octavo.engine.cache_sim.run",
+    "octavo_lab.cache_sim.run",
     "octavo.engine.cli",
     "octavo.engine.client.client",
     "octavo.engine.core.engine_thread",
@@ -52,6 +53,7 @@ BELOW = {  # top-level folder: those it may import
     "kernels": set(),
     "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"},
     "proto": {"v1"},
+    "lab": {"block_manager", "scheduler", "kernels", "engine", "v1"},
 }
 ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "api": set(),
@@ -60,12 +62,10 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "memory": {"api"},
     "inspection": {"api"},
     "observability": {"api"},
-    "plots": {"api"},
     "http": {"api"},
     "structured_output": {"api", "tokenizer"},
     "kv_store": {"api", "memory"},
     "speculation": {"api"},
-    "cache_sim": {"api", "plots"},
     "executor": {"api", "kv_store", "memory", "structured_output"},
     "core": {
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
@@ -74,20 +74,14 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "grpc": {"api", "core", "frontend", "inspection", "memory", "tokenizer"},
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
-    "bench": {
-        "api", "arguments", "cache_sim", "client", "core", "executor", "frontend", "kv_store", "memory",
-        "plots", "structured_output", "tokenizer",
-    },
     "cli": {
-        "api", "arguments", "bench", "cache_sim", "client", "executor", "frontend", "grpc", "http", "memory",
-        "observability", "plots",
+        "api", "arguments", "client", "executor", "frontend", "grpc", "http", "memory", "observability",
     },
 }  # fmt: skip
 TENSOR_LIBRARIES = {"mlx", "mlx_lm"}
 ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: who may import them
     "octavo.kernels._ext": {"executor"},
-    "octavo.kernels.backends": {"executor", "bench", "cli"},
-    "octavo.kernels.bench": {"bench"},
+    "octavo.kernels.backends": {"executor", "cli"},
     "octavo.kernels.cpu": set(),
     "octavo.kernels.kv_cache": {"executor"},
     "octavo.kernels.metal": set(),
@@ -101,6 +95,12 @@ def python_files(*folders: str) -> list[Path]:
     return [path for path in files if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
 
 
+def package_name(path: Path) -> tuple[str, ...]:
+    """The parts of the name by which a file or folder of the repository is imported."""
+    top, *rest = path.parts or ("",)
+    return (NAMES[top], *rest) if top in NAMES else ("octavo", *path.parts)
+
+
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
     """Absolute names imported anywhere in a file, inside functions too; relative ones as ``octavo.`` names,
@@ -110,7 +110,7 @@ def imported(path: Path) -> frozenset[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            home = "octavo", *path.relative_to(ROOT).parent.parts
+            home = package_name(path.relative_to(ROOT).parent)
             above = home[: len(home) - node.level + 1] if node.level else ()
             module = ".".join((*above, *([node.module] if node.module else [])))
             names.add(module)
@@ -157,14 +157,14 @@ def circle(arrows: Mapping[str, set[str]]) -> tuple[str, ...]:
 def module_arrows(root: Path) -> dict[str, set[str]]:
     """Which modules each module imports, anywhere in its files but for its types alone."""
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
-    names = {path: ".".join(("octavo", *path.relative_to(root).with_suffix("").parts)) for path in files}
+    names = {path: ".".join(package_name(path.relative_to(root).with_suffix(""))) for path in files}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
     arrows: dict[str, set[str]] = {}
     for path, name in names.items():
         found: set[str] = set()
         for node in without_types(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
-                home = "octavo", *path.relative_to(root).parent.parts
+                home = package_name(path.relative_to(root).parent)
                 above = home[: len(home) - node.level + 1] if node.level else ()
                 module = ".".join((*above, *([node.module] if node.module else [])))
                 inside = {f"{module}.{alias.name}" for alias in node.names} & set(names.values())
@@ -253,11 +253,18 @@ def test_kernels_know_no_model_code() -> None:
         assert not models, f"{path.relative_to(ROOT)} imports {models}"
 
 
+def test_what_serves_knows_nothing_of_the_laboratory() -> None:
+    for path in python_files(*BELOW.keys() - {"lab"}):
+        names = {name for name in imported(path) if name.split(".")[0] == "octavo_lab"}
+        assert not names, f"{path.relative_to(ROOT)} imports {names}"
+
+
 @pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"proto"}))
 def test_imports_inside_a_folder_are_relative(folder: str) -> None:
     """So that editors and tools that draw imports follow them."""
     for path in python_files(folder):
-        own = {name for name in spelled_out(path) if f"{name}.".startswith(f"octavo.{folder}.")}
+        package = ".".join(package_name(Path(folder)))
+        own = {name for name in spelled_out(path) if f"{name}.".startswith(f"{package}.")}
         assert not own, f"{path.relative_to(ROOT)} spells out {own}"
 
 

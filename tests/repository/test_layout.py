@@ -7,13 +7,15 @@ import io
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from octavo.engine.cli import COMMANDS, main
-from octavo.engine.cli.bench import BENCHES
+import octavo
+from octavo.engine.cli import COMMANDS, LAB, main
+from octavo_lab.commands.bench import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = {
@@ -24,7 +26,7 @@ LINKS = {
     "scheduler": "../../scheduler",
     "v1": "../../proto/octavo/v1",
 }
-SOURCES = ("block_manager", "engine", "kernels", "proto", "scheduler", "tools")
+SOURCES = ("block_manager", "engine", "kernels", "lab", "proto", "scheduler", "tools")
 NO_MIRRORS = {"tests/repository", "tests/chaos", "tests/deploy"}  # of what is no Python package
 TESTED_ELSEWHERE = {"tools/docs_site": "tests/repository/test_docs.py", "proto/octavo/v1": "tests/proto"}
 TEXT = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".proto", ".cpp", ".h", ".txt", ".service", ""}
@@ -153,6 +155,29 @@ def test_nothing_is_left_to_do_later() -> None:
         if path.suffix in TEXT and not path.is_symlink() and "_pb2" not in path.name:
             found = marks.search(path.read_text())
             assert not found, f"{path.relative_to(ROOT)} says {found.group()}"
+
+
+def test_the_laboratory_lists_its_packages() -> None:
+    project = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())
+    folders = [
+        path.parent.relative_to(ROOT / "lab") for path in tracked("lab/__init__.py", "lab/**/__init__.py")
+    ]
+    names = {".".join(("octavo_lab", *folder.parts)) for folder in folders}
+    assert set(project["tool"]["setuptools"]["packages"]) == names
+    assert project["project"]["version"] == octavo.__version__
+
+
+def test_without_the_laboratory_its_commands_say_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['octavo_lab'] = None; from octavo.engine.cli import main; sys.exit(main())"
+    )
+    for command in LAB:
+        done = subprocess.run(
+            [sys.executable, "-c", code, command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert f"octavo {command}" in done.stderr
+        assert "pip install ./lab" in done.stderr
 
 
 @pytest.mark.slow

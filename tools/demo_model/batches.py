@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from demo_model import tasks
-from octavo.engine.bench.ledgers.documents import make_ledger
-from octavo.engine.bench.ledgers.words import END, Segment
+from octavo_lab.bench.ledgers.documents import make_ledger
+from octavo_lab.bench.ledgers.words import END, Segment
 
 # Shares of the planned steps at which the curriculum changes.
 WARM, EARLY, MIDDLE, LATE = 0.06, 0.3, 0.6, 0.88

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.outputs import FinishReason
-from octavo.engine.bench.ledgers.documents import Ledger, held_out
-from octavo.engine.bench.ledgers.kinds import KINDS
+from octavo_lab.bench.ledgers.documents import Ledger, held_out
+from octavo_lab.bench.ledgers.kinds import KINDS
 
 MAX_ANSWER_TOKENS = 40  # the longest true answer has 22
 KV_MEMORY = 256 << 20  # holds every ledger of one length, whatever the format

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from octavo.engine.bench.ledgers.words import END, START, STOP
+from octavo_lab.bench.ledgers.words import END, START, STOP
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from octavo.engine.bench.ledgers.words import (
+from octavo_lab.bench.ledgers.words import (
     ADJECTIVE,
     ANSWER_WEIGHT,
     CITY,

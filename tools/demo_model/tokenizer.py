@@ -8,9 +8,9 @@ from random import Random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from demo_model.tasks import filler
-from octavo.engine.bench.ledgers import words
-from octavo.engine.bench.ledgers.documents import make_ledger
-from octavo.engine.bench.ledgers.words import END, START, STOP, joined
+from octavo_lab.bench.ledgers import words
+from octavo_lab.bench.ledgers.documents import make_ledger
+from octavo_lab.bench.ledgers.words import END, START, STOP, joined
 
 VOCAB_SIZE = 1536
 

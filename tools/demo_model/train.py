@@ -28,8 +28,8 @@ from demo_model.checkpoint import State
 from demo_model.network import ModelConfig, Qwen3
 from demo_model.planting import plant_induction
 from demo_model.tokenizer import train_tokenizer
-from octavo.engine.bench.ledgers.documents import make_ledger
-from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT
+from octavo_lab.bench.ledgers.documents import make_ledger
+from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT
 
 PROBE_LENGTHS, PROBE_LEDGERS = (256, 512, 1024), 8
 

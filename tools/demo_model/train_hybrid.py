@@ -28,9 +28,9 @@ from demo_model.batches import Example, encode
 from demo_model.checkpoint import State
 from demo_model.hybrid_network import Hybrid, HybridConfig
 from demo_model.hybrid_planting import plant_lookups
-from octavo.engine.bench.ledgers.documents import make_ledger
-from octavo.engine.bench.ledgers.kinds import Codes, Kind, Residents, Stock
-from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT
+from octavo_lab.bench.ledgers.documents import make_ledger
+from octavo_lab.bench.ledgers.kinds import Codes, Kind, Residents, Stock
+from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "engine" / "demo" / "tokenizer.json"
 WARM, EARLY, MIDDLE = 0.06, 0.3, 0.6  # shares of the time at which the curriculum changes

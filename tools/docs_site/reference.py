@@ -18,8 +18,8 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.setting import default_of, settings_of
 from octavo.engine.cli import COMMANDS, command_parser
-from octavo.engine.cli.bench import BENCHES
 from octavo.engine.observability.prometheus import Metrics
+from octavo_lab.commands.bench import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")

@@ -15,7 +15,7 @@ import json
 import time
 from typing import Any
 
-from octavo.engine.bench.scheduler import PAGE_SIZE, PROMPT_POOL, PROMPT_TOKENS, time_prompts
+from octavo_lab.bench.scheduler import PAGE_SIZE, PROMPT_POOL, PROMPT_TOKENS, time_prompts
 
 MAX_TOKENS = 16  # of the answer, which is never generated
 

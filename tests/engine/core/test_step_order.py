@@ -68,7 +68,7 @@ class Traced:
         self.core: EngineCore = assemble(
             config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 1e-3
         )
-        self.admission = InputProcessor(info, self.core.tokenizer, capacity=self.core.capacity_with)
+        self.admission = InputProcessor(info, self.core.tokenizer, capacity=self.core.capacity)
         self.requests: list[Request] = []
         scheduler = self.core._scheduler
         plan, commit, submit, resolve = scheduler.plan, scheduler.commit, runner.submit, runner.resolve

@@ -10,7 +10,7 @@ import pytest
 
 from demo_model.evaluate import Question, questions, score
 from octavo.engine import LLM, EngineConfig
-from octavo.engine.bench.ledgers.documents import held_out
+from octavo_lab.bench.ledgers.documents import held_out
 
 pytestmark = pytest.mark.parity
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ async def test_the_engine_says_after_how_many_tokens_sequences_are_quantized() -
             answers[after] = await answer(client)
             assert answers[after].cached == 0
             assert await answer(client) == replace(answers[after], cached=192)
-            await eventually(lambda engine=engine: all_idle(engine), "pages come back")
+            await eventually(functools.partial(all_idle, engine), "pages come back")
             stats = await client.cache.stats()
             assert_all_idle(stats)
             assert b'octavo_kv_residual_pages{state="held"} 0.0' in metrics.render()

@@ -113,20 +113,13 @@ def test_a_preview_shows_the_beginning_of_a_run() -> None:
     assert (node.tokens, node.start, node.end, node.tokens_saved) == ((0, 1, 2, 3, 4), 0, 12, 36)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"cache_policy": "random"}, "got 'random'"),
-        ({"max_pinned_pages": -1}, "at least 0, got -1"),
-    ],
-)
-def test_settings_of_the_cache_are_checked(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidConfig, match=message):
-        EngineConfig(**settings)  # type: ignore[arg-type]
+def test_the_number_of_pinned_pages_is_checked() -> None:
+    with pytest.raises(InvalidConfig, match="at least 0, got -1"):
+        EngineConfig(max_pinned_pages=-1)
 
 
 def test_pins_must_leave_room_in_the_pool() -> None:
     with pytest.raises(InvalidConfig, match="less than the 64 pages"):
         FakeCore()(small_config(max_pinned_pages=64))
-    core = FakeCore()(small_config(max_pinned_pages=63, cache_policy="gittins"))
-    assert (core.capacity, core.cache.totals().policy) == (4, "gittins")
+    core = FakeCore()(small_config(max_pinned_pages=63))
+    assert (core.capacity, core.cache.totals().policy) == (4, "lru")

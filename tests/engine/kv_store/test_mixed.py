@@ -27,7 +27,7 @@ def test_a_restarted_engine_goes_on_from_both_kinds_of_pages(tmp_path: Path) -> 
     for name, number in (
         ("residual_pages", 1), ("sink_pages", 2), ("quantize_after", 400), ("quantize_after", 200),
     ):  # fmt: skip
-        config = replace(CONFIG, cache_dir=tmp_path, **{name: number})
+        config = replace(CONFIG, cache_dir=tmp_path, **{name: number})  # type: ignore[arg-type]
         cold, warm = generate(config), generate(config)
         assert (cold.cached_tokens, warm.cached_tokens) == (0, 288), "nobody else's pages will do"
         assert warm.outputs[0].token_ids == cold.outputs[0].token_ids

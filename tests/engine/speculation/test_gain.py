@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from octavo.engine.bench.draft_texts import TEXTS
 from octavo.engine.speculation.drafting import Drafting, Speculation
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler.draft_times import DraftTimes
+from octavo_lab.bench.draft_texts import TEXTS
 
 PROMPT, OUTPUT, VOCABULARY = 192, 96, 4000
 AMX = [(1, 1.0), (2, 1.12), (4, 1.2), (9, 1.5), (16, 2.0), (72, 6.0)]  # rows, times one row's

@@ -16,8 +16,8 @@ import octavo.engine
 from demo_model import tasks
 from demo_model.batches import encode, make_batch, row_length
 from demo_model.tokenizer import train_tokenizer
-from octavo.engine.bench.ledgers.documents import held_out, make_ledger
-from octavo.engine.bench.ledgers.words import ANSWER_WEIGHT, STOP, Segment, ask, estimated_tokens, joined
+from octavo_lab.bench.ledgers.documents import held_out, make_ledger
+from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT, STOP, Segment, ask, estimated_tokens, joined
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"
 

@@ -12,11 +12,11 @@ import pytest
 
 from native import require_extension
 from octavo.engine import LLM, EngineConfig, SamplingParams
-from octavo.engine.bench.ledgers.documents import held_out
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.executor.recurrent.segments import StateStep
 from octavo.engine.executor.recurrent.state_pool import StatePool
+from octavo_lab.bench.ledgers.documents import held_out
 
 require_extension()
 

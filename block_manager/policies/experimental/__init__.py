@@ -1,1 +1,0 @@
-"""Policies that are measured, documented and not the default."""

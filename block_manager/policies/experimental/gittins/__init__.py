@@ -1,1 +1,0 @@
-"""An eviction policy that ranks pages by the hits per time that keeping them promises."""

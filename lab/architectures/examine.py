@@ -1,0 +1,131 @@
+"""One architecture, tiny and of random weights: how it is served here, or why it is not."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import StringIO
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_map
+
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt.install import adapt_models
+from octavo.engine.executor.load.discover import CacheLayout, discover_layout
+from octavo.engine.executor.load.loader import LoadedModel, describe_weights
+from octavo.engine.executor.load.prepare import make_ready
+from octavo.kernels.backends import BackendSelection
+from octavo.kernels.interface import PoolSpec
+
+from .configurations import configuration
+
+MODELS = "mlx_lm.models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """How one architecture of mlx-lm is served.
+
+    architecture     the module of mlx-lm
+    tier             "paged", "gather", "refused", or "not tried" where no tiny model can be made here
+    attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
+    bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served
+    reason           why it is not in the paged tier; empty if it is
+    """
+
+    architecture: str
+    tier: str
+    attention: str = ""
+    bytes_per_token: int | None = None
+    reason: str = ""
+
+
+def architectures() -> list[str]:
+    """Modules of the installed mlx-lm that could be models; nothing is imported."""
+    spec = find_spec(MODELS)
+    assert spec is not None
+    names = sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
+    return [name for name in names if name not in _SHARED]
+
+
+_SHARED = {  # by models, and none themselves
+    *("activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
+    *("rope_utils", "ssm", "switch_layers"),
+}
+
+
+def examine(name: str, choice: BackendSelection) -> Examined:
+    """Make it, load it as ``serve`` would, and say what became of it."""
+    said = StringIO()
+    try:
+        with redirect_stdout(said):
+            model = _tiny_model(name)
+    except SystemExit:  # olmo, without a package of its own
+        return Examined(architecture=name, tier="not tried", reason=said.getvalue().strip())
+    except Exception as error:  # model code of any architecture
+        return Examined(architecture=name, tier="not tried", reason=_first_line(error))
+    try:
+        layout = discover_layout(model, name)
+        loaded = LoadedModel(model, name, describe_weights(model))
+        result = make_ready(loaded, layout, choice, exact=False, fuse=True).result
+    except ModelLoadError as error:
+        return Examined(architecture=name, tier="refused", reason=_first_line(error))
+    except Exception as error:  # model code of any architecture
+        return Examined(
+            architecture=name, tier="refused", reason=f"it fails while loading: {_first_line(error)}"
+        )
+    return Examined(
+        architecture=name,
+        tier=result.tier,
+        attention=", ".join(_kinds(layout, latents=result.latents)),
+        bytes_per_token=_bytes_per_token(layout),
+        reason=result.reason,
+    )
+
+
+def _tiny_model(name: str) -> Module:
+    """In bf16, of random weights that are nowhere constant: equal scores of experts would be ties."""
+    config = configuration(name)
+    module: Any = importlib.import_module(f"{MODELS}.{name}")
+    if not hasattr(module, "Model") or not hasattr(module, "ModelArgs"):
+        raise ValueError("it is part of other models")
+    mx.random.seed(0)
+    model: Module = module.Model(module.ModelArgs.from_dict(config))
+    model.update(tree_map(_random, model.parameters()))
+    adapt_models()
+    model.eval()
+    return model
+
+
+def _random(value: mx.array) -> mx.array:
+    if not mx.issubdtype(value.dtype, mx.floating):
+        return value
+    return (value + 0.05 * mx.random.normal(value.shape)).astype(mx.bfloat16)
+
+
+def _kinds(layout: CacheLayout, *, latents: bool) -> Iterator[str]:
+    if latents:
+        yield "latents"
+    elif any(spec.window is None for spec in layout.layers):
+        yield "full"
+    if any(spec.window is not None and not spec.chunked for spec in layout.layers):
+        yield "window"
+    if any(spec.chunked for spec in layout.layers):
+        yield "chunks"
+    if layout.mixers:
+        yield "recurrent"
+
+
+def _bytes_per_token(layout: CacheLayout) -> int:
+    spec = PoolSpec(layers=layout.layers, num_pages=1, page_size=1, k_format="bf16", v_format="bf16")
+    return spec.page_bytes
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,318 @@
+"""``octavo bench invariance``: does a request's output depend on anything but the request?
+
+A few requests, greedy and drawn, are served in every way that should make no difference: alone, among
+others, in chunks of any size, on any number of threads, cold, from the prefix cache, from the disk, after
+preemption, and with guesses that are checked several in a step. Token ids and log probabilities must be
+equal to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, RequestFailed
+from octavo.engine.api.outputs import FinishReason, RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.stats import StepRecord
+from octavo.engine.arguments.options import add_engine_arguments, given_settings
+from octavo.engine.arguments.usage import positive
+from octavo.engine.frontend.llm import LLM
+
+from .arguments import format_names
+
+SEED = 7
+PROMPT_TOKENS = (60, 90, 30, 20)  # of the requests that are compared: their answers need another page
+OUTPUT_TOKENS = 12
+FEW_WORDS = 32  # tokens of the answer that has three words only, so that it repeats itself
+MATES = 30
+CHUNKS = (9, 64)
+POOL_PAGES = 256
+FULL_WEIGHTS = ("keep", "bf16", "int8", "w8a8", "int4", "w4a8")
+FULL_FORMATS: tuple[dict[str, Any], ...] = (
+    {"kv_format": "bf16"},
+    {"kv_format": "int8"},
+    {"kv_format": "fp4", "residual_pages": 0},
+    {"kv_format": "fp5/fp4", "residual_pages": 0},
+    {"kv_format": "fp4"},
+    {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1},
+)
+
+Bits: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]  # tokens, and log probabilities to the last digit
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token at which a request differs from what it is alone."""
+
+    settings: str
+    case: str
+    request: int
+    token: int
+
+    def __str__(self) -> str:
+        return f"{self.settings}, {self.case}: request {self.request} differs from token {self.token} on"
+
+
+@dataclass(slots=True)
+class Report:
+    """What was compared, and what differed.
+
+    cases         comparisons of one request in one way of serving it
+    different     those that were not equal
+    not_reached   ways of serving that did not come about, such as a preemption, or that this model does not
+                  have, and are not counted
+    """
+
+    cases: int = 0
+    different: list[Difference] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    add = parser.add_argument
+    add("--mates", type=positive, default=MATES, metavar="N", help="other requests beside those compared")
+    add("--full", action="store_true", help="all weights and page formats, not only those given")
+    add("--formats", type=format_names, metavar="F,F", help="page formats to go through, instead of one")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare, print a line for each setting, return what --json prints."""
+    report = Report()
+    info: dict[str, Any] = {}
+    for config in _configs(args):
+        found, info = compare(config, num_mates=args.mates)
+        name = describe(config)
+        print(f"{name}: {found.cases} comparisons, {len(found.different)} different", flush=True)
+        report.cases += found.cases
+        report.different += found.different
+        report.not_reached += [f"{name}: {case}" for case in found.not_reached]
+        if config.metal_dense_prompts:
+            print(
+                "  metal_dense_prompts: MLX sums these prompts in an order of its own, so their bits are not "
+                "promised; set it to 0 for the promise"
+            )
+    for line in (*map(str, report.different), *(f"not reached: {case}" for case in report.not_reached)):
+        print(line)
+    return {
+        "bench": "invariance",
+        **info,
+        "cases": report.cases,
+        "different": len(report.different),
+        "differences": [str(difference) for difference in report.different],
+        "not_reached": report.not_reached,
+    }
+
+
+def exit_code(result: dict[str, Any]) -> int:
+    """1 if any request depends on how it is served."""
+    return 1 if result["different"] or not result["cases"] else 0
+
+
+def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
+    given = given_settings(args)
+    weights: Sequence[dict[str, Any]] = [{}]
+    formats: Sequence[dict[str, Any]] = [{}]
+    if args.full:
+        weights, formats = [{"weights": name} for name in FULL_WEIGHTS], FULL_FORMATS
+    if args.formats is not None:
+        formats = [{"kv_format": name} for name in args.formats]
+    for some, other in itertools.product(weights, formats):
+        yield EngineConfig(**(given | some | other))
+
+
+def describe(config: EngineConfig) -> str:
+    """The settings that change the arithmetic, in words."""
+    pages = f"{config.weights} weights, {config.page_formats} pages"
+    if config.metal_dense_prompts:
+        pages += f", prompts from {config.metal_dense_prompts} rows on dense"
+    if (residual := config.residual) is None:
+        return pages
+    return f"{pages} with {residual.sink_pages}+{residual.residual_pages} 16-bit pages"
+
+
+def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
+    """Every way of serving with one setting, and what was served."""
+    report, name = Report(), describe(config)
+    base = replace(
+        config,
+        num_pages=config.num_pages or (None if config.kv_memory else POOL_PAGES),
+        max_step_tokens=max(config.max_step_tokens, config.max_running),
+        cache_dir=None,
+        prefix_cache=True,
+    )
+    with _served(base) as first:
+        alone = [_bits(first.serve([index], [])[index]) for index in range(len(PROMPT_TOKENS))]
+        first.leave_prefixes()
+        again = [first.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
+        info = {"model": first.llm.info.name, "backend": first.llm.info.backend}
+        threads = first.llm.info.threads
+
+    def check(case: str, outputs: Sequence[RequestOutput], reached: bool = True) -> None:
+        if not reached:
+            report.not_reached.append(case)
+            return
+        for index, output in enumerate(outputs):
+            report.cases += 1
+            if (token := first_difference(alone[index], _bits(output))) is not None:
+                report.different.append(Difference(name, case, index, token))
+
+    check("from the prefix cache", again, _any_cached(again))
+    for case, changed in _ways(base, threads):
+        with _served(changed) as served:
+            outputs = served.serve_all(num_mates)
+            check(f"{case}, among {num_mates}", outputs)
+    for case, serve in (("preempted", _preempted), ("from the disk", _from_disk), ("with drafts", _drafted)):
+        try:
+            outputs, reached = serve(base)
+        except InvalidConfig as error:
+            report.not_reached.append(f"{case} ({error})")
+        else:
+            check(case, outputs, reached)
+    return report, info
+
+
+def _ways(base: EngineConfig, threads: int) -> Iterator[tuple[str, EngineConfig]]:
+    yield "whole prompts", base
+    for chunk in CHUNKS:
+        running = min(base.max_running, chunk - 1)
+        yield f"chunks of {chunk}", replace(base, max_step_tokens=chunk, max_running=running)
+    for count in (1, 2, 3):
+        if count != threads:
+            yield f"{count} threads", replace(base, threads=count)
+
+
+def _preempted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
+    """In a pool that holds all prompts, and not all answers."""
+    begun = sum(-(-tokens // base.page_size) for tokens in PROMPT_TOKENS)
+    with _served(replace(base, kv_memory=None, num_pages=begun, prefix_cache=False)) as served:
+        return served.serve_all(0), served.num_preemptions > 0
+
+
+def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
+    """By another engine, whose pool is empty, after one that has kept its pages."""
+    with tempfile.TemporaryDirectory(prefix="octavo-invariance-") as folder:
+        config = replace(base, cache_dir=Path(folder))
+        with _served(config) as served:
+            served.serve_all(0)
+        with _served(config) as served:
+            outputs = served.serve_all(0)
+    return outputs, _any_cached(outputs)
+
+
+def _drafted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
+    """One after the other, so that guesses have the step to themselves, and pay."""
+    with _served(replace(base, speculate="ngram")) as served:
+        outputs = [served.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
+        return outputs, served.num_drafts > 0
+
+
+def _any_cached(outputs: Sequence[RequestOutput]) -> bool:
+    """A prompt shorter than a page cannot be."""
+    return any(output.cached_tokens for output in outputs)
+
+
+class _Served:
+    """An engine, how often a sequence gave its pages up in it, and how many guesses were computed
+    (octavo.engine.api.stats.Observer)."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.num_preemptions = 0
+        self.num_drafts = 0
+        self.llm = LLM(config, observer=self)
+
+    def step(self, record: StepRecord) -> None:
+        self.num_preemptions += record.preemptions
+        self.num_drafts += sum(draft.num_drafts for draft in record.drafts)
+
+    def rejected(self, reason: str) -> None:
+        """Nothing is refused here that would not raise."""
+
+    def serve(self, subjects: Sequence[int], mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
+        """Outputs of those requests, with the mates computed at once, half of them before."""
+        size = self.llm.info.vocab_size
+        half = len(mates) // 2
+        own = [(prompt(index, size), params(index, size)) for index in subjects]
+        other = [(ids, SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)) for ids in mates]
+        work = [*other[:half], *own, *other[half:]]
+        outputs = self.llm.generate([ids for ids, _ in work], [one for _, one in work], progress=False)
+        found = outputs[half : half + len(own)]
+        for output in found:
+            if output.outputs[0].finish_reason is FinishReason.ERROR:
+                raise RequestFailed(f"a request failed: {output.outputs[0].error}")
+        return dict(zip(subjects, found, strict=True))
+
+    def leave_prefixes(self) -> None:
+        """Serve what whole pages hold of the prompts: recurrent states are kept where sequences end."""
+        page, size = self.llm.info.page_size, self.llm.info.vocab_size
+        prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
+        begun = [ids[: (len(ids) - 1) // page * page + 1] for ids in prompts if len(ids) > page]
+        if begun:
+            self.llm.generate(begun, SamplingParams(max_tokens=1), progress=False)
+
+    def serve_all(self, num_mates: int) -> list[RequestOutput]:
+        found = self.serve(range(len(PROMPT_TOKENS)), mates(num_mates, self.llm.info.vocab_size))
+        return list(found.values())
+
+
+@contextmanager
+def _served(config: EngineConfig) -> Iterator[_Served]:
+    served = _Served(config)
+    with served.llm:
+        yield served
+
+
+def prompt(index: int, vocab_size: int) -> list[int]:
+    """Token ids of a request that is compared."""
+    ids: list[int] = (
+        np.random.default_rng(SEED + index).integers(0, vocab_size, PROMPT_TOKENS[index]).tolist()
+    )
+    return ids
+
+
+def mates(count: int, vocab_size: int) -> list[list[int]]:
+    """Prompts of other requests, of many lengths."""
+    rng = np.random.default_rng(SEED - 1)
+    return [rng.integers(0, vocab_size, int(rng.integers(1, 80))).tolist() for _ in range(count)]
+
+
+def params(index: int, vocab_size: int) -> SamplingParams:
+    """One is greedy, one drawn, one drawn after penalties, one drawn of three tokens."""
+    common: dict[str, Any] = {"ignore_eos": True, "logprobs": 5}
+    few: dict[str, Any] = {
+        "logit_bias": {token % vocab_size: 100.0 for token in (40, 41, 42)},
+        "max_tokens": FEW_WORDS,
+    }
+    return (
+        SamplingParams(**common, max_tokens=OUTPUT_TOKENS),
+        SamplingParams(**common, max_tokens=OUTPUT_TOKENS, temperature=0.8, top_p=0.95, seed=11),
+        SamplingParams(
+            **common, max_tokens=OUTPUT_TOKENS, temperature=1.1, top_k=50, seed=12, repetition_penalty=1.2
+        ),
+        SamplingParams(**common, **few, temperature=2.0, seed=13, frequency_penalty=1.0),
+    )[index]
+
+
+def _bits(output: RequestOutput) -> Bits:
+    sample = output.outputs[0]
+    scores = ((entry.logprob, *(value for _, value in entry.top)) for entry in sample.logprobs)
+    return tuple(sample.token_ids), tuple(" ".join(map(float.hex, values)) for values in scores)
+
+
+def first_difference(one: Bits, other: Bits) -> int | None:
+    """The index of the first token that differs, or whose log probabilities do; None if nothing does."""
+    pairs = zip(*map(list, (zip(*one, strict=True), zip(*other, strict=True))), strict=False)
+    for index, (a, b) in enumerate(pairs):
+        if a != b:
+            return index
+    return None if len(one[0]) == len(other[0]) else min(len(one[0]), len(other[0]))

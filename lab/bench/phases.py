@@ -1,0 +1,70 @@
+"""Where the time of decode steps goes: into kernels, or into the parts of a step around them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+
+from octavo.engine.core.engine_core import EngineCore
+from octavo.kernels.backends import kernel_clock
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Milliseconds of one step, on average. ``kernels`` is None where they are not counted; ``run`` is the
+    runner's time beside them: graphs, sampling and what the host does with results."""
+
+    kernels: float | None
+    plan: float
+    batch: float
+    run: float
+    accept: float
+    commit: float
+    report: float
+
+    @property
+    def overhead(self) -> float | None:
+        """Everything but kernels."""
+        if self.kernels is None:
+            return None
+        return self.plan + self.batch + self.run + self.accept + self.commit + self.report
+
+    def as_dict(self) -> dict[str, float | None]:
+        parts = {name: getattr(self, name) for name in StepParts.__slots__}
+        return {**parts, "overhead": self.overhead}
+
+
+class Phases:
+    """Adds up the parts of a core's steps while it is entered."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._kernel_seconds = kernel_clock(core.info.backend)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._last = self._kernels = 0.0
+
+    def __enter__(self) -> Phases:
+        self._kernels = self._kernel_seconds() if self._kernel_seconds else 0.0
+        self._core.passed = self._passed
+        self._last = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._core.passed = None
+        if self._kernel_seconds:
+            self._kernels = self._kernel_seconds() - self._kernels
+
+    def _passed(self, part: str) -> None:
+        now = time.perf_counter()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def parts(self, num_steps: int) -> StepParts:
+        ms = {
+            name: 1e3 * self._seconds[name] / num_steps for name in StepParts.__slots__ if name != "kernels"
+        }
+        if self._kernel_seconds is None:
+            return StepParts(kernels=None, **ms)
+        kernels = 1e3 * self._kernels / num_steps
+        return StepParts(kernels=kernels, **ms | {"run": ms["run"] - kernels})

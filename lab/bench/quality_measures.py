@@ -1,0 +1,183 @@
+"""What a page format does to a model's predictions, measured through the paged engine itself.
+
+A document is one prompt whose tokens' log probabilities the engine returns: every row of K and V
+is quantized, written to pages and read back by attention, as in serving. The model is *teacher
+forced*: each token is predicted after the true ones before it. An answer whose tokens are all
+the likeliest ones, its end included, is the answer that greedy decoding gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.api.errors import InvalidConfig, RequestFailed
+from octavo.engine.api.outputs import FinishReason, RequestOutput
+from octavo.engine.api.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.engine.frontend.llm import LLM
+from octavo.engine.tokenizer.tokenizer import Tokenizer
+from octavo.kernels.formats import page_format
+
+from .ledgers.documents import held_out
+from .ledgers.words import ANSWER_WEIGHT
+
+DECODE_SEQUENCES, DECODE_TOKENS = 8, 48
+DOCUMENTS_AT_ONCE = 8
+MIN_TOKENS = 16  # of a document: below, there is nothing to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Token ids, and where answers [start, end) stand in them; ``length`` is the suite it belongs to."""
+
+    length: int
+    token_ids: list[int]
+    answers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Of one document of T tokens, for tokens 1..T-1, after the true ones before them.
+
+    logprobs  [T - 1]     of the true token
+    top_ids   [T - 1, n]  the likeliest tokens, likeliest first
+    top       [T - 1, n]  their log probabilities
+    """
+
+    logprobs: NDArray[np.float64]
+    top_ids: NDArray[np.int64]
+    top: NDArray[np.float64]
+
+    def right_answers(self, document: Document) -> list[bool]:
+        """For each answer whether greedy decoding gives it to the letter."""
+        hits = self.top_ids[:, 0] == np.array(document.token_ids[1:])
+        return [bool(hits[start - 1 : end - 1].all()) for start, end in document.answers]
+
+
+def ledger_documents(tokenizer: Tokenizer, lengths: Sequence[int], count: int, seed: int) -> list[Document]:
+    """``count`` held-out ledgers of each length, with all their questions and answers."""
+    documents = []
+    for length in lengths:
+        for ledger in held_out(length, count, seed=seed):
+            token_ids: list[int] = []
+            answers = []
+            for text, weight in ledger.segments():
+                segment = tokenizer.encode(text, add_special_tokens=False)
+                if weight == ANSWER_WEIGHT:
+                    answers.append((len(token_ids), len(token_ids) + len(segment)))
+                token_ids += segment
+            documents.append(Document(length, token_ids, tuple(answers)))
+    return documents
+
+
+def text_documents(tokenizer: Tokenizer, path: Path, lengths: Sequence[int], count: int) -> list[Document]:
+    """Up to ``count`` pieces of the file for each length, taken one after the other."""
+    try:
+        token_ids = tokenizer.encode(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} cannot be read as text: {error}") from None
+    if len(token_ids) < MIN_TOKENS:
+        raise InvalidConfig(f"{path} has {len(token_ids)} tokens; give a text of at least {MIN_TOKENS}")
+    documents = []
+    for length in lengths:
+        size = min(length, len(token_ids))
+        starts = range(0, len(token_ids) - size + 1, size)[:count]
+        documents += [Document(length, token_ids[start : start + size], ()) for start in starts]
+    return documents
+
+
+def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
+    """Every document through the engine, a few at a time. Raises RequestFailed."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
+    predictions = []
+    for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
+        prompts = [document.token_ids for document in documents[first : first + DOCUMENTS_AT_ONCE]]
+        predictions += [_predictions(output) for output in llm.generate(prompts, params, progress=False)]
+    return predictions
+
+
+def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
+    """Tokens per second of a few sequences that decode together, at the longest documents' length.
+
+    From the very first token to the end: all that are counted were generated in that time.
+    """
+    longest = max(document.length for document in documents)
+    prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
+    params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
+    llm.generate(prompts, replace(params, max_tokens=2), progress=False)  # fills the prefix cache
+    outputs = _checked(llm.generate(prompts, params, progress=False))
+    began, ended = min(o.ttft_s for o in outputs), max(o.latency_s for o in outputs)
+    return len(prompts) * (DECODE_TOKENS - 1) / max(ended - began, 1e-9)
+
+
+def divergence(base: Predictions, other: Predictions) -> float:
+    """Mean Kullback-Leibler divergence in nats of ``other`` from ``base``, over the tokens that are among
+    the likeliest of both and all the rest as one: a lower bound of that over the vocabulary."""
+    total = 0.0
+    for ids, logprobs, other_ids, other_logprobs in zip(
+        base.top_ids, base.top, other.top_ids, other.top, strict=True
+    ):
+        _, mine, theirs = np.intersect1d(ids, other_ids, return_indices=True)
+        p, q = np.exp(logprobs[mine]), np.exp(other_logprobs[theirs])
+        p, q = (np.append(each, max(1 - each.sum(), 1e-9)) for each in (p, q))
+        total += float((p * np.log(p / q)).sum())
+    return total / len(base.top_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of two shares of right answers to the same questions."""
+
+    mean: float
+    standard_error: float | None
+
+
+def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
+    """What (before, after), whether each question of each document was answered, differ by.
+
+    The answers of one document are not independent, so the error is that of a mean over documents of
+    unequal size (a ratio estimator); one document has none.
+    """
+    changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
+    sizes = np.array([len(after) for _, after in documents])
+    mean, count = changes.sum() / sizes.sum(), len(sizes)
+    if count < 2:
+        return Difference(float(mean), None)
+    spread = ((changes - mean * sizes) ** 2).sum() * count / (count - 1)
+    return Difference(float(mean), float(np.sqrt(spread) / sizes.sum()))
+
+
+def row_errors(name: str, head_dim: int) -> dict[str, float]:
+    """Relative RMS error of rows as stored: Gaussian ones, and with 4 channels 8 or 30 times as large."""
+    rng, fmt = np.random.default_rng(0), page_format(name)
+    rows = rng.standard_normal((2000, head_dim)).astype(np.float32)
+    channels = rng.choice(head_dim, min(4, head_dim), replace=False)
+    errors = {}
+    for kind, factor in (("gaussian", 1), ("outliers_8x", 8), ("outliers_30x", 30)):
+        spoilt = rows.copy()
+        spoilt[:, channels] *= factor
+        difference = fmt.restore(*fmt.store(spoilt)[:2]) - spoilt
+        errors[kind] = float(np.sqrt((difference**2).sum() / (spoilt**2).sum()))
+    return errors
+
+
+def _predictions(output: RequestOutput) -> Predictions:
+    _checked([output])
+    assert output.prompt_logprobs is not None, "asked for above"
+    rest = output.prompt_logprobs.rest
+    return Predictions(
+        np.array([token.logprob for token in rest]),
+        np.array([[token_id for token_id, _ in token.top] for token in rest]),
+        np.array([[logprob for _, logprob in token.top] for token in rest]),
+    )
+
+
+def _checked(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    for output in outputs:
+        if output.outputs[0].finish_reason is FinishReason.ERROR:
+            raise RequestFailed(f"the benchmark's request failed: {output.outputs[0].error}")
+    return outputs

@@ -1,0 +1,252 @@
+"""``octavo bench schedule``: orders of admission compared on a simulated clock.
+
+The scheduler and the block manager are the real ones; a step takes what a linear cost model says, so hours
+of traffic take seconds and nothing depends on this machine. The default costs were measured on two cores of a
+CPU with a model of 0.6 billion parameters and 4-bit weights: they are one machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from octavo.block_manager import BlockManager
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.arguments.usage import above_zero, not_negative, positive
+from octavo.engine.core.build import waiting_queue
+from octavo.scheduler import Limits
+
+from ..cache_sim.trace import read_trace
+from ..plots.figure import require_matplotlib
+from ..plots.schedule import plot
+from .schedule_sim import Arrival, Service, SimulatedSwap, StepModel, compare, simulate
+
+ORDERS = {
+    "fcfs": EngineConfig(),
+    "lpm": EngineConfig(schedule_policy="lpm"),
+    "vtc": EngineConfig(fairness="vtc"),
+    "dlpm": EngineConfig(fairness="dlpm"),
+}
+PAGE_SIZE = 32
+TRACE_PAGE = 512  # tokens that one id of a trace stands for
+VOCABULARY = 150_000
+
+
+def light(rng: random.Random) -> list[Arrival]:
+    """One tenant alone: a prompt of 600 tokens about every ten seconds."""
+    return [
+        Arrival(10.0 * n + rng.random(), "light", _prompt(rng, 600), 32) for n in range(20)
+    ]  # fmt: skip
+
+
+def flood(rng: random.Random) -> list[Arrival]:
+    """The same beside another tenant's 64 prompts of 2,000 tokens, all at the start."""
+    burst = [Arrival(0.0, "heavy", _prompt(rng, 2000), 64) for _ in range(64)]
+    return burst + light(rng)
+
+
+def crowd(rng: random.Random) -> list[Arrival]:
+    """64 requests behind one beginning of 2,000 tokens, after it has been cached: little to compute before
+    they decode, and much to attend to."""
+    head = _prompt(rng, 2000)
+    requests = [Arrival(10.0, "crowd", head + _prompt(rng, 32), 256) for _ in range(64)]
+    return [Arrival(0.0, "first", head, 1), *requests]
+
+
+def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
+    """Prompts of 2,000 tokens at random, at the default rate more than can be served."""
+    arrivals, at_s = [], 0.0
+    for _ in range(100):
+        at_s += rng.expovariate(rate)
+        arrivals.append(Arrival(at_s, "all", _prompt(rng, 2000), 48))
+    return arrivals
+
+
+def growth(rng: random.Random) -> list[Arrival]:
+    """64 requests that come together and write twice as much as they bring: half as much again as the pool
+    holds, in the end."""
+    return [Arrival(0.0, "all", _prompt(rng, 1000), 2000) for _ in range(64)]
+
+
+def shared(rng: random.Random) -> list[Arrival]:
+    """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
+    heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
+    arrivals = []
+    for n in range(400):
+        tenant, head = rng.randrange(4), rng.randrange(8)
+        prompt = heads[tenant, head] + _prompt(rng, 64)
+        arrivals.append(Arrival(10.0 * (n // 100), f"t{tenant}", prompt, 16, str(tenant).encode()))
+    return arrivals
+
+
+TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
+    "light": light,
+    "flood": flood,
+    "shared": shared,
+    "crowd": crowd,
+    "overload": overload,
+    "growth": growth,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--traffic", choices=TRAFFIC, action="append", help="what is sent; may be repeated (all)")
+    add("--trace", type=Path, metavar="FILE", help="a recorded trace instead, see octavo replay")
+    add("--tenant-field", metavar="NAME", help="a field of the trace's requests that separates tenants")
+    add("--requests", type=positive, default=200, metavar="N", help="of the trace, the first ones (200)")
+    add("--speed", type=above_zero, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
+    add(
+        "--order",
+        "--fairness",
+        type=lambda name: "fcfs" if name == "off" else name,
+        choices=ORDERS,
+        action="append",
+        help="who is next, as --fairness and --schedule-policy of serve say it; may be repeated (all)",
+    )
+    add("--num-pages", type=positive, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
+    add("--swap-pages", type=positive, metavar="N", help="also simulate memory for N pages beside the "
+        "pool, where those of who gives way are kept as with --swap-memory (none)")  # fmt: skip
+    add(
+        "--swap-page-ms",
+        type=not_negative,
+        default=0.2,
+        metavar="MS",
+        help="cost of copying one out or in (0.2)",
+    )
+    add("--max-running", type=positive, default=64, metavar="N", help="(64)")
+    add("--max-step-tokens", type=positive, default=512, metavar="N", help="(512)")
+    add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
+    add(
+        "--target-ttft",
+        type=above_zero,
+        metavar="S",
+        help="seconds within which all want a first token (none)",
+    )
+    add("--rates", type=_rates, metavar="R,R", help="so many prompts of 2,000 tokens per second: targets "
+        "beside chunks of fixed sizes")  # fmt: skip
+    add("--seeds", type=positive, default=3, metavar="N", help="with --rates (3)")
+    add("--good-ttft", type=above_zero, default=10.0, metavar="S", help="goodput: time to first token (10)")
+    add(
+        "--good-itl",
+        type=above_zero,
+        default=1.5,
+        metavar="S",
+        help="goodput: longest gap between tokens (1.5)",
+    )
+    for name, value, text in (
+        ("step", 28.0, "a step"),
+        ("row", 0.5, "a decoding row"),
+        ("prompt-token", 1.6, "a prompt token"),
+        ("position", 0.2, "attending to 1,000 positions"),
+    ):
+        add(
+            f"--{name}-ms", type=not_negative, default=value, metavar="MS", help=f"cost of {text} ({value:g})"
+        )
+    add("--plot", type=Path, metavar="FILE", help="draw times to first token, fairness, "
+        "waits and preemptions over time; needs matplotlib")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Simulate, print the table, return what --json prints."""
+    require_matplotlib(args.plot)
+    model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
+    limits = Limits(
+        args.max_step_tokens,
+        min(args.max_running, args.max_step_tokens),
+        target_itl=args.target_itl,
+    )
+    if args.rates:
+        return {"bench": "schedule", "rates": _compare_rates(args, model)}
+    results: dict[str, dict[str, Any]] = {}
+    lines: dict[str, dict[str, list[float]]] = {}
+    for name, arrivals in _traffic(args).items():
+        for order in args.order or ORDERS:
+            for swap_pages in (0, args.swap_pages)[: 2 if args.swap_pages else 1]:
+                blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
+                swap = SimulatedSwap(blocks, swap_pages, args.swap_page_ms / 1e3) if swap_pages else None
+                queue = waiting_queue(ORDERS[order], blocks)
+                outcome = simulate(
+                    arrivals, blocks, limits, queue, model, target_ttft_s=args.target_ttft, swap=swap
+                )
+                label = f"{order}+swap" if swap_pages else order
+                figures = outcome.to_json(args.good_ttft, args.good_itl)
+                results.setdefault(name, {})[label] = figures
+                lines[f"{name}, {label}"] = outcome.lines()
+                _print_row(name, label, figures)
+    if args.plot is not None:
+        plot(lines, args.plot)
+    return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
+
+
+def _target(text: str) -> float | Literal["auto"]:
+    """Milliseconds, in seconds."""
+    return "auto" if text == "auto" else above_zero(text) / 1e3
+
+
+def _rates(text: str) -> list[float]:
+    """Requests per second, separated by commas."""
+    return [above_zero(part) for part in text.split(",")]
+
+
+def _compare_rates(args: argparse.Namespace, model: StepModel) -> list[dict[str, Any]]:
+    if args.target_itl is None:
+        raise InvalidRequest("--rates compares a target with fixed chunks: add --target-itl MS")
+    order = (args.order or ["fcfs"])[0]
+    service = Service(
+        args.num_pages,
+        PAGE_SIZE,
+        args.max_running,
+        model,
+        lambda blocks: waiting_queue(ORDERS[order], blocks),
+        args.good_ttft,
+        args.good_itl,
+    )
+    return compare(
+        service,
+        overload,
+        args.rates,
+        args.seeds,
+        target_itl=args.target_itl,
+        target_ttft=args.target_ttft,
+        step_tokens=args.max_step_tokens,
+    )
+
+
+def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:
+    if args.trace is None:
+        return {
+            name: sorted(TRAFFIC[name](random.Random(1)), key=lambda a: a.at_s)
+            for name in args.traffic or TRAFFIC
+        }
+    requests = read_trace(args.trace, page_size=TRACE_PAGE, salt_field=args.tenant_field)[: args.requests]
+    room = args.num_pages * PAGE_SIZE
+    arrivals = []
+    for request in requests:
+        prompt = [page % VOCABULARY for page in request.page_ids for _ in range(TRACE_PAGE)]
+        if len(prompt) + request.output_tokens <= room:
+            tenant, at_s = request.salt.decode(), request.timestamp_ms / 1e3 / args.speed
+            arrivals.append(Arrival(at_s, tenant, prompt, max(1, request.output_tokens), request.salt))
+    if not arrivals:
+        raise InvalidRequest(f"no request of {args.trace} fits {room} positions; raise --num-pages")
+    print(f"{len(arrivals)} requests of {args.trace}; {len(requests) - len(arrivals)} do not fit the pool")
+    return {args.trace.name: arrivals}
+
+
+def _print_row(traffic: str, order: str, figures: dict[str, Any]) -> None:
+    ttft = ", ".join(f"{tenant or 'all'} {value:.2f}" for tenant, value in figures["ttft_p95_s"].items())
+    print(
+        f"{traffic:>12} {order:>9}: {figures['tokens_per_s']:7.1f} tokens/s, goodput "
+        f"{figures['goodput_per_s']:.3f}/s, hits {figures['hit_ratio']:6.1%}, preemptions "
+        f"{figures['preemptions']}, computed {figures['computed_tokens']}, pages out "
+        f"{figures['pages_out']}, in {figures['pages_in']}, service gap {figures['service_gap']:.0f}, "
+        f"p99 gap {figures['itl_p99_s'] * 1e3:.0f} ms, p95 TTFT (s): {ttft}"
+    )
+
+
+def _prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(length)]

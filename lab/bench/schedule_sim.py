@@ -1,0 +1,353 @@
+"""Traffic served by the real scheduler and block manager on a clock of its own: no model, a cost per step."""
+
+from __future__ import annotations
+
+import random
+from collections import abc, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from octavo.block_manager import BlockManager
+from octavo.engine.api.swap_counters import SwapCounts
+from octavo.engine.kv_store.host_tier import HostTier
+from octavo.engine.kv_store.page_runs import PageLayoutKey
+from octavo.engine.kv_store.transfer import PageTransfer
+from octavo.kernels.page_bytes import PageBytes
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler.step_cost import shape_of
+from octavo.scheduler.waiting import WaitingQueue
+
+FIXED = (64, 128, 256, 512)  # tokens of a step, compared with latency targets
+PAGE_BYTES = 64  # as if: what counts is how many pages there are
+
+
+class SimulatedPages:
+    """A ``PageAccess`` whose copies take ``page_s`` seconds for each page of the simulation's time.
+
+    copied_s   seconds of all copies so far: the tier's clock, which tells it how fast copies are
+    """
+
+    def __init__(self, page_s: float) -> None:
+        self.copied_s = 0.0
+        self._page_s = page_s
+
+    @property
+    def page_layout_key(self) -> PageLayoutKey:
+        raise AssertionError("simulated pages leave this pool for no other one")
+
+    def read_pages(self, pages: abc.Sequence[int], group: int) -> PageBytes:  # noqa: ARG002
+        self.copied_s += len(pages) * self._page_s
+        return np.zeros((len(pages), PAGE_BYTES), np.uint8)
+
+    def write_pages(self, pages: abc.Sequence[int], data: PageBytes, group: int) -> None:  # noqa: ARG002
+        self.copied_s += len(pages) * self._page_s
+
+
+class SimulatedSwap:
+    """What ``--swap-memory`` does to a simulated schedule.
+
+    tier   a connector for the scheduler, with room for ``num_pages``
+    """
+
+    def __init__(self, blocks: BlockManager, num_pages: int, page_s: float) -> None:
+        self._pages = SimulatedPages(page_s)
+        self.tier = HostTier(
+            self._pages,
+            blocks,
+            PageTransfer(self._pages, blocks),
+            max_bytes=num_pages * PAGE_BYTES,
+            clock=self.copied_s,
+        )
+
+    def copied_s(self) -> float:
+        """Seconds of all copies so far."""
+        return self._pages.copied_s
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request of a trace.
+
+    at_s   seconds after the start; prompts are token ids
+    """
+
+    at_s: float
+    tenant: str
+    prompt: list[int]
+    output_tokens: int
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Milliseconds of a step, of each decoding row and prompt token in it, of 1,000 positions attended to."""
+
+    step_ms: float
+    row_ms: float
+    prompt_token_ms: float
+    position_ms: float
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        shape = shape_of(step.work)
+        positions = shape.num_positions + shape.chunk_positions
+        return (
+            self.step_ms
+            + self.row_ms * shape.num_decodes
+            + self.prompt_token_ms * shape.num_chunk_tokens
+            + self.position_ms * positions / 1000
+        ) / 1000
+
+
+@dataclass(slots=True)
+class Served:
+    """One request's times, in seconds of the simulation."""
+
+    arrival: Arrival
+    sequence: Sequence
+    first_at: float | None = None
+    last_at: float = 0.0
+    gaps: list[float] = field(default_factory=list)  # between two tokens
+
+    @property
+    def ttft(self) -> float:
+        assert self.first_at is not None
+        return self.first_at - self.arrival.at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """After a step.
+
+    at_s            seconds of the simulation
+    gap             largest difference of service between two tenants since both have something waiting
+    longest_wait_s  of those without a first token
+    preemptions     so far
+    """
+
+    at_s: float
+    gap: float
+    longest_wait_s: float
+    preemptions: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a simulation found; ``gap`` is the largest difference of service between two tenants who both
+    had something waiting, as growth over any interval, in prompt tokens (an output token counts as two)."""
+
+    served: list[Served]
+    seconds: float
+    preemptions: int
+    hit_tokens: int
+    prompt_tokens: int
+    gap: float
+    computed_tokens: int
+    pages_out: int = 0  # copied to memory beside the pool, and back
+    pages_in: int = 0
+    course: list[Moment] = field(default_factory=list)  # step by step
+
+    def share_of_good(self, ttft_s: float, itl_s: float) -> float:
+        """Of the requests, how many had their first token in time, and no longer gap than that."""
+        good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
+        return good / len(self.served)
+
+    def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
+        """Figures for programs; goodput is the rate of requests within both targets."""
+        tokens = (
+            sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
+        )
+        by_tenant: dict[str, list[float]] = defaultdict(list)
+        for each in self.served:
+            by_tenant[each.arrival.tenant].append(each.ttft)
+        return {
+            "seconds": self.seconds,
+            "tokens_per_s": tokens / self.seconds,
+            "requests_per_s": len(self.served) / self.seconds,
+            "goodput_per_s": len(self.served) * self.share_of_good(ttft_s, itl_s) / self.seconds,
+            "hit_ratio": self.hit_tokens / self.prompt_tokens,
+            "preemptions": self.preemptions,
+            "computed_tokens": self.computed_tokens,
+            "pages_out": self.pages_out,
+            "pages_in": self.pages_in,
+            "itl_p99_s": quantile([gap for each in self.served for gap in each.gaps] or [0.0], 0.99),
+            "longest_wait_s": max(each.ttft for each in self.served),
+            "service_gap": self.gap,
+            "ttft_p95_s": {tenant: quantile(times, 0.95) for tenant, times in sorted(by_tenant.items())},
+        }
+
+    def lines(self) -> dict[str, list[float]]:
+        """What ``plots.schedule`` draws: times to first token, and the course."""
+        return {
+            "ttft_s": [each.ttft for each in self.served],
+            "at_s": [moment.at_s for moment in self.course],
+            "service_gap": [moment.gap for moment in self.course],
+            "longest_wait_s": [moment.longest_wait_s for moment in self.course],
+            "preemptions": [moment.preemptions for moment in self.course],
+        }
+
+
+@dataclass(slots=True)
+class _Gap:
+    """The range of the difference of two tenants' service while both wait."""
+
+    service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    largest: float = 0.0
+
+    @property
+    def current(self) -> float:
+        return max((high - low for low, high in self.ranges.values()), default=0.0)
+
+    def note(self, waiting: set[str]) -> None:
+        pairs = {(a, b) for a in waiting for b in waiting if a < b}
+        for pair in [pair for pair in self.ranges if pair not in pairs]:
+            del self.ranges[pair]  # the interval is over
+        for pair in pairs:
+            difference = self.service[pair[0]] - self.service[pair[1]]
+            low, high = self.ranges.get(pair, (difference, difference))
+            self.ranges[pair] = low, high = min(low, difference), max(high, difference)
+            self.largest = max(self.largest, high - low)
+
+
+def simulate(
+    arrivals: abc.Sequence[Arrival],
+    blocks: BlockManager,
+    limits: Limits,
+    queue: WaitingQueue,
+    model: StepModel,
+    *,
+    target_ttft_s: float | None = None,
+    swap: SimulatedSwap | None = None,
+) -> Outcome:
+    """Serve all of it; arrivals are in the order of time. ``target_ttft_s``: within which everybody wants its
+    first token. ``swap``: where pages of those that give way are kept; copying them holds up the step."""
+    scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
+    served: dict[Sequence, Served] = {}
+    gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
+    course: list[Moment] = []
+    while index < len(arrivals) or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, arrivals[index].at_s)
+        while index < len(arrivals) and arrivals[index].at_s <= now:
+            each = arrivals[index]
+            sequence = Sequence(
+                str(index),
+                list(each.prompt),
+                each.output_tokens,
+                each.salt,
+                tenant=each.tenant,
+                first_token_by=None if target_ttft_s is None else each.at_s + target_ttft_s,
+            )
+            served[sequence] = Served(each, sequence)
+            scheduler.add(sequence)
+            index += 1
+        copied_s = swap.copied_s() if swap is not None else 0.0
+        step = scheduler.plan(now)
+        assert step is not None
+        if swap is not None:
+            now += swap.copied_s() - copied_s
+        computed += step.num_tokens
+        hits += sum(lookup.num_hit for lookup in step.lookups)
+        seconds = model.seconds(step)
+        now += seconds
+        for item in step.work:
+            new = min(item.stop, item.sequence.num_prompt) - item.start
+            gap.service[item.sequence.tenant] += max(0, new) + 2 * item.samples
+        scheduler.commit(step, [SampleResult(1)] * len(step.sampled()))
+        scheduler.observe(step, seconds)
+        _note_tokens(step, served, now)
+        gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})
+        oldest = min((s.arrival.at_s for s in served.values() if s.first_at is None), default=now)
+        course.append(Moment(now, gap.current, now - oldest, scheduler.num_preemptions))
+    counts = swap.tier.counts if swap is not None else SwapCounts()
+    return Outcome(
+        list(served.values()), now, scheduler.num_preemptions, hits,
+        sum(len(each.prompt) for each in arrivals), gap.largest, computed, counts.num_out, counts.num_in,
+        course,
+    )  # fmt: skip
+
+
+def quantile(values: abc.Sequence[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+
+
+def _note_tokens(step: SchedulerOutput, served: dict[Sequence, Served], now: float) -> None:
+    for sequence in step.sampled():
+        each = served[sequence]
+        if each.first_at is None:
+            each.first_at = now
+        else:
+            each.gaps.append(now - each.last_at)
+        each.last_at = now
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What is simulated: pages of the pool, and what makes a request's service good, in seconds."""
+
+    num_pages: int
+    page_size: int
+    max_running: int
+    model: StepModel
+    queue: abc.Callable[[BlockManager], WaitingQueue]
+    good_ttft: float
+    good_itl: float
+
+    def goodput(
+        self,
+        arrivals: abc.Sequence[Arrival],
+        step_tokens: int,
+        target_itl: float | Literal["auto"] | None,
+        target_ttft: float | None,
+    ) -> float:
+        """The share of these requests that were served well."""
+        blocks = BlockManager(self.num_pages, self.page_size, max_chunk=step_tokens)
+        limits = Limits(step_tokens, min(self.max_running, step_tokens), target_itl=target_itl)
+        outcome = simulate(
+            arrivals, blocks, limits, self.queue(blocks), self.model, target_ttft_s=target_ttft
+        )
+        return outcome.share_of_good(self.good_ttft, self.good_itl)
+
+
+def compare(
+    service: Service,
+    traffic: abc.Callable[[random.Random, float], list[Arrival]],
+    rates: abc.Sequence[float],
+    num_seeds: int,
+    *,
+    target_itl: float | Literal["auto"],
+    target_ttft: float | None,
+    step_tokens: int,
+) -> list[dict[str, Any]]:
+    """Print and return goodput per rate, in requests per second: of each size of fixed chunks, and under the
+    targets; one number for each seed."""
+    rows: list[dict[str, Any]] = []
+    for rate in rates:
+        fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}
+        targeted: list[float] = []
+        for seed in range(1, num_seeds + 1):
+            arrivals = traffic(random.Random(seed), rate)
+            for tokens, found in fixed.items():
+                found.append(rate * service.goodput(arrivals, tokens, None, None))
+            targeted.append(rate * service.goodput(arrivals, step_tokens, target_itl, target_ttft))
+        rows.append({"rate_per_s": rate, "fixed": fixed, "targets": targeted})
+        means = ", ".join(f"{tokens} {_mean(found):.3f}" for tokens, found in fixed.items())
+        print(f"{rate:g} requests/s: goodput with targets {_mean(targeted):.3f}/s, with chunks of {means}")
+    default = step_tokens if step_tokens in FIXED else FIXED[-1]
+    for name, sizes in (("any of these chunks", FIXED), (f"chunks of {default}", (default,))):
+        tokens, at = max(
+            ((size, row) for size in sizes for row in rows), key=lambda pair: _mean(pair[1]["fixed"][pair[0]])
+        )
+        ratio = _mean(at["targets"]) / max(_mean(at["fixed"][tokens]), 1e-9)
+        most = max(_mean(row["targets"]) for row in rows) / max(_mean(at["fixed"][tokens]), 1e-9)
+        print(
+            f"the knee of {name} ({tokens}, {at['rate_per_s']:g} requests/s): {ratio:.2f} times their "
+            f"goodput there, {most:.2f} times at the targets' best rate"
+        )
+    return rows
+
+
+def _mean(values: abc.Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,163 @@
+"""What the prefix cache finds of a model with recurrent layers, by what of a budget goes to snapshots, and by
+which snapshots are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.block_manager import RecurrentState
+from octavo.engine.api.errors import InvalidRequest
+
+from ..plots.figure import log_ticks, picture
+from .run import replay
+from .trace import TraceRequest
+
+SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # of the bytes, for slots
+SIZES = (8, 4, 2, 1)  # of which the budget is divided by these, where several are asked for
+NUM_STAGED = 2  # states that compressed snapshots are made from, beside the one that runs
+ATTENTION = "none needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which snapshots are taken, as ``RecurrentState`` has it."""
+
+    tail: bool = True
+    junction: bool = True
+    step_down: bool = True
+    every_page: bool = False
+
+    @property
+    def takes_any(self) -> bool:
+        return self.tail or self.junction or self.every_page
+
+
+POLICIES = {
+    "tail and junction": Policy(),
+    "without stepping down": Policy(step_down=False),
+    "tail": Policy(junction=False),
+    "every page": Policy(every_page=True),
+    "none": Policy(tail=False, junction=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One replay.
+
+    snapshots   a name of ``POLICIES``, or "none needed" (attention alone)
+    num_bytes   of pages and slots together, as many for every row of one size
+    share       of them that slots may take
+    num_slots   one that runs, and snapshots
+    of_attention   hits, as a share of what attention alone finds with the same bytes
+    """
+
+    snapshots: str
+    num_bytes: int
+    share: float
+    num_pages: int
+    num_slots: int
+    hit_ratio: float
+    of_attention: float
+
+
+def compare_states(
+    requests: Sequence[TraceRequest],
+    num_pages: int,
+    *,
+    page_bytes: int,
+    state_bytes: int,
+    snapshot_bytes: int | None = None,
+    shares: Sequence[float] = SHARES,
+    sizes: Sequence[int] = (1,),
+) -> list[StateRow]:
+    """Replay a trace with the bytes of ``num_pages`` pages, shared between pages and slots in several ways.
+
+    snapshot_bytes   of a snapshot that is kept in fewer bytes than the state that runs
+    sizes            the bytes are divided by each of these, and everything is replayed with what is left
+
+    InvalidRequest if not two states fit into the largest share.
+    """
+    budget = num_pages * page_bytes
+    if int(budget * max(shares)) < 2 * state_bytes:
+        raise InvalidRequest(
+            f"{num_pages} pages of {page_bytes} bytes have no room for two states of {state_bytes} bytes in "
+            f"{max(shares):.0%} of them; give more --num-pages"
+        )
+    rows = []
+    for size in sizes:
+        num_bytes = budget // size
+        dense = replay(requests, num_bytes // page_bytes).hit_ratio
+        rows.append(StateRow(ATTENTION, num_bytes, 0.0, num_bytes // page_bytes, 0, dense, 1.0))
+        for name, policy in POLICIES.items():
+            for share in shares if policy.takes_any else shares[:1]:
+                states = _slots(policy, int(num_bytes * share), state_bytes, snapshot_bytes, page_bytes)
+                pages = (num_bytes - states.nbytes) // page_bytes if states is not None else 0
+                if not pages:
+                    continue
+                found = replay(requests, pages, states=states).hit_ratio
+                slots = 0 if states is None else states.num_slots
+                rows.append(
+                    StateRow(name, num_bytes, share, pages, slots, found, found / dense if dense else 0)
+                )
+    return rows
+
+
+def _slots(
+    policy: Policy, num_bytes: int, state_bytes: int, snapshot_bytes: int | None, page_bytes: int
+) -> RecurrentState | None:
+    """Slots for one sequence at a time within so many bytes; None if there is no room for a snapshot."""
+    if snapshot_bytes is None or snapshot_bytes >= state_bytes:
+        running, num_slots = 0, num_bytes // state_bytes
+    else:
+        running = 1
+        num_slots = 1 + (num_bytes - (1 + NUM_STAGED) * state_bytes) // snapshot_bytes
+    if num_slots < 2:
+        return None
+    return RecurrentState(
+        num_slots=num_slots,
+        slot_bytes=state_bytes,
+        every_page=policy.every_page,
+        tail=policy.tail,
+        junction=policy.junction,
+        step_down=policy.step_down,
+        num_running=running,
+        num_staged=NUM_STAGED * running,
+        snapshot_bytes=(snapshot_bytes or 0) * running,
+        page_bytes=page_bytes,
+    )
+
+
+def render_states(rows: Sequence[StateRow]) -> str:
+    """A table for people."""
+    lines = [
+        f"{'snapshots':<26}{'MiB':>10}{'share':>8}{'pages':>10}{'slots':>8}{'found':>10}{'of attention':>14}"
+    ]
+    lines += [
+        f"{row.snapshots:<26}{row.num_bytes / 2**20:>10,.0f}{row.share:>8.1%}{row.num_pages:>10}"
+        f"{row.num_slots:>8}{row.hit_ratio:>10.2%}{row.of_attention:>14.1%}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def plot_states(rows: Sequence[StateRow], path: Path) -> None:
+    """Draw hits against bytes: a line for each policy, with the share that suits it best at each size."""
+    with picture(path) as (axis,):
+        sizes = sorted({row.num_bytes for row in rows})
+        for name in (ATTENTION, *POLICIES):
+            best = {
+                size: max(row.hit_ratio for row in rows if (row.snapshots, row.num_bytes) == (name, size))
+                for size in sizes
+                if any((row.snapshots, row.num_bytes) == (name, size) for row in rows)
+            }
+            label = "attention alone" if name == ATTENTION else name
+            axis.plot(
+                [size >> 20 for size in best], [100 * ratio for ratio in best.values()], "o-", label=label
+            )
+        log_ticks(axis, [size >> 20 for size in sizes])
+        axis.set(xlabel="pages and slots together, MiB", ylabel="pages of prompts found, %")
+        axis.set_title("what a cache with recurrent states finds")
+        axis.legend(fontsize="small")

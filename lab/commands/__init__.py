@@ -1,0 +1,1 @@
+"""Commands of ``octavo`` that the laboratory has."""

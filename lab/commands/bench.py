@@ -1,0 +1,44 @@
+"""``octavo bench``: each benchmark is a program with a contract: a table for people, then with --json one
+last line for programs."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+
+from octavo.engine.arguments.options import add_json_argument, print_json
+
+BENCHES = {
+    "engine": "prefill and decode rates of the engine, without a server",
+    "serve": "latencies and rates over real gRPC",
+    "kernels": "each kernel against what this machine can do",
+    "prefix": "what the prefix cache does for time to first token",
+    "quality": "what each page format costs in predictions, and saves in memory",
+    "speculate": "what drafts do for tokens per second, by kind of text",
+    "invariance": "whether a request's output depends on how it is served, to the bit",
+    "schedule": "who waits how long under each order of admission, simulated",
+    "scheduler": "time per step of the control plane, without a model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    for name, text in BENCHES.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        benches.add_parser(name, help=text, description=description, fill=functools.partial(_fill, name))
+
+
+def _fill(name: str, parser: argparse.ArgumentParser) -> None:
+    bench = importlib.import_module(f"octavo_lab.bench.{name}")
+    bench.add_arguments(parser)
+    add_json_argument(parser)
+    parser.set_defaults(run_bench=bench.run, exit_code_of=getattr(bench, "exit_code", None))
+
+
+def run(args: argparse.Namespace) -> int:
+    result = args.run_bench(args)
+    if args.json:
+        print_json(result)
+    code: int = 0 if args.exit_code_of is None else args.exit_code_of(result)
+    return code

@@ -1,0 +1,134 @@
+"""``octavo replay``: what the prefix cache would have found in recorded traffic, without a model."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.size import parse_size
+from octavo.engine.arguments.options import add_json_argument, print_json
+from octavo.engine.arguments.usage import checked, positive, seconds, whole_number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    import octavo_lab.policies  # noqa: F401 (registers policies)
+    from octavo.block_manager.policies import DEFAULT_POLICY, POLICIES
+
+    from ..cache_sim.run import TOKEN_MS
+    from ..cache_sim.workloads import SEED
+
+    add = parser.add_argument
+    add(
+        "trace",
+        type=Path,
+        metavar="TRACE.jsonl",
+        help="one request per line: timestamp (ms), input_length, output_length, hash_ids (one per page)",
+    )
+    add("--page-size", type=positive, default=512, metavar="N", help="tokens that one id stands for")
+    add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool")
+    add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="which idle pages go first")
+    add("--salt-field", metavar="F", help="a field of the trace: pages are shared where it is equal")
+    add("--timed", action="store_true", help="hold pages as long as a request runs, not just an instant")
+    add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
+        help="with --timed: milliseconds per generated token")  # fmt: skip
+    add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
+    add("--compare", action="store_true",
+        help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
+    add("--state-bytes", type=checked(parse_size), metavar="SIZE",
+        help="of the recurrent state of one sequence: a table of hits by what of the bytes of --num-pages "
+        "goes to snapshots, and by which are taken (needs --page-bytes)")  # fmt: skip
+    add("--snapshot-bytes", type=checked(parse_size), metavar="SIZE",
+        help="with --state-bytes: of a snapshot, if it is kept in fewer bytes than the state")  # fmt: skip
+    add("--state-share", type=_shares, default=None, metavar="F,F",
+        help="with --state-bytes: which shares of the bytes slots get (0.01 to 0.75)")  # fmt: skip
+    add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="with --state-bytes: of one page")
+    add("--seed", type=whole_number, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
+    add("--plot", type=Path, metavar="F.png",
+        help="draw hit ratio against size for every policy, and the optimum; with --state-bytes for every "
+        "choice of snapshots, from an eighth of the bytes to all of them (needs matplotlib)")  # fmt: skip
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..cache_sim.compare import compare, plot, render
+    from ..cache_sim.optimum import optimal_hits
+    from ..cache_sim.run import replay
+    from ..cache_sim.states import SHARES, SIZES, compare_states, plot_states, render_states
+    from ..cache_sim.trace import read_trace
+    from ..cache_sim.workloads import WORKLOADS
+    from ..plots.figure import require_matplotlib
+
+    require_matplotlib(args.plot)
+    if args.state_bytes is None and (args.snapshot_bytes is not None or args.state_share is not None):
+        raise InvalidRequest(
+            "--snapshot-bytes and --state-share are about recurrent states; add --state-bytes"
+        )
+    requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
+    replayed = replay(
+        requests,
+        args.num_pages,
+        policy=args.policy,
+        token_ms=args.token_ms if args.timed else None,
+    )
+    result = {
+        "page_size": args.page_size,
+        "policy": args.policy,
+        "num_pages": args.num_pages or "inf",
+        **replayed.to_json(),
+    }
+    print(
+        f"{replayed.requests} requests ({replayed.skipped_requests} larger than the pool), "
+        f"{replayed.prompt_pages} pages: {replayed.hit_pages} found ({replayed.hit_ratio:.2%}), "
+        f"{replayed.evicted_pages} evicted, at most {replayed.peak_pages} in use"
+    )
+    if args.optimum:
+        bound = optimal_hits(requests, args.num_pages or replayed.prompt_pages)
+        result["optimal_hit_pages"] = bound
+        print(f"a policy that knows the future would find {bound / max(replayed.prompt_pages, 1):.2%}")
+    print(f"{replayed.pages_per_s:,.0f} pages per second")
+    if args.state_bytes is not None:
+        if args.page_bytes is None or args.num_pages is None:
+            raise InvalidRequest(
+                "--state-bytes is about bytes that pages and states share; add --page-bytes and --num-pages"
+            )
+        found = compare_states(
+            requests,
+            args.num_pages,
+            page_bytes=args.page_bytes,
+            state_bytes=args.state_bytes,
+            snapshot_bytes=args.snapshot_bytes,
+            shares=args.state_share or SHARES,
+            sizes=(1,) if args.plot is None else SIZES,
+        )
+        print(render_states(found))
+        result["states"] = [asdict(row) for row in found]
+        if args.plot is not None:
+            plot_states(found, args.plot)
+    if args.compare or (args.plot is not None and args.state_bytes is None):
+        made_up = {name: make(args.seed) for name, make in WORKLOADS.items()} if args.compare else {}
+        rows = compare({args.trace.stem: requests, **made_up})
+        print(render(rows))
+        result["compared"] = [asdict(row) for row in rows]
+        if args.plot is not None and args.state_bytes is None:
+            plot([row for row in rows if row.workload == args.trace.stem], args.plot)
+    if args.json:
+        print_json(result)
+    return 0
+
+
+def _pages(text: str) -> int | None:
+    """A size, or None for as many as it takes."""
+    return None if text == "inf" else positive(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Shares of the bytes, between 0 and 1."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < share < 1 for share in shares):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers between 0 and 1, like 0.25 or 0.1,0.5")
+    return shares

@@ -1,0 +1,96 @@
+"""What this machine can do at best, measured in the same run as what it is compared with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+READ_BYTES = 768 * 1024**2  # well beyond a last-level cache's share of one process
+TILE = 2048  # rows and columns of NumPy's matrices: they stay in cache
+
+
+Clock = Callable[[], float]
+"""Seconds: ``time.perf_counter``, or ``time.process_time`` of kernels on one thread, which other programs
+of the machine disturb less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """``matmul_by`` says which multiplication of floats reached the rate. Integers may pass it."""
+
+    dram_read_gb_s: float
+    matmul_gflop_s: float
+    matmul_by: str
+
+    def as_dict(self) -> dict[str, float | str]:
+        return asdict(self)
+
+    def best_of(self, other: Roofline) -> Roofline:
+        """The higher of each limit: a machine that others use shows less than it can do."""
+        faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
+        return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
+
+    def __str__(self) -> str:
+        return (
+            f"DRAM read {self.dram_read_gb_s:.1f} GB/s, "
+            f"matmul {self.matmul_gflop_s:.0f} GFLOP/s ({self.matmul_by})"
+        )
+
+
+def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
+    """Best of several runs on ``threads`` threads, in a buffer of at most half of ``available`` bytes.
+
+    Where there are native kernels, their loops are tried too, on the threads that they use: the same reads,
+    products in registers.
+    """
+    num_bytes = min(READ_BYTES, available // 2)
+    reads = [_read_rate(threads, num_bytes, clock)]
+    rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
+    if (native := _native_limits(num_bytes)) is not None:
+        reads.append(native["read_bytes_per_s"])
+        rates |= {
+            "float32, in registers": native["f32_flops_per_s"],
+            "bf16, in registers": native["bf16_flops_per_s"],
+        }
+    by = max(rates, key=lambda name: rates[name])
+    return Roofline(max(reads) / 1e9, rates[by] / 1e9, by)
+
+
+def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = time.perf_counter) -> float:
+    """Shortest of several timed calls, after one that is not timed."""
+    run()
+    best = float("inf")
+    for _ in range(repeats):
+        began = clock()
+        run()
+        best = min(best, clock() - began)
+    return best
+
+
+def _read_rate(threads: int, num_bytes: int, clock: Clock) -> float:
+    """Bytes per second of dot products of an array with itself, a slice per task."""
+    parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
+    with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
+        seconds = best_seconds(
+            lambda: list(executor.map(lambda part: np.dot(part, part), parts)), clock=clock
+        )
+    return num_bytes / seconds
+
+
+def _numpy_matmul_rate(clock: Clock) -> float:
+    left = np.ones((512, TILE), np.float32)
+    right = np.ones((TILE, TILE), np.float32)
+    return 2 * left.size * TILE / best_seconds(lambda: left @ right, clock=clock)
+
+
+def _native_limits(num_bytes: int) -> dict[str, float] | None:
+    """None where the native extension does not load."""
+    try:
+        from octavo.kernels import _ext
+    except ImportError:
+        return None
+    return _ext.measure_roofline(num_bytes)

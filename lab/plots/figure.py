@@ -1,0 +1,60 @@
+"""Pictures of measurements. matplotlib is an extra: ask for it before anything is measured."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.api.errors import InvalidConfig
+
+
+def require_matplotlib(path: Path | None) -> None:
+    """InvalidConfig if a picture is wanted and cannot be drawn or written."""
+    if path is None:
+        return
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError:
+        raise InvalidConfig(
+            "--plot needs matplotlib, which is not installed; run `pip install matplotlib`"
+        ) from None
+    kinds = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise InvalidConfig(
+            f"--plot {path}: a picture is no {path.suffix} file; end the name in .png or .svg"
+        )
+    if not path.parent.is_dir():
+        raise InvalidConfig(f"--plot {path}: there is no folder {path.parent}; make it first")
+
+
+@contextmanager
+def picture(
+    path: Path,
+    *,
+    columns: int = 1,
+    rows: int = 1,
+    share_y: bool = False,
+    size: tuple[float, float] | None = None,
+    dpi: int = 120,
+) -> Iterator[list[Any]]:
+    """Axes, row by row, to draw on; the picture, ``size`` in inches, is written to ``path`` afterwards."""
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    default = (7.0 if columns == 1 else 4.8 * columns, 4.2 * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size or default, squeeze=False, sharey=share_y)
+    try:
+        yield list(axes.flat)
+        figure.tight_layout()
+        figure.savefig(path, dpi=dpi)
+    finally:
+        pyplot.close(figure)
+
+
+def log_ticks(axis: Any, values: list[int]) -> None:
+    """A logarithmic axis with these values as plain numbers."""
+    axis.set_xscale("log")
+    axis.set_xticks(values, [f"{value:,}" for value in values])
+    axis.minorticks_off()

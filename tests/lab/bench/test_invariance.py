@@ -1,0 +1,124 @@
+"""``octavo bench invariance``: nothing differs, and a kernel that sums in another order is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import recurrent_models
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.cli import main
+from octavo.engine.cli.doctor import batch_invariance
+from octavo.engine.executor.native.linear import NativeEmbedding
+from octavo.engine.executor.sampling.sampler import SampleState
+from octavo_lab.bench import invariance
+from tiny_models import make_model
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
+    code = main(["bench", "invariance", *flags, "--json"])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("every_draft_is_computed")
+def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, result = run(capsys, "--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1")
+    assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
+    assert result["cases"] >= 24
+    assert result.keys() >= {"bench", "model", "backend", "cases", "different"}
+
+
+def test_dense_prompts_are_named_as_excepted() -> None:
+    assert "prompts from 64 rows on dense" in invariance.describe(EngineConfig(metal_dense_prompts=64))
+    assert "dense" not in invariance.describe(EngineConfig())
+    assert "--metal-dense-prompts" in batch_invariance("metal")[1]
+
+
+def test_a_kernel_that_sums_in_another_order_for_some_row_counts_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output head of the embedded model, in two halves for more than three rows."""
+    right = NativeEmbedding.as_linear
+
+    def wrong(self: NativeEmbedding, x: mx.array) -> mx.array:
+        if x.shape[0] <= 3:
+            return right(self, x)
+        first = mx.arange(x.shape[-1]) < x.shape[-1] // 2
+        nothing = mx.zeros_like(x)
+        return right(self, mx.where(first, x, nothing)) + right(self, mx.where(first, nothing, x))
+
+    monkeypatch.setattr(NativeEmbedding, "as_linear", wrong)
+    code, result = run(capsys, "--mates", "8")
+    assert code == 1
+    assert result["different"] > 0
+    assert any("among 8" in line for line in result["differences"])
+    assert not any("from the prefix cache" in line for line in result["differences"]), (
+        "served alone: few rows"
+    )
+
+
+def test_first_difference() -> None:
+    a = ((1, 2, 3), ("x", "y", "z"))
+    assert invariance.first_difference(a, a) is None
+    assert invariance.first_difference(a, ((1, 2, 3), ("x", "Y", "z"))) == 1
+    assert invariance.first_difference(a, ((1, 2, 4), ("x", "y", "z"))) == 2
+    assert invariance.first_difference(a, ((1, 2), ("x", "y"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.parametrize("weights", invariance.FULL_WEIGHTS)
+@pytest.mark.parametrize("pages", invariance.FULL_FORMATS, ids=str)
+def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
+    report, _ = invariance.compare(EngineConfig(weights=weights, **pages))
+    assert (report.different, report.not_reached) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "deepseek_v3"]
+)
+def test_architectures(architecture: str, tmp_path: Path) -> None:
+    folder = make_model(tmp_path / architecture, architecture)
+    config = EngineConfig(model=str(folder), kv_format="fp4", residual_pages=1)
+    report, _ = invariance.compare(config)
+    assert (report.different, report.cases > 0) == ([], True)
+
+
+HYBRIDS = ("qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "kimi_linear", "jamba")
+RECURRENT = ("mamba", "mamba2", "rwkv7", "recurrent_gemma")
+
+
+def check_recurrent(architecture: str, folder: Path) -> None:
+    """However they are served, with drafts too."""
+    folder = recurrent_models.make_folder(folder / architecture, architecture)
+    report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
+    assert report.different == []
+    others = {"preempted"} if architecture == "recurrent_gemma" else set()  # its window is short
+    assert set(report.not_reached) <= others
+
+
+@pytest.mark.usefixtures("every_draft_is_computed")
+def test_a_hybrid(tmp_path: Path) -> None:
+    check_recurrent("lfm2", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *RECURRENT) if name != "lfm2"])
+def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
+    check_recurrent(architecture, tmp_path)
+
+
+@pytest.mark.usefixtures("every_draft_is_computed")
+def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess whose row is drawn with the random number of the row before it is found."""
+    right = invariance.compare(EngineConfig(), num_mates=0)[0]
+    assert (right.different, right.not_reached) == ([], [])
+    monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)
+    wrong = invariance.compare(EngineConfig(), num_mates=0)[0]
+    assert {difference.case for difference in wrong.different} == {"with drafts"}

@@ -1,0 +1,159 @@
+"""``octavo bench quality``: its figures on the demo model, and its arithmetic by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.engine import LLM, EngineConfig
+from octavo.engine.api.outputs import Completion, RequestOutput
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.cli import main
+from octavo.kernels.formats import FormatPair
+from octavo_lab.bench.quality import Pages, format_pairs
+from octavo_lab.bench.quality_measures import (
+    DECODE_TOKENS,
+    Document,
+    Predictions,
+    decode_rate,
+    divergence,
+    ledger_documents,
+    paired_difference,
+    predict,
+    row_errors,
+)
+
+
+def predictions(top_ids: list[list[int]], probabilities: list[list[float]]) -> Predictions:
+    top = np.log(np.array(probabilities))
+    return Predictions(top[:, 0], np.array(top_ids), top)
+
+
+def test_the_rate_of_decoding_counts_tokens_of_its_own_span() -> None:
+    """The second one's first token comes when the first one has decoded for a second."""
+
+    class Served:
+        def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[RequestOutput]:
+            return [
+                RequestOutput(
+                    request_id=str(first),
+                    outputs=[Completion(index=0)],
+                    prompt_tokens=4,
+                    cached_tokens=0,
+                    ttft_s=first,
+                    latency_s=3.0,
+                )
+                for first in (1.0, 2.0)[: len(prompts)]
+            ]
+
+    documents = [Document(4, [1, 2, 3, number], ()) for number in range(2)]
+    served: Any = Served()
+    assert decode_rate(served, documents) == 2 * (DECODE_TOKENS - 1) / 2.0
+
+
+def test_divergence_by_hand() -> None:
+    base = predictions([[4, 2]], [[0.5, 0.25]])
+    assert divergence(base, base) == pytest.approx(0)
+    other = predictions([[2, 4]], [[0.5, 0.25]])
+    assert divergence(base, other) == pytest.approx(0.5 * np.log(2) - 0.25 * np.log(2))
+    # Only token 4 is among the likeliest of both; everything else counts as one.
+    apart = predictions([[4, 9]], [[0.25, 0.2]])
+    assert divergence(base, apart) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75))
+
+
+def test_an_answer_is_right_only_to_the_letter() -> None:
+    document = Document(6, [1, 2, 3, 4, 5, 6], ((1, 3), (3, 6)))
+    likeliest = [[2], [3], [4], [7], [6]]  # after 1, 2, 3, 4, 5: one wrong, in the second answer
+    assert predictions(likeliest, [[0.9]] * 5).right_answers(document) == [True, False]
+
+
+def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
+    """By hand: 3 of 4 right before, 1 of 4 after, in documents of two; the changes are -2 and 0."""
+    yes, no = np.array([True, True]), np.array([False, False])
+    change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
+    assert change.mean == -0.5
+    # Each is 1 off the mean of -1: the deviation is sqrt(2), of a sum sqrt(2) times that, over 4 questions.
+    assert change.standard_error == pytest.approx(0.5)
+    assert paired_difference([(yes, yes), (no, no)]).standard_error == 0
+    assert paired_difference([(yes, no)]).standard_error is None
+
+
+def test_teacher_forced_answers_are_those_of_greedy_decoding() -> None:
+    with LLM(EngineConfig(model="demo", kv_format="fp4", num_pages=128)) as llm:
+        documents = ledger_documents(llm.tokenizer, [300], 3, seed=1)
+        forced = [each.right_answers(d) for each, d in zip(predict(llm, documents), documents, strict=True)]
+        decoded = []
+        for document in documents:
+            prompts = [document.token_ids[:start] for start, _ in document.answers]
+            outputs = llm.generate(prompts, SamplingParams(max_tokens=40), progress=False)
+            wanted = [document.token_ids[start:end] for start, end in document.answers]
+            decoded.append([o.outputs[0].token_ids == want for o, want in zip(outputs, wanted, strict=True)])
+    assert forced == decoded
+    assert sum(map(sum, forced)) >= 6
+
+
+def test_formats_are_pairs() -> None:
+    fp4, mixed = FormatPair("fp4", "fp4"), FormatPair("int8", "fp4")
+    assert format_pairs("fp4, int8/fp4,fp4") == [Pages(fp4), Pages(mixed)]
+    assert format_pairs("fp4,fp4+0,int8/fp4+2") == [Pages(fp4), Pages(fp4, 0), Pages(mixed, 2)]
+    assert [str(pages) for pages in format_pairs("fp4,int8/fp4+2")] == ["fp4", "int8/fp4+2"]
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'fp4\+x' must be a page format, \+ and a number"):
+        format_pairs("fp4+x")
+    with pytest.raises(argparse.ArgumentTypeError, match="'fp3' is not known"):
+        format_pairs("int8/fp3")
+
+
+def test_outlier_channels_spoil_rows_that_are_not_rotated() -> None:
+    fp4, mxfp4 = row_errors("fp4", 128), row_errors("mxfp4", 128)
+    assert fp4["outliers_30x"] < fp4["gaussian"] < 0.104
+    assert mxfp4["outliers_8x"] > 1.4 * mxfp4["gaussian"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, Any], str]:
+    assert main(["bench", "quality", "--lengths", "200", "--documents", "2", "--json", *flags]) == 0
+    out = capsys.readouterr().out
+    return json.loads(out.splitlines()[-1]), out
+
+
+def test_the_demo_model_is_asked_about_ledgers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "quality.png"
+    result, table = run(capsys, "--formats", "fp4,int8/fp4", "--plot", str(picture))
+    assert list(result["formats"]) == ["bf16", "fp4", "int8/fp4"]
+    base, fp4, mixed = result["formats"].values()
+    assert (base["perplexity_difference"], base["kl"], base["top1_agreement"]) == (0, 0, 1)
+    assert fp4["bytes_per_token"] == 4 * 2 * 2 * 34
+    assert mixed["bytes_per_token"] == 4 * 2 * (66 + 34)
+    assert 0 < mixed["kl"] < fp4["kl"] < 0.1
+    assert base["recall"]["200"]["questions"] >= 4
+    assert base["recall"]["200"]["exact"] > 0.8
+    assert all(row["decode_tokens_per_s"] > 0 for row in result["formats"].values())
+    assert "int8/fp4" in table
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_any_text_will_do_but_is_not_asked_about(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 30)
+    result, table = run(capsys, "--formats", "fp4", "--text", str(text))
+    assert result["recall"].startswith("skipped")
+    assert "recall" not in result["formats"]["fp4"]
+    assert result["documents"] == 2
+    assert "recall skipped" in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--kv-format", "fp4"), "--kv-format is what this benchmark varies"),
+        (("--lengths", "8000"), "--lengths must be at most 7680 for this model, got 8000"),
+        (("--text", "/nowhere.txt"), "/nowhere.txt cannot be read"),
+    ],
+)
+def test_usage_errors(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str) -> None:
+    assert main(["bench", "quality", "--documents", "1", *flags]) == 2
+    assert message in capsys.readouterr().err

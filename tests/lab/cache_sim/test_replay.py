@@ -1,0 +1,210 @@
+"""Replaying traces: the figures of a known one, mistakes in the file, and the offline bound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.block_manager import RecurrentState
+from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.cli import main
+from octavo_lab.cache_sim import states
+from octavo_lab.cache_sim.optimum import optimal_hits
+from octavo_lab.cache_sim.run import replay
+from octavo_lab.cache_sim.states import ATTENTION, POLICIES, SIZES, compare_states
+from octavo_lab.cache_sim.trace import TraceRequest, read_trace
+from octavo_lab.plots import figure
+from prefix_caches import best_hits, lru_hits, min_hits
+
+EXCERPT = Path(__file__).parents[2] / "data" / "conversation_trace_500.jsonl"
+
+prompts = st.lists(st.lists(st.integers(0, 1), max_size=4), min_size=1, max_size=8)
+
+
+def requests_of(chains: list[list[int]], output_tokens: int = 1, step_ms: float = 1.0) -> list[TraceRequest]:
+    return [TraceRequest(i * step_ms, output_tokens, chain) for i, chain in enumerate(chains)]
+
+
+@given(prompts, st.integers(1, 6))
+def test_a_replay_finds_what_a_small_model_of_the_cache_finds(
+    chains: list[list[int]], num_pages: int
+) -> None:
+    replayed = replay(requests_of(chains), num_pages)
+    assert replayed.hit_pages == lru_hits(chains, num_pages)
+    assert replayed.skipped_requests == sum(len(chain) > num_pages for chain in chains)
+    assert replayed.prompt_pages == sum(len(chain) for chain in chains if len(chain) <= num_pages)
+    assert replayed.peak_pages <= num_pages
+
+
+@given(prompts, st.integers(1, 5))
+@settings(max_examples=100)
+def test_the_bound_is_what_the_best_choices_find(chains: list[list[int]], num_pages: int) -> None:
+    bound = optimal_hits(requests_of(chains), num_pages)
+    assert bound == best_hits(chains, num_pages) == min_hits(chains, num_pages)
+    assert bound >= min_hits(chains, num_pages, tails_first=False)
+
+
+def test_the_figures_of_the_excerpt() -> None:
+    requests = read_trace(EXCERPT)
+    everything = replay(requests, None)
+    chains = [request.page_ids for request in requests]
+    assert len(requests) == everything.requests == 500
+    assert everything.prompt_pages == sum(map(len, chains))
+    assert everything.hit_pages == everything.prompt_pages - len({i for chain in chains for i in chain})
+    assert everything.evicted_pages == 0
+    assert everything.peak_pages == everything.prompt_pages - everything.hit_pages
+    small = replay(requests, 1000)
+    assert small.hit_pages == lru_hits(chains, 1000)
+    assert small.evicted_pages > 0
+    assert small.hit_pages < optimal_hits(requests, 1000) < everything.hit_pages
+
+
+def test_a_request_that_runs_holds_its_pages() -> None:
+    """Two prompts of two pages in a pool of three: the second waits for the first to end."""
+    chains = [[1, 2], [3, 4], [1, 2]]
+    at_once = replay(requests_of(chains), 4, token_ms=10)
+    assert (at_once.hit_pages, at_once.evicted_pages) == (2, 0)
+    waiting = replay(requests_of(chains), 3, token_ms=10)
+    assert waiting.prompt_pages == 6
+    assert waiting.hit_pages == 1, "the first prompt's tail had to go for the second, its head stayed"
+    assert waiting.peak_pages == 3
+
+
+def test_tenants_do_not_share() -> None:
+    shared = [TraceRequest(0, 1, [1, 2]), TraceRequest(1, 1, [1, 2])]
+    apart = [TraceRequest(0, 1, [1, 2], b"a"), TraceRequest(1, 1, [1, 2], b"b")]
+    assert replay(shared, None).hit_pages == optimal_hits(shared, 9) == 2
+    assert replay(apart, None).hit_pages == optimal_hits(apart, 9) == 0
+
+
+GOOD: dict[str, Any] = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [7, "x"]}
+BAD = {
+    "not json": "{",
+    "a list": "[1]",
+    "no ids": json.dumps({key: value for key, value in GOOD.items() if key != "hash_ids"}),
+    "ids that are none": json.dumps(GOOD | {"hash_ids": [1, 2.5]}),
+    "too few ids": json.dumps(GOOD | {"hash_ids": [1]}),
+    "no number": json.dumps(GOOD | {"timestamp": "noon"}),
+}
+
+
+def test_ids_are_numbered_and_tenants_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"user": "u", "hash_ids": ["x", 9]}) + "\n")
+    first, second = read_trace(path, salt_field="user")
+    assert (first.page_ids, second.page_ids) == ([0, 1], [1, 2])
+    assert (first.timestamp_ms, first.output_tokens) == (5.0, 3)
+    assert first.salt != second.salt
+    assert read_trace(path)[1].salt == b""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_broken_line_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + BAD[name] + "\n")
+    with pytest.raises(InvalidRequest, match="line 2"):
+        read_trace(path)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["replay", str(EXCERPT), "--num-pages", "1000", "--optimum", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = "requests prompt_pages hit_pages hit_ratio evicted_pages peak_pages pages_per_s skipped_requests"
+    assert set(names.split()) <= set(result)
+    assert result["hit_ratio"] == result["hit_pages"] / result["prompt_pages"]
+    assert result["optimal_hit_pages"] > result["hit_pages"]
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    wrong = [
+        [str(EXCERPT), "--num-pages", "0"],
+        [str(empty)],
+        [str(tmp_path)],
+        [str(EXCERPT), "--page-size", "9"],
+    ]
+    for arguments in wrong:
+        assert main(["replay", *arguments]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_with_room_for_every_state_a_recurrent_model_finds_what_attention_does() -> None:
+    chains = [[1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 6]]
+    dense = RecurrentState(num_slots=30, slot_bytes=1, every_page=True)
+    assert (
+        replay(requests_of(chains), 20, states=dense).hit_pages == replay(requests_of(chains), 20).hit_pages
+    )
+    sparse = RecurrentState(num_slots=30, slot_bytes=1)
+    # The second makes the junction at [1, 2] and finds nothing; the third has all that the second left.
+    assert replay(requests_of(chains), 20, states=sparse).hit_pages == 0 + 0 + 3 + 2
+
+
+def test_states_share_the_bytes_of_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--num-pages", "2000", "--page-bytes", "1MiB", "--state-bytes", "16MiB", "--json"]
+    assert main(["replay", str(EXCERPT), *flags, "--state-share", "0.125,0.25,0.5"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["states"]
+    assert {row["snapshots"] for row in rows} == {ATTENTION, *POLICIES}
+    assert all(row["num_pages"] + 16 * row["num_slots"] <= 2000 for row in rows)
+    best = {
+        name: max(r["hit_ratio"] for r in rows if r["snapshots"] == name) for name in (ATTENTION, *POLICIES)
+    }
+    assert best["none"] == 0 < best["every page"] < best["tail"] < best["tail and junction"]
+    assert all(row["of_attention"] == row["hit_ratio"] / best[ATTENTION] for row in rows)
+    assert main(["replay", str(EXCERPT), "--state-bytes", "16MiB"]) == 2
+    assert "add --page-bytes and --num-pages" in capsys.readouterr().err
+
+
+def test_compressed_snapshots_find_more_with_the_same_bytes() -> None:
+    requests, ratios = read_trace(EXCERPT), []
+    for snapshot_bytes in (None, 37 << 20, 19 << 20):
+        rows = compare_states(
+            requests,
+            4000,
+            page_bytes=1 << 20,
+            state_bytes=74 << 20,
+            snapshot_bytes=snapshot_bytes,
+            shares=(0.25, 0.5),
+        )
+        assert all(
+            row.num_pages + row.num_slots * (snapshot_bytes or 74 << 20) // 2**20 <= 4000 for row in rows
+        )
+        ratios.append(max(row.hit_ratio for row in rows if row.snapshots == "tail and junction"))
+    assert ratios == sorted(ratios), "fewer bytes find no less"
+    assert ratios[0] < ratios[-1]
+
+
+def test_shares_and_sizes_of_snapshots_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {
+        ("--state-share", "1.5"): "must be numbers between 0 and 1",
+        ("--state-share", "a"): "must be numbers between 0 and 1",
+        ("--snapshot-bytes", "1MiB"): "add --state-bytes",
+        ("--state-bytes", "1GiB", "--page-bytes", "1MiB", "--num-pages", "2000"): "no room for two states",
+    }
+    for flags, message in wrong.items():
+        assert main(["replay", str(EXCERPT), *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_picture_of_hits_by_bytes_has_a_line_for_every_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    lines: list[str] = []
+
+    @contextmanager
+    def kept(path: Path, **options: Any) -> Iterator[list[Any]]:
+        with figure.picture(path, **options) as axes:
+            yield axes
+            lines.extend(line.get_label() for line in axes[0].lines if len(line.get_xdata()) == len(SIZES))
+
+    monkeypatch.setattr(states, "picture", kept)
+    flags = ["--num-pages", "800", "--page-bytes", "1MiB", "--state-bytes", "4MiB", "--state-share", "0.25"]
+    picture = tmp_path / "states.png"
+    assert main(["replay", str(EXCERPT), *flags, "--plot", str(picture)]) == 0
+    assert lines == ["attention alone", *POLICIES]
+    assert picture.stat().st_size > 10_000

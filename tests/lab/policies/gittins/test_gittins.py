@@ -1,0 +1,109 @@
+"""The Gittins index of pages, what it learns, and when it follows LRU instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.block_manager import Digest, PageId
+from octavo.block_manager.hit_statistics import (
+    AGES,
+    NUM_AGES,
+    WIDTHS,
+    HitStatistics,
+    gittins_index,
+    kind_of,
+)
+from octavo_lab.policies.gittins.policy import Gittins
+from octavo_lab.policies.gittins.shadow_lru import MARGIN, SLACK, ShadowLRU
+
+
+def ids(*pages: int) -> list[PageId]:
+    return [PageId(page) for page in pages]
+
+
+def digests(num_pages: int) -> list[Digest | None]:
+    return [Digest(bytes([page])) for page in range(num_pages)]
+
+
+@given(st.lists(st.floats(0, 0.95), min_size=NUM_AGES, max_size=NUM_AGES))
+def test_the_index_is_the_best_horizon(chances: list[float]) -> None:
+    assert len(AGES) == len(WIDTHS) == NUM_AGES
+    for age, index in enumerate(gittins_index(chances)):
+        best = hits = time = 0.0
+        left = 1.0
+        for chance, width in zip(chances[age:], WIDTHS[age:], strict=True):
+            hits += left * chance
+            time += left * width * (1 - chance / 2)
+            left *= 1 - chance
+            best = max(best, hits / time)
+        assert index == pytest.approx(best, rel=1e-6, abs=1e-12)
+
+
+def test_a_kind_promises_what_was_seen_of_it() -> None:
+    """Two kinds, one of which always comes back at the second age and the other never does."""
+    returns = HitStatistics()
+    first, second = (kind_of(uses=0, num_new=1, gap=gap) for gap in (1, 2))
+    for kind in (first, second):
+        returns.seen(kind).reached = [400.0] * NUM_AGES
+    returns.seen(second).used[1] = 400.0
+    returns.refresh(0)
+    low, high = returns.indices(first), returns.indices(second)
+    assert high[1] > 20 * low[1]
+    assert high[1] == pytest.approx(1 / (WIDTHS[1] / 2), rel=0.1)
+    more = returns.indices(kind_of(uses=1, num_new=1, gap=2))
+    assert all(a >= b for a, b in zip(more, high, strict=True)), "more uses are worth less"
+
+
+def test_a_head_outlives_a_tail_that_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New pages come back soon, and what was found before does not; yet they need it to be of any use."""
+    worth = {True: [1.0] * NUM_AGES, False: [2.0] * NUM_AGES}
+    monkeypatch.setattr(
+        HitStatistics, "indices", lambda _self, kind: worth[kind >= kind_of(uses=1, num_new=0, gap=0)]
+    )
+    monkeypatch.setattr(ShadowLRU, "_should_follow", lambda _self: False)
+    policy = Gittins(6, 6)
+    policy.release(ids(0), digests(6))
+    policy.reuse(ids(0))
+    policy.release(ids(2, 1, 0), digests(6))
+    policy.release(ids(5), digests(6))
+    assert policy.evict(4) == ids(2, 1, 0, 5)
+
+
+class Pool:
+    """Requests of one page each, in a pool of ten."""
+
+    def __init__(self) -> None:
+        self.recency, self.time, self.window_start_at = ShadowLRU(10), 0, dict[int, int]()
+
+    def request(self, page: int, *, found: bool) -> None:
+        if page in self.window_start_at:
+            self.recency.want(self.window_start_at[page], found=found)
+        self.time += 1
+        self.window_start_at[page] = self.time
+        self.recency.release(1)
+
+
+def test_a_policy_that_falls_behind_lru_follows_it_for_a_while() -> None:
+    pool = Pool()
+    for page in range(30):
+        pool.request(page % 15, found=False)  # fifteen in turn, too many for LRU: nothing is lost
+        assert pool.recency.follow_lru == (pool.time < 22), "until twice the time it took to fill the pool"
+    for number in range(30):
+        pool.request(100 + number % 2, found=False)  # two in turn, which LRU would have
+        if pool.recency.follow_lru:
+            break
+    assert number == 2 + int(10 * SLACK + MARGIN * pool.time), "one loss more than it may have"
+    for page in range(2000):
+        pool.request(1000 + page, found=False)
+    assert not pool.recency.follow_lru, "it never gets another chance"
+
+
+def test_what_a_policy_finds_beyond_lru_makes_up_for_what_it_loses() -> None:
+    pool = Pool()
+    for page in range(60):
+        pool.request(page % 15, found=True)
+    for number in range(30):
+        pool.request(100 + number % 2, found=False)
+    assert not pool.recency.follow_lru
