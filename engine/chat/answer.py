@@ -35,12 +35,12 @@ class AnswerReader:
         self._steps = self._answer()
 
     def add(self, text: str) -> list[Event]:
-        """What is certain with the next piece of the output's text."""
+        """Return what the next piece of the output's text makes certain."""
         self._source.rest += text
         return self._run()
 
     def finish(self, *, was_cut: bool) -> list[Event]:
-        """What is certain at the end of the output. ``was_cut``: the model had more to say (max_tokens)."""
+        """Return what the end of the output makes certain. ``was_cut``: the model had more to say (max_tokens)."""
         self._source.is_closed, self._was_cut = True, was_cut
         return self._run()
 
@@ -131,7 +131,7 @@ class AnswerReader:
         calls.give_up()
 
     def _last_text(self, marks: tuple[str, ...]) -> str:
-        """What is left at the end; nothing if the output was cut where a mark may have begun."""
+        """Return the text left at the end; nothing if the output was cut where a mark may have begun."""
         is_torn = self._is_cut_within(marks)
         rest = self._source.take(len(self._source.rest))
         return "" if is_torn else rest

@@ -76,7 +76,7 @@ class CallWriter:
         yield self.end()
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """Schemas of the parameters of the tool ``name``; empty if nobody has said them."""
+        """Schemas of the parameters of the tool ``name``; empty if the request gave none."""
         for tool in self.tools:
             function = tool.get("function", {})
             if function.get("name") == name:

@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which it is generated."""
+"""Parts of an answer, in the order in which they are generated."""
 
 from __future__ import annotations
 

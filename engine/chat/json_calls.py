@@ -14,7 +14,7 @@ _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """One object with a name and arguments, in any order. Raises Malformed or Unfinished."""
+    """Read one object with a name and arguments, in any order. Raises Malformed or Unfinished."""
     yield from source.expect("{")
     name, call_id, early, is_done = "", None, None, False
     while True:
@@ -125,7 +125,7 @@ def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def end_mark(source: TextSource, end: str) -> Steps[None]:
-    """What closes a call; a model that ends its output instead has said all the same."""
+    """Consume the mark that closes a call, which may be missing at the end of the output."""
     yield from source.skip_space()
     if source.rest or not source.is_closed:
         found = yield from source.starts_with(end)

@@ -1,4 +1,4 @@
-"""Where a model's reasoning begins and ends in its output."""
+"""Marks around the reasoning in a model's output."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ REASONING_PARSERS: tuple[str, ...] = tuple(sorted(_NAMES))
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """The marks of the models that a parser is named after; None for "none". InvalidConfig for a name that
-    nobody knows."""
+    """The marks of the models that a parser is named after; None for "none". InvalidConfig for an
+    unknown name."""
     if name in ("none", "off"):
         return None
     if name not in _NAMES:

@@ -16,7 +16,7 @@ _CDATA = "<![CDATA["
 
 
 def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any]]:
-    """What mlx-lm's parser makes of the text of calls. Raises Malformed if it refuses."""
+    """Return the calls that mlx-lm's parser finds in a text. Raises Malformed if it refuses."""
     try:
         found = parse(text, tools)
     except Exception:  # parsers raise whatever their conversions raise
@@ -88,7 +88,7 @@ class TagCalls:
             is_first = False
 
     def _one(self, source: TextSource, calls: CallWriter, opened: str) -> Steps[None]:
-        """One call; ``opened``: what of it was consumed."""
+        """Read one call; ``opened``: the part of it that was consumed."""
         begun = len(source.taken) - len(opened)
         if self.call is not None:
             name = (yield from source.read_until(self.call[1]))[0].strip().strip("\"'")
@@ -125,7 +125,7 @@ class TagCalls:
 
     @property
     def _outer_end(self) -> str:
-        """What closes a call and is not part of what the parser takes."""
+        """The mark that closes a call, where mlx-lm's parser does not take it."""
         return self.call_end if self.call_end == self.end and self.call is None else ""
 
     def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:

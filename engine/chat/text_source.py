@@ -142,7 +142,7 @@ class TextSource:
         return len(self.rest)
 
     def _first_of(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
-        """Where the first mark begins; of two that begin together, the longer."""
+        """Return where the first mark begins, and the mark; of two that begin together, the longer."""
         found = [(self.rest.find(mark), -len(mark), mark) for mark in marks if mark in self.rest]
         if not found:
             return None
@@ -179,7 +179,7 @@ class _ValueEnd:
         self._is_scalar = False
 
     def end_in(self, text: str) -> int | None:
-        """How many characters of the next piece belong to the value; None: all, and more."""
+        """Return how many characters of the next piece belong to the value; None: all, and more."""
         for position, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:

@@ -1,4 +1,4 @@
-"""How each family of models writes its calls, by the name of mlx-lm's parser."""
+"""Notations of calls by family of models, named as mlx-lm's parsers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _mlx_parser(name: str) -> Parse:
 
 
 def _kimi_name(head: str) -> tuple[str, str | None]:
-    """Of ``functions.NAME:0``, which is the call's id, too."""
+    """Return the name in ``functions.NAME:0``, and the whole as the call's id."""
     found = re.fullmatch(r"(?:functions\.)?(.+?):\d+", head.strip())
     return (found.group(1), head.strip()) if found else (head.strip(), None)
 
@@ -146,7 +146,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def tool_format(name: str) -> ToolFormat | None:
-    """The format called so; None for "none". InvalidConfig for a name that nobody knows."""
+    """The format called so; None for "none". InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     maker = _MAKERS.get(ALIASES.get(name, name))
