@@ -40,7 +40,7 @@ class AnswerReader:
         return self._run()
 
     def finish(self, *, was_cut: bool) -> list[Event]:
-        """Return what the end of the output makes certain. ``was_cut``: the model had more to say (max_tokens)."""
+        """Return what the end of the output makes certain. ``was_cut``: the model had more to say."""
         self._source.is_closed, self._was_cut = True, was_cut
         return self._run()
 
