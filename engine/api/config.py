@@ -59,6 +59,16 @@ class EngineConfig:
         False, "refuse paths that round activations or weights below the precision they come in",
         shown="", kind="switch",
     )  # fmt: skip
+    reasoning_parser: str = setting(
+        "auto", "marks of the model's reasoning, by a family's name such as qwen3, deepseek_r1 or gpt_oss; "
+        "auto goes by the chat template and the vocabulary, none is for models that do not think",
+        metavar="NAME",
+    )  # fmt: skip
+    tool_call_parser: str = setting(
+        "auto", "notation of the model's tool calls, such as json_tools (hermes), qwen3_coder or mistral; "
+        "auto goes by the chat template, none leaves calls in the text",
+        metavar="NAME",
+    )  # fmt: skip
     fuse: bool = setting(
         True, "fuse the model's layers", shown="yes", kind="switch",
         more="Fusions are allowed only where the parity probe at load time has accepted them.",

@@ -81,6 +81,14 @@ class SamplingParams:
         kind="ints", metavar="N", flag="--stop-id", vllm="stop_token_ids",
     )  # fmt: skip
     ignore_eos: bool = parameter(False, "go on after the model's end tokens", shown="", kind="switch")
+    skip_special_tokens: bool = parameter(
+        True, "leave special tokens out of the text; those that end the output never are in it", shown="yes",
+        kind="switch", flag="",
+    )  # fmt: skip
+    max_reasoning_tokens: int | None = parameter(
+        None, "tokens of reasoning, after which the model must answer; for models that think",
+        shown="any number", kind="int", metavar="N", low=0, remedy="0 asks for an answer at once",
+    )  # fmt: skip
     logprobs: int | None = parameter(
         None, "log probabilities of the chosen tokens and of the K likeliest", shown="none",
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
@@ -110,6 +118,10 @@ class SamplingParams:
         kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
         more="A server that refuses late requests refuses this one at once if it expects its first token "
         "later.",
+    )  # fmt: skip
+    structured_from_first_token: bool = parameter(
+        False, "apply the schema or grammar to the first token already, not only behind the reasoning",
+        shown="", kind="switch", flag="", vllm="grammar_from_first_token",
     )  # fmt: skip
     structured: StructuredOutput | None = parameter(
         None, "what the output must look like", shown="anything", kind="structured", flag="",

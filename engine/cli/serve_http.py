@@ -29,8 +29,6 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
         help="token that clients must send, over HTTP, or without --http over gRPC (none)")  # fmt: skip
     add("--ssl-certfile", type=Path, metavar="F", help="PEM certificate chain: HTTPS only")
     add("--ssl-keyfile", type=Path, metavar="F", help="PEM key of the certificate")
-    add("--tool-call-parser", metavar="NAME", help="how the router reads tool calls (by the model's name)")
-    add("--reasoning-parser", metavar="NAME", help="how the router reads reasoning (by the model's name)")
     add("--router-metrics", type=address, metavar="HOST:PORT", default="127.0.0.1:0",
         help="where the router's own metrics listen")  # fmt: skip
 
@@ -41,16 +39,19 @@ def _key(text: str) -> str:
     return text
 
 
+def _said(parser: str | None) -> str | None:
+    """The name of a parser that somebody gave, for the router."""
+    return None if parser in (None, "auto", "none") else parser
+
+
 def http_options(args: argparse.Namespace) -> HttpOptions | None:
     """How HTTP is served; None: it is not. InvalidConfig for what contradicts itself."""
     listen = _listen(args)
     if (args.ssl_certfile is None) != (args.ssl_keyfile is None):
         raise InvalidConfig("--ssl-certfile and --ssl-keyfile belong together; give both or none")
     if listen is None:
-        for name in ("ssl_certfile", "tool_call_parser", "reasoning_parser"):
-            if getattr(args, name) is not None:
-                flag = "--" + name.replace("_", "-")
-                raise InvalidConfig(f"{flag} is for HTTP, which is not served; give --http HOST:PORT too")
+        if args.ssl_certfile is not None:
+            raise InvalidConfig("--ssl-certfile is for HTTP, which is not served; give --http HOST:PORT too")
         return None
     if args.tls_cert is not None or args.auth_token_file is not None:
         flag = "--auth-token-file" if args.tls_cert is None else "--tls-cert"
@@ -72,8 +73,8 @@ def http_options(args: argparse.Namespace) -> HttpOptions | None:
         api_key=args.api_key,
         tls_cert=args.ssl_certfile,
         tls_key=args.ssl_keyfile,
-        tool_call_parser=args.tool_call_parser,
-        reasoning_parser=args.reasoning_parser,
+        tool_call_parser=_said(args.tool_call_parser),
+        reasoning_parser=_said(args.reasoning_parser),
         log_level=_ROUTER_LOG[args.log_level],
     )
 

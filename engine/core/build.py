@@ -56,7 +56,12 @@ def build_core(
     runner = load_runner(config)
     drafts: BatchDrafter | None = None
     try:
-        tokenizer = load_tokenizer(runner.info.path, config.chat_template)
+        tokenizer = load_tokenizer(
+            runner.info.path,
+            config.chat_template,
+            reasoning_parser=config.reasoning_parser,
+            tool_call_parser=config.tool_call_parser,
+        )
         if config.draft_model is not None:
             drafts = load_draft_model(config, runner, tokenizer)
         elif (head := runner.head) is not None:

@@ -11,7 +11,7 @@ from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
 from ..executor.sampling.sampler import Sampled, SampleState
 from ..speculation.drafting import Drafting
-from ..structured_output.constraint import Constraint
+from ..structured_output.reasoning_gate import AnyConstraint
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Request:
         salt: bytes = b"",
         priority: int = 0,
         tenant: str = "",
-        constraint: Constraint | None = None,
+        constraint: AnyConstraint | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -57,7 +57,9 @@ class Request:
         self.pooled: Any = 0.0  # sum of hidden states so far, when asked for
         self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        constraints = [None] * params.n if constraint is None else constraint.copies(params.n)
+        constraints: list[AnyConstraint | None] = [None] * params.n
+        if constraint is not None:
+            constraints = list(constraint.copies(params.n))
         self.samples = tuple(
             Sample(
                 self,
@@ -143,7 +145,9 @@ class Sample:
         self.last_token_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.drafting: Drafting | None = None
-        self._detokenizer = tokenizer.detokenizer(context=sequence.tokens[-8:])
+        self._detokenizer = tokenizer.detokenizer(
+            context=sequence.tokens[-8:], shows_special=not request.params.skip_special_tokens
+        )
         self._stops = tokenizer.stop_checker(request.params.stop)
 
     @property

@@ -16,6 +16,7 @@ from ..api.sampling_params import SamplingParams
 from ..core.request import Request
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.constraint import Constraint
+from ..structured_output.reasoning_gate import AnyConstraint, ReasoningMarks
 from ..tokenizer.tokenizer import Tokenizer
 from .text_executor import TextExecutor
 
@@ -33,6 +34,10 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._capacity = capacity
         self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
+        reasoning = tokenizer.chat_format.reasoning
+        self._marks: ReasoningMarks | None = None
+        if reasoning is not None:
+            self._marks = ReasoningMarks(reasoning, tokenizer, vocab_size=info.vocab_size)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids, all of them the model's. Raises InvalidRequest for what is no prompt,
@@ -124,8 +129,26 @@ class InputProcessor:
             salt=salt,
             priority=priority,
             tenant=tenant,
-            constraint=constraint,
+            constraint=self._behind_reasoning(prompt_ids, params, constraint),
         )
+
+    def _behind_reasoning(
+        self, prompt_ids: Sequence[int], params: SamplingParams, constraint: Constraint | None
+    ) -> AnyConstraint | None:
+        """The constraint, which begins when the model has ended its reasoning."""
+        budget = params.max_reasoning_tokens
+        if self._marks is None:
+            if budget is not None:
+                raise InvalidRequest(
+                    f"max_reasoning_tokens is {budget}, but {self._info.name} has no marks of reasoning; "
+                    "leave it out, or start the engine with --reasoning-parser"
+                )
+            return constraint
+        if constraint is None and budget is None:
+            return None
+        if constraint is not None and params.structured_from_first_token:
+            return constraint
+        return self._marks.gate(prompt_ids, constraint, budget) or constraint
 
     def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
         """Raise InvalidRequest naming one that the model does not have."""

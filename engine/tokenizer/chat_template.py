@@ -41,6 +41,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the model's chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self.source = source
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation, opened for the assistant's turn; InvalidRequest if it is not acceptable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders give for bytes that are not UTF-8 (yet)
 CONTEXT_TOKENS = 5  # prompt tokens that decide whether the first word starts with a space
@@ -24,11 +25,13 @@ class Detokenizer:
         *,
         context: Sequence[int] = (),
         silent_ids: frozenset[int] = frozenset(),
+        shown: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """``decode`` gives the text of ids; ``context`` are the tokens before the first one;
-        ``silent_ids`` have no text (special tokens)."""
+        ``silent_ids`` have no text (special tokens), but for those in ``shown``."""
         self._decode = decode
         self._silent_ids = silent_ids
+        self._shown = shown
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in silent_ids]
         self._num_settled = len(self._window)  # tokens of the window whose text is all given out
         self._num_given = len(decode(self._window)) if self._window else 0  # its characters given out
@@ -36,7 +39,7 @@ class Detokenizer:
     def add(self, token_id: int) -> str:
         """The text that became certain with this token; often one word, sometimes nothing."""
         if token_id in self._silent_ids:
-            return ""
+            return self._rest() + self._shown[token_id] if token_id in self._shown else ""
         window = self._window
         window.append(token_id)
         text = self._decode(window)
@@ -54,6 +57,13 @@ class Detokenizer:
         self._num_settled = len(window)
         self._num_given = len(self._decode(window)) - (len(text) - stable)
         return new
+
+    def _rest(self) -> str:
+        """Text that was undecided and is settled by a token of another kind."""
+        text = self._decode(self._window) if self._window else ""
+        rest = text[self._num_given :]
+        self._num_settled, self._num_given = len(self._window), len(text)
+        return rest
 
 
 class StopChecker:

@@ -16,6 +16,7 @@ import tokenizers
 
 from ..api.errors import InvalidRequest, RequestTooLong
 from ..api.prompt import Message
+from ..chat.chat_format import AUTO, ChatFormat, chat_format_of
 from ..memory.malloc import give_memory_back
 from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
@@ -41,14 +42,24 @@ class Tokenizer:
         *,
         eos_ids: frozenset[int] = frozenset(),
         chat_template: ChatTemplate | None = None,
+        reasoning_parser: str = AUTO,
+        tool_call_parser: str = AUTO,
     ) -> None:
+        """InvalidConfig for parsers that do not exist."""
         self._backend = backend
         self._chat_template = chat_template
-        self._special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._shown = {id: self._added[id] for id in self._special_ids if id not in eos_ids}
         vocab = backend.get_vocab(with_added_tokens=True)
         self.eos_ids = eos_ids
+        self.chat_format: ChatFormat = chat_format_of(
+            "" if chat_template is None else chat_template.source,
+            vocab,
+            reasoning_parser=reasoning_parser,
+            tool_call_parser=tool_call_parser,
+        )
         self.vocab_size = max(vocab.values(), default=-1) + 1
         # One object per id, which prompts share: an object of its own for each token of a thousand
         # prompts that wait is several times the memory of the lists, and is given back last.
@@ -122,12 +133,22 @@ class Tokenizer:
         text = self._chat_template.render(messages)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
-    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A fresh stream decoder for what follows the token ids ``context``."""
+    def is_added(self, token_id: int) -> bool:
+        """Whether the token stands for a text of its own, such as a mark, and not for pieces of words."""
+        return token_id in self._added
+
+    def added_id(self, text: str) -> int | None:
+        """The id of the token that stands for this text alone; None if there is none."""
+        return next((token_id for token_id, token in self._added.items() if token == text), None)
+
+    def detokenizer(self, context: Sequence[int] = (), *, shows_special: bool = False) -> Detokenizer:
+        """A fresh stream decoder for the tokens after the ids ``context``. ``shows_special``: special tokens
+        have text, too, but for those that end an output."""
         return Detokenizer(
             functools.partial(self._backend.decode, skip_special_tokens=True),
             context=context,
             silent_ids=self._special_ids,
+            shown=self._shown if shows_special else {},
         )
 
     def stop_checker(self, stops: Sequence[str]) -> StopChecker:
@@ -154,13 +175,21 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
-def load_tokenizer(path: Path, chat_template: Path | None = None) -> Tokenizer:
-    """The tokenizer of the model folder ``path``, with another template if there is one; ModelLoadError says
-    what is missing or broken."""
+def load_tokenizer(
+    path: Path,
+    chat_template: Path | None = None,
+    *,
+    reasoning_parser: str = AUTO,
+    tool_call_parser: str = AUTO,
+) -> Tokenizer:
+    """The tokenizer of the model folder ``path``, with another template if there is one. ModelLoadError says
+    what is missing or broken; InvalidConfig for parsers that do not exist."""
     settings = tokenizer_settings(path)
     backend = load_backend(path, settings)
     return Tokenizer(
         backend,
         eos_ids=find_eos_ids(path, backend, settings),
         chat_template=load_chat_template(path, settings, chat_template),
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
     )

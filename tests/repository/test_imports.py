@@ -63,7 +63,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "inspection": {"api"},
     "observability": {"api"},
     "http": {"api"},
-    "structured_output": {"api", "tokenizer"},
+    "structured_output": {"api", "chat", "tokenizer"},
     "kv_store": {"api", "memory"},
     "speculation": {"api"},
     "executor": {"api", "kv_store", "memory", "structured_output"},

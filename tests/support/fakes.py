@@ -27,7 +27,7 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor
 
 def byte_tokenizer(*, eos_ids: frozenset[int] = frozenset({EOS})) -> Tokenizer:
     """Ids 0 to 255 are bytes, 256 ends a text, 257 is another special token."""
-    characters = {byte: character for character, byte in _byte_alphabet().items()}
+    characters = {byte: character for character, byte in byte_alphabet().items()}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[])
     )
@@ -37,7 +37,7 @@ def byte_tokenizer(*, eos_ids: frozenset[int] = frozenset({EOS})) -> Tokenizer:
     return Tokenizer(backend, eos_ids=eos_ids, chat_template=ChatTemplate(CHAT_TEMPLATE, {}))
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The printable stand-ins of ByteLevel tokenizers for the 256 bytes (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

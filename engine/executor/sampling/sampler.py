@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ...api.errors import InvalidRequest
 from ...api.outputs import TokenLogprob
 from ...api.sampling_params import SamplingParams
-from ...structured_output.constraint import BehindDrafts, Constraint, ConstraintFailed, Mask
+from ...structured_output.constraint import BehindDrafts, ConstraintFailed, Mask
+from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
 
@@ -58,7 +59,7 @@ class SampleState:
         prompt_ids: Sequence[int],
         vocab_size: int,
         end_ids: Collection[int] = (),
-        constraint: Constraint | None = None,
+        constraint: AnyConstraint | None = None,
     ) -> None:
         """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``constraint`` is
         this sample's own.
@@ -74,7 +75,9 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
-        self._behind: BehindDrafts | None = None  # what takes its place, of a state that lies ahead
+        self._behind: BehindDrafts | ReasoningGate | None = (
+            None  # what takes its place, of a state that lies ahead
+        )
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
             params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids

@@ -240,7 +240,6 @@ HTTP_WRONG = {
     "an open gRPC": ([*HTTP, "--api-key", "k", "--listen", "0.0.0.0:0"], "--listen"),
     "half of TLS": ([*HTTP, "--ssl-certfile", "x"], "--ssl-keyfile"),
     "no such certificate": ([*HTTP, "--ssl-certfile", "x", "--ssl-keyfile", "y"], "x is no file"),
-    "parser without HTTP": (["--tool-call-parser", "qwen"], "--http"),
     "key with blanks": (["--api-key", "a b", "--listen", "127.0.0.1:0"], "--api-key"),
 }
 

@@ -1,0 +1,43 @@
+"""Marks of one model's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .reasoning import Reasoning, reasoning_named, reasoning_of
+from .tool_formats import ToolFormat, tool_format, tool_format_of
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """``reasoning``: its marks, for a model that thinks; ``tools``: how it writes calls, if it can."""
+
+    reasoning: Reasoning | None = None
+    tools: ToolFormat | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that mark parts of an answer."""
+        reasoning, tools = self.reasoning, self.tools
+        found = () if reasoning is None else (reasoning.start, reasoning.end, reasoning.direct)
+        return tuple(filter(None, found + (() if tools is None else tools.marks)))
+
+
+def chat_format_of(
+    template: str,
+    vocab: Mapping[str, int],
+    *,
+    reasoning_parser: str = AUTO,
+    tool_call_parser: str = AUTO,
+) -> ChatFormat:
+    """The format that the parsers' names say, or with "auto" the chat template and the vocabulary.
+    InvalidConfig for unknown names."""
+    return ChatFormat(
+        reasoning=reasoning_of(template, vocab)
+        if reasoning_parser == AUTO
+        else reasoning_named(reasoning_parser),
+        tools=tool_format_of(template) if tool_call_parser == AUTO else tool_format(tool_call_parser),
+    )

@@ -1,0 +1,222 @@
+"""A constraint that waits for the end of the reasoning, and a budget for that."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..chat.reasoning import Reasoning
+from .constraint import BehindDrafts, Constraint, Mask
+
+if TYPE_CHECKING:
+    from ..tokenizer.detokenizer import Detokenizer
+    from ..tokenizer.tokenizer import Tokenizer
+
+TAIL_TOKENS = 24  # last tokens of a prompt that tell whether it has opened or closed the reasoning
+
+
+class _Stage(enum.Enum):
+    OPENING = enum.auto()  # the model may open the reasoning, or answer at once
+    THINKING = enum.auto()
+    CLOSING = enum.auto()  # the budget is spent: the end mark is written for the model
+    ANSWERING = enum.auto()
+
+
+class ReasoningMarks:
+    """The marks of one model's reasoning as its tokens; made once.
+
+    ``openings`` are the token ids that may open an answer with reasoning, or without (Harmony). There are
+    none where the first of them is no token of its own: ordinary text begins so, too.
+    """
+
+    def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
+        self.reasoning = reasoning
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.end_ids = np.array(sorted(id for id in tokenizer.eos_ids if id < vocab_size), np.intp)
+        self.closing = self._ids(reasoning.end)
+        self.openings = tuple(
+            ids
+            for text in filter(None, (reasoning.start, reasoning.direct))
+            if tokenizer.is_added((ids := self._ids(text))[0])
+        )
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def gate(
+        self, prompt_ids: Sequence[int], constraint: Constraint | None, budget: int | None
+    ) -> ReasoningGate | None:
+        """The gate for an output after this prompt; None if it cannot begin with reasoning."""
+        tail = self.tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        if self.reasoning.is_open(tail):
+            return ReasoningGate(self, constraint, budget, is_open=True)
+        if self.reasoning.is_closed(tail) or not self.openings:
+            return None
+        return ReasoningGate(self, constraint, budget, is_open=False)
+
+
+class ReasoningGate:
+    """Which tokens may come next: any while the model reasons, then those of the constraint.
+
+    Has the methods of ``Constraint``, and is followed as one. While a constraint waits, no token ends the
+    output. ``budget``: tokens of reasoning, after which the end mark follows.
+    """
+
+    __slots__ = ("_budget", "_constraint", "_detokenizer", "_marks", "_path", "_stage", "_text")
+
+    def __init__(
+        self, marks: ReasoningMarks, constraint: Constraint | None, budget: int | None, *, is_open: bool
+    ) -> None:
+        self._marks = marks
+        self._constraint = constraint
+        self._budget = budget
+        self._stage = _Stage.THINKING if is_open else _Stage.OPENING
+        self._path: tuple[int, ...] = ()  # tokens of an opening, or of the end mark, so far
+        self._text = ""  # the latest text of the reasoning, in which the end mark may have begun
+        self._detokenizer: Detokenizer | None = None
+        self._check_budget()
+
+    def copies(self, num_samples: int) -> list[ReasoningGate]:
+        """As many gates at the beginning, for the samples of one request."""
+        constraints: Sequence[Constraint | None] = [None] * num_samples
+        if self._constraint is not None:
+            constraints = self._constraint.copies(num_samples)
+        is_open = self._stage is not _Stage.OPENING
+        return [ReasoningGate(self._marks, each, self._budget, is_open=is_open) for each in constraints]
+
+    @property
+    def is_stuck(self) -> bool:
+        """See ``Constraint``."""
+        return self._constraint is not None and self._constraint.is_stuck
+
+    @property
+    def is_complete(self) -> bool:
+        """See ``Constraint``."""
+        answers = self._stage is _Stage.ANSWERING and self._constraint is not None
+        return answers and self._constraint is not None and self._constraint.is_complete
+
+    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+        """See ``Constraint``; drafts of reasoning end before a token that may close it."""
+        if self._stage is _Stage.ANSWERING and self._constraint is not None:
+            return self._constraint.completed(drafts, most)
+        if self._stage is _Stage.ANSWERING:
+            return tuple(drafts[:most])
+        if self._stage is not _Stage.THINKING:
+            return ()
+        room = most if self._budget is None else min(most, self._budget - 1)
+        last = self._marks.reasoning.end[-1]
+        found: list[int] = []
+        for draft in drafts[: max(room, 0)]:
+            text = self._marks.tokenizer.decode([draft], skip_special_tokens=False)
+            if last in text or draft in self._marks.end_ids:
+                break
+            found.append(draft)
+        return tuple(found)
+
+    def prepare(self, drafts: Sequence[int] = ()) -> None:
+        """See ``Constraint``."""
+        if self._constraint is not None and self._stage in (_Stage.ANSWERING, _Stage.OPENING):
+            self._constraint.prepare(drafts)
+
+    def after(self, drafts: Sequence[int]) -> BehindDrafts | ReasoningGate:
+        """See ``Constraint``; behind drafts of reasoning any token may come."""
+        if self._stage is _Stage.ANSWERING and self._constraint is not None:
+            return self._constraint.after(drafts)
+        return self
+
+    def allowed(self, *, may_end: bool = True) -> Mask:
+        """See ``Constraint``."""
+        constraint, marks = self._constraint, self._marks
+        match self._stage:
+            case _Stage.ANSWERING if constraint is not None:
+                return constraint.allowed(may_end=may_end)
+            case _Stage.ANSWERING:
+                return self._any(may_end=may_end)
+            case _Stage.THINKING:
+                return self._any(may_end=may_end and constraint is None)
+            case _Stage.CLOSING:
+                return self._only([marks.closing[len(self._path)]])
+        nexts = self._opening_ids()
+        if self._path:
+            return self._only(nexts)
+        mask = self._any(may_end=may_end) if constraint is None else constraint.allowed(may_end=may_end)
+        if self._budget != 0:
+            mask[nexts] = True
+        return mask
+
+    def accept(self, token: int) -> None:
+        """The sample's next token is ``token``."""
+        match self._stage:
+            case _Stage.ANSWERING:
+                if self._constraint is not None:
+                    self._constraint.accept(token)
+            case _Stage.THINKING:
+                self._accept_thought(token)
+            case _Stage.CLOSING:
+                self._path = (*self._path, token)
+                if len(self._path) == len(self._marks.closing):
+                    self._stage = _Stage.ANSWERING
+            case _Stage.OPENING:
+                self._accept_opening(token)
+
+    def _accept_opening(self, token: int) -> None:
+        marks, path = self._marks, (*self._path, token)
+        if token not in self._opening_ids():
+            self._answer([token])
+            return
+        self._path = path
+        if path in marks.openings:
+            is_reasoning = path == marks.openings[0]
+            self._stage, self._path = (_Stage.THINKING if is_reasoning else _Stage.ANSWERING), ()
+            self._check_budget()
+
+    def _opening_ids(self) -> list[int]:
+        """Tokens that go on with an opening."""
+        length = len(self._path)
+        return [
+            ids[length] for ids in self._marks.openings if ids[:length] == self._path and length < len(ids)
+        ]
+
+    def _accept_thought(self, token: int) -> None:
+        marks = self._marks
+        if self._detokenizer is None:
+            self._detokenizer = marks.tokenizer.detokenizer(shows_special=True)
+        end = marks.reasoning.end
+        self._text += self._detokenizer.add(token)
+        if end in self._text:
+            rest = self._text.partition(end)[2].strip()
+            self._answer(marks.tokenizer.encode(rest, add_special_tokens=False) if rest else ())
+            return
+        self._text = self._text[-len(end) :]
+        if self._budget is not None:
+            self._budget -= 1
+            self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self._stage is _Stage.THINKING and self._budget is not None and self._budget <= 0:
+            self._stage = _Stage.CLOSING
+
+    def _answer(self, tokens: Sequence[int]) -> None:
+        """Begin the answer, whose first tokens are here already."""
+        self._stage, self._text, self._detokenizer = _Stage.ANSWERING, "", None
+        if self._constraint is not None:
+            for token in tokens:
+                self._constraint.accept(token)
+
+    def _any(self, *, may_end: bool) -> Mask:
+        mask = np.ones(self._marks.vocab_size, np.bool_)
+        if not may_end:
+            mask[self._marks.end_ids] = False
+        return mask
+
+    def _only(self, tokens: Sequence[int]) -> Mask:
+        mask = np.zeros(self._marks.vocab_size, np.bool_)
+        mask[list(tokens)] = True
+        return mask
+
+
+AnyConstraint: TypeAlias = Constraint | ReasoningGate
