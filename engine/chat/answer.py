@@ -23,14 +23,17 @@ class AnswerReader:
         is_thinking: bool = False,
         tool_format: ToolFormat | None = None,
         tools: Tools = (),
+        max_calls: int | None = None,
     ) -> None:
         """``reasoning``: the marks, where the answer may have some; ``is_thinking``: the prompt has opened
-        it. ``tool_format``: how calls are written, where there may be any."""
+        it. ``tool_format``: how calls are written, where there may be any; ``max_calls``: how many are
+        read, the text from the next one on being dropped."""
         self._source = TextSource()
         self._reasoning = reasoning
         self._is_thinking = is_thinking
         self._format = tool_format
         self._calls = CallWriter(tools, tool_format.id_style if tool_format is not None else "call")
+        self._max_calls = max_calls
         self._was_cut = False
         self._steps = self._answer()
 
@@ -49,7 +52,8 @@ class AnswerReader:
         for event in self._steps:
             if event is None:
                 break
-            found.append(event)
+            if self._max_calls is None or self._calls.num_calls <= self._max_calls:
+                found.append(event)
         return found
 
     def _answer(self) -> Steps[None]:
@@ -102,7 +106,7 @@ class AnswerReader:
             if source.rest.startswith("{"):
                 source.mark()
                 yield from self._read_calls(form)
-                has_calls = self._calls.has_any
+                has_calls = self._calls.num_calls > 0
             else:
                 source.give_back(space)
         while mark := (yield from source.stream_until(*form.starts, wrap=ContentText, holds_space=True)):

@@ -31,9 +31,9 @@ class CallWriter:
         return None if self.name is None else self._index
 
     @property
-    def has_any(self) -> bool:
-        """Whether a call has begun so far."""
-        return self._index >= 0
+    def num_calls(self) -> int:
+        """Calls that have begun so far."""
+        return self._index + 1
 
     def give_up(self) -> None:
         """Leave the open call: it is none after all."""

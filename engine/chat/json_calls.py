@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .call_grammar import CallShape
 from .call_writer import CallWriter, IdStyle
 from .text_source import Malformed, Steps, TextSource
 
@@ -81,6 +82,7 @@ class JsonCalls:
     is_bare: bool = False
     between: str = ""
     id_style: IdStyle = "call"
+    shape: CallShape
 
     @property
     def starts(self) -> tuple[str, ...]:
@@ -158,6 +160,7 @@ class HeadedCalls:
     takes_list: bool = False
     is_bare: bool = False
     id_style: IdStyle = "call"
+    shape: CallShape
 
     @property
     def starts(self) -> tuple[str, ...]:
@@ -173,7 +176,7 @@ class HeadedCalls:
         yield from source.skip_space()
         if self.takes_list and (yield from source.comes("[")):
             source.give_back("[")
-            yield from JsonCalls(start=self.start, end="").read(source, calls)
+            yield from JsonCalls(start=self.start, end="", shape=self.shape).read(source, calls)
             return
         if not self.call_start:
             yield from self._one(source, calls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .call_grammar import CallShape
 from .call_writer import CallWriter, IdStyle, as_json
 from .json_calls import end_mark
 from .tag_calls import Parse, parsed_calls
@@ -22,6 +23,7 @@ class GemmaCalls:
     end: str
     quote: str
     id_style: IdStyle = "call"
+    shape: CallShape
     is_bare: bool = False
 
     @property
@@ -92,6 +94,7 @@ class WholeCalls:
     end: str
     inner_marks: tuple[str, ...] = ()
     id_style: IdStyle = "call"
+    shape: CallShape
     is_bare: bool = False
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from .call_grammar import CallShape
 from .call_writer import CallWriter, IdStyle, Tools, as_json
 from .text_source import Malformed, Steps, TextSource
 
@@ -51,6 +52,7 @@ class TagCalls:
     trim: Literal["line", "space"]
     null_word: bool
     id_style: IdStyle = "call"
+    shape: CallShape
     is_bare: bool = False
 
     @property

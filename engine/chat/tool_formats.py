@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from ..api.errors import InvalidConfig
+from .call_grammar import CallShape, Parameters
 from .call_writer import Tools
 from .json_calls import HeadedCalls, JsonCalls
 from .quoted_calls import GemmaCalls, WholeCalls
@@ -62,61 +63,130 @@ def _tags(name: str, start: str, **parts: object) -> Callable[[], ToolFormat]:
 
 
 _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
-    "json_tools": lambda: JsonCalls(start="<tool_call>", end="</tool_call>"),
-    "llama3_json": lambda: JsonCalls(start="<|python_tag|>", end="", is_bare=True, between=";"),
+    "json_tools": lambda: JsonCalls(
+        start="<tool_call>", end="</tool_call>",
+        shape=CallShape(
+            call=('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>"), between="\n"
+        ),
+    ),
+    "llama3_json": lambda: JsonCalls(
+        start="<|python_tag|>", end="", is_bare=True, between=";",
+        shape=CallShape(call=('{"name": "{name}", "parameters": ', "}"), between="; "),
+    ),
     "mistral": lambda: HeadedCalls(
         start="[TOOL_CALLS]", end="", call_start="", call_end="", separators=("[ARGS]",),
         name_of=_mistral_name, takes_list=True, id_style="short",
+        shape=CallShape(call=("[TOOL_CALLS]{name}[ARGS]", "")),
     ),
     "kimi_k2": lambda: HeadedCalls(
         start="<|tool_calls_section_begin|>", end="<|tool_calls_section_end|>",
         call_start="<|tool_call_begin|>", call_end="<|tool_call_end|>",
         separators=("<|tool_call_argument_begin|>",), name_of=_kimi_name,
+        shape=CallShape(
+            section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            call=(
+                "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"
+            ),
+        ),
     ),
     "deepseek_v3": lambda: HeadedCalls(
         start="<｜tool▁calls▁begin｜>", end="<｜tool▁calls▁end｜>",
         call_start="<｜tool▁call▁begin｜>", call_end="<｜tool▁call▁end｜>",
         separators=("<｜tool▁sep｜>",), name_of=_deepseek_name, fence=("```json", "```"),
+        shape=CallShape(
+            section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            call=("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+        ),
     ),
     "qwen3_coder": _tags(
         "qwen3_coder", "<tool_call>", end="</tool_call>", call=("<function=", ">"), key=("<parameter=", ">"),
         value=("", "</parameter>"), call_end="</function>", trim="line", null_word=True,
+        shape=CallShape(
+            call=("<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"), between="\n",
+            parameters=Parameters(before="<parameter={key}>\n", after="\n</parameter>\n"),
+        ),
     ),
     "glm47": _tags(
         "glm47", "<tool_call>", end="</tool_call>", call=None, key=("<arg_key>", "</arg_key>"),
         value=("<arg_value>", "</arg_value>"), call_end="</tool_call>", trim="space", null_word=False,
+        shape=CallShape(
+            call=("<tool_call>{name}\n", "</tool_call>"), between="\n",
+            parameters=Parameters(before="<arg_key>{key}</arg_key>\n<arg_value>", after="</arg_value>\n"),
+        ),
     ),
     "longcat": _tags(
         "longcat", "<longcat_tool_call>", end="</longcat_tool_call>", call=None,
         key=("<longcat_arg_key>", "</longcat_arg_key>"),
         value=("<longcat_arg_value>", "</longcat_arg_value>"), call_end="</longcat_tool_call>",
         trim="space", null_word=False,
+        shape=CallShape(
+            call=("<longcat_tool_call>{name}\n", "</longcat_tool_call>"), between="\n",
+            parameters=Parameters(
+                before="<longcat_arg_key>{key}</longcat_arg_key>\n<longcat_arg_value>",
+                after="</longcat_arg_value>\n",
+            ),
+        ),
     ),
     "minimax_m2": _tags(
         "minimax_m2", "<minimax:tool_call>", end="</minimax:tool_call>", call=("<invoke name=", ">"),
         key=("<parameter name=", ">"), value=("", "</parameter>"), call_end="</invoke>", trim="space",
         null_word=True,
+        shape=CallShape(
+            section=("<minimax:tool_call>\n", "</minimax:tool_call>"),
+            call=('<invoke name="{name}">\n', "</invoke>\n"),
+            parameters=Parameters(before='<parameter name="{key}">', after="</parameter>\n"),
+        ),
     ),
     "minicpm5": _tags(
         "minicpm5", "<function name=", end="", call=("<function name=", ">"), key=("<param name=", ">"),
         value=("", "</param>"), call_end="</function>", trim="space", null_word=True,
+        shape=CallShape(
+            call=('<function name="{name}">', "</function>"), between="\n",
+            parameters=Parameters(before='<param name="{key}">', after="</param>"),
+        ),
     ),
     "gemma4": lambda: GemmaCalls(
-        parse=_mlx_parser("gemma4"), start="<|tool_call>", end="<tool_call|>", quote='<|"|>'
+        parse=_mlx_parser("gemma4"), start="<|tool_call>", end="<tool_call|>", quote='<|"|>',
+        shape=CallShape(
+            call=("<|tool_call>call:{name}{", "}<tool_call|>"),
+            parameters=Parameters(before="{key}:", after="", between=",", texts='<|"|>', nested="bare"),
+        ),
     ),
     "function_gemma": lambda: WholeCalls(
         parse=_mlx_parser("function_gemma"), start="<start_function_call>", end="<end_function_call>",
         inner_marks=("<escape>",),
+        shape=CallShape(
+            call=("<start_function_call>call:{name}{", "}<end_function_call>"),
+            parameters=Parameters(before="{key}:", after="", between=",", texts="<escape>"),
+        ),
     ),
     "pythonic": lambda: WholeCalls(
-        parse=_mlx_parser("pythonic"), start="<|tool_call_start|>", end="<|tool_call_end|>"
+        parse=_mlx_parser("pythonic"), start="<|tool_call_start|>", end="<|tool_call_end|>",
+        shape=CallShape(
+            section=("<|tool_call_start|>[", "]<|tool_call_end|>"), call=("{name}(", ")"), between=", ",
+            parameters=Parameters(before="{key}=", after="", between=", ", texts="json"),
+        ),
     ),
     "muse_spark": lambda: WholeCalls(
-        parse=_mlx_parser("muse_spark"), start="<atem:function_calls>", end="</atem:function_calls>"
+        parse=_mlx_parser("muse_spark"), start="<atem:function_calls>", end="</atem:function_calls>",
+        shape=CallShape(
+            section=("<atem:function_calls>\n", "</atem:function_calls>"),
+            call=('<atem:invoke name="{name}">\n', "</atem:invoke>\n"),
+            parameters=Parameters(
+                before='<atem:parameter name="{key}">', after="</atem:parameter>\n", texts="json"
+            ),
+        ),
     ),
     "kimi_k3": lambda: WholeCalls(
         parse=_mlx_parser("kimi_k3"), start="<|open|>tools<|sep|>", end="<|close|>tools<|sep|>",
         inner_marks=("<|open|>", "<|close|>", "<|sep|>"),
+        shape=CallShape(
+            section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+            call=(
+                '<|open|>call tool="{name}" index="{index}"<|sep|><|open|>json type="object"<|sep|>',
+                "<|close|>json<|sep|><|close|>call<|sep|>",
+            ),
+        ),
     ),
 }  # fmt: skip
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..tokenizer.detokenizer import Detokenizer
     from ..tokenizer.tokenizer import Tokenizer
 
-TAIL_TOKENS = 24  # last tokens of a prompt that tell whether it has opened or closed the reasoning
-
 
 class _Stage(enum.Enum):
     OPENING = enum.auto()  # the model may open the reasoning, or answer at once
@@ -51,7 +49,7 @@ class ReasoningMarks:
         self, prompt_ids: Sequence[int], constraint: Constraint | None, budget: int | None
     ) -> ReasoningGate | None:
         """The gate for an output after this prompt; None if it cannot begin with reasoning."""
-        tail = self.tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False)
+        tail = self.tokenizer.prompt_tail(prompt_ids)
         if self.reasoning.is_open(tail):
             return ReasoningGate(self, constraint, budget, is_open=True)
         if self.reasoning.is_closed(tail) or not self.openings:
@@ -60,7 +58,7 @@ class ReasoningMarks:
 
 
 class ReasoningGate:
-    """Which tokens may come next: any while the model reasons, then those of the constraint.
+    """Mask of the next token: any may come while the model reasons, then those of the constraint.
 
     Has the methods of ``Constraint``, and is followed as one. While a constraint waits, no token ends the
     output. ``budget``: tokens of reasoning, after which the end mark follows.
@@ -81,7 +79,7 @@ class ReasoningGate:
         self._check_budget()
 
     def copies(self, num_samples: int) -> list[ReasoningGate]:
-        """As many gates at the beginning, for the samples of one request."""
+        """Return gates at the beginning, for the samples of one request."""
         constraints: Sequence[Constraint | None] = [None] * num_samples
         if self._constraint is not None:
             constraints = self._constraint.copies(num_samples)

@@ -29,6 +29,7 @@ LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth givi
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+TAIL_TOKENS = 24  # of a prompt, which tell whether it has opened or closed the reasoning
 MAX_EXTRA_TOKENS = 512
 """That one of two tokenizers which are called the same may have behind the other's: markers of its own."""
 
@@ -49,6 +50,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         added = backend.get_added_tokens_decoder()
+        self.shows_tools = chat_template is not None and "tools" in chat_template.source
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._shown = {id: self._added[id] for id in self._special_ids if id not in eos_ids}
@@ -132,6 +134,11 @@ class Tokenizer:
             )
         text = self._chat_template.render(messages)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+
+    def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
+        """The text of a prompt's last tokens, special ones included: it shows how the answer begins."""
+        known = [token for token in prompt_ids[-TAIL_TOKENS:] if token < self.vocab_size]
+        return self.decode(known, skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
         """Whether the token stands for a text of its own, such as a mark, and not for pieces of words."""

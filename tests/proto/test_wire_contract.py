@@ -157,7 +157,8 @@ def test_every_parameter_travels_in_a_field_of_its_name() -> None:
     theirs = set(vllm_engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
     assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
     of_their_own = {
-        "structured", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids",
+        "structured", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids", "max_reasoning_tokens",
+        "structured_from_first_token",
     }  # fmt: skip
     assert set(PARAMETERS) - theirs == of_their_own
 

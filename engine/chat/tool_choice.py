@@ -1,0 +1,214 @@
+"""Tools of a request: checked, and what they ask of the prompt, the output and its reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..api.errors import InvalidRequest
+from ..api.structured_output import StructuredOutput
+from .answer import AnswerReader
+from .call_grammar import call_grammar
+from .call_writer import Tools
+from .chat_format import ChatFormat
+from .tool_formats import ToolFormat, tool_format
+
+MAX_TOOLS = 512
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+_FORCED_FORMAT = "json_tools"  # where the model has none of its own: its grammar needs no training
+
+
+class ChatTokenizer(Protocol):
+    """The parts of a tokenizer that tools and reasoning need."""
+
+    @property
+    def chat_format(self) -> ChatFormat: ...
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools to the model."""
+        ...
+
+    def added_id(self, text: str) -> int | None:
+        """Return the id of the token that stands for this text alone."""
+        ...
+
+    def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
+        """Return the text of a prompt's last tokens, special ones included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The part of a request that is about tools.
+
+    shown        tools that the chat template gets
+    structured   a constraint of the whole answer behind its reasoning; None: it is free
+    form         the notation in which calls are read; None: they are not
+    max_calls    calls that an answer may have; None: any number
+    """
+
+    shown: Tools = ()
+    structured: StructuredOutput | None = None
+    form: ToolFormat | None = None
+    max_calls: int | None = None
+
+    @property
+    def needs_marks(self) -> bool:
+        """Whether special tokens must be part of the text."""
+        return self.form is not None
+
+    def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
+        """A reader of one answer to a prompt. Without ``prompt_ids`` reasoning is not told apart."""
+        reasoning = tokenizer.chat_format.reasoning
+        is_thinking = False
+        if reasoning is not None:
+            tail = "" if prompt_ids is None else tokenizer.prompt_tail(prompt_ids)
+            is_thinking = reasoning.is_open(tail)
+            if prompt_ids is None or reasoning.is_closed(tail):
+                reasoning = None
+        return AnswerReader(
+            reasoning=reasoning,
+            is_thinking=is_thinking,
+            tool_format=self.form,
+            tools=self.shown,
+            max_calls=self.max_calls,
+        )
+
+
+def tool_use(
+    tokenizer: ChatTokenizer,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None = None,
+    *,
+    is_parallel: bool = True,
+    structured: StructuredOutput | None = None,
+) -> ToolUse:
+    """The use of tools that a request asks for, in the form of the OpenAI API. ``structured``: what content
+    must look like otherwise. InvalidRequest names what cannot be served."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest(
+                f"tool_choice is {choice!r:.80}, but there are no tools; give some, or leave it out"
+            )
+        return ToolUse(structured=structured)
+    _check_tools(tools)
+    named = _named(tools, choice)
+    if choice == "none":
+        return ToolUse(structured=structured)
+    is_forced = choice == "required" or named is not None
+    form = tokenizer.chat_format.tools
+    if form is None and is_forced:
+        form = tool_format(_FORCED_FORMAT)
+    if form is None or not (tokenizer.shows_tools or is_forced):
+        raise InvalidRequest(
+            "tools must be left out for this model: its chat template "
+            + ("writes calls in no known notation" if tokenizer.shows_tools else "does not show them to it")
+            + "; start the server with --chat-template or --tool-call-parser, or set tool_choice to required"
+        )
+    grammar = _grammar(
+        form, tokenizer, named or list(tools), structured, is_forced=is_forced, is_many=is_parallel
+    )
+    return ToolUse(shown=list(tools), structured=grammar, form=form, max_calls=None if is_parallel else 1)
+
+
+def _grammar(
+    form: ToolFormat,
+    tokenizer: ChatTokenizer,
+    tools: Tools,
+    structured: StructuredOutput | None,
+    *,
+    is_forced: bool,
+    is_many: bool,
+) -> StructuredOutput | None:
+    """A grammar of the answer; None where nothing is asked of it."""
+    is_strict = any(tool["function"].get("strict") is True for tool in tools)
+    if not (is_forced or is_strict or structured is not None):
+        return None
+    schema = None
+    if structured is not None and not is_forced:
+        if structured.kind not in ("json_schema", "json_object"):
+            raise InvalidRequest(
+                f"{structured.kind} must not come with tools that may be called or not; give a JSON "
+                "schema, or set tool_choice to required or none"
+            )
+        schema = {"type": "object"} if structured.json_object else json.loads(structured.source)
+    source = call_grammar(
+        form.shape,
+        tools,
+        start="" if form.is_bare else form.start,
+        marks=form.marks,
+        added_id=tokenizer.added_id,
+        is_many=is_many,
+        with_text=not is_forced and schema is None,
+        or_schema=schema,
+    )
+    return StructuredOutput(grammar=source)
+
+
+def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools must be at most {MAX_TOOLS}, got {len(tools)}; leave some out")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if (
+            not isinstance(tool, Mapping)
+            or tool.get("type") != "function"
+            or not isinstance(function, Mapping)
+        ):
+            kind = tool.get("type") if isinstance(tool, Mapping) else tool
+            raise InvalidRequest(
+                f'{where} must be of type "function" and have a function, got {kind!r:.60}; other '
+                "tools are not served here"
+            )
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"{where}.function.name must be 1 to 128 letters, digits or _.:/-, got {name!r:.140}; "
+                "rename it"
+            )
+        if name in names:
+            raise InvalidRequest(
+                f"{where}.function.name must be another than those before, got {name!r}; rename it"
+            )
+        names.add(name)
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise InvalidRequest(
+                f"{where}.function.parameters must be a JSON schema of an object, got {parameters!r:.60}; "
+                "correct it, or leave it out"
+            )
+        for key in function.keys() - {"name", "description", "parameters", "strict"}:
+            raise InvalidRequest(f"{where}.function.{key} is not served here; leave it out")
+        for key in tool.keys() - {"type", "function"}:
+            raise InvalidRequest(f"{where}.{key} is not served here; leave it out")
+
+
+def _named(
+    tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
+) -> list[Mapping[str, Any]] | None:
+    """Return the tool that must be called, in a list; None if the choice names none."""
+    if choice is None or choice in ("none", "auto", "required"):
+        return None
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if (
+        not isinstance(choice, Mapping)
+        or choice.get("type") != "function"
+        or not isinstance(function, Mapping)
+    ):
+        raise InvalidRequest(
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": '
+            f"...}}}}, got {choice!r:.80}; leave it out for auto"
+        )
+    found = [tool for tool in tools if tool["function"]["name"] == function.get("name")]
+    if not found:
+        names = ", ".join(tool["function"]["name"] for tool in tools)
+        raise InvalidRequest(
+            f"tool_choice names {function.get('name')!r:.80}, which must be one of the tools ({names:.200}); "
+            "correct it"
+        )
+    return found
