@@ -35,7 +35,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Form in which a model is made to write calls. In ``call`` stand ``{name}`` and, for a number, ``{index}``.
+    """Form in which a model must write calls. In ``call`` stand ``{name}`` and, for a number, ``{index}``.
 
     section      around all calls
     call         around the arguments of one
