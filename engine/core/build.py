@@ -31,11 +31,14 @@ from ..executor.load import load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
+from ..speculation.drafting import Speculation
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .draft_model import DraftModel
+from .draft_part import DraftPart
 from .draft_tables import BatchDrafter
 from .engine_core import EngineCore
+from .gauge_source import GaugeSource
 from .mtp_drafts import MTPDrafts
 
 CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said
@@ -142,18 +145,24 @@ def assemble(
     swap = None
     if config.swap_memory:
         swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
+    scheduler = Scheduler(blocks, limits, swap or disk, waiting=waiting_queue(config, blocks))
+    drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
+    speculation = Speculation(drafts_from, most=config.draft_tokens, clock=clock)
     return EngineCore(
         runner,
         tokenizer,
         blocks,
-        Scheduler(blocks, limits, swap or disk, waiting=waiting_queue(config, blocks)),
+        scheduler,
         transfer=transfer,
-        store_counts=disk.counts if disk is not None else None,
-        swap_counts=(lambda: swap.counts) if swap is not None else None,
+        drafts=DraftPart(speculation, draft_model, scheduler, clock),
+        gauge_source=GaugeSource(
+            blocks,
+            scheduler,
+            store_counts=disk.counts if disk is not None else None,
+            swap_counts=(lambda: swap.counts) if swap is not None else None,
+            clock=clock,
+        ),
         observer=observer,
-        speculate=drafts_by(config, info),
-        draft_model=draft_model,
-        draft_tokens=config.draft_tokens,
         overlaps=config.async_steps is not False,  # where the runner can
         clock=clock,
     )

@@ -16,7 +16,7 @@ from octavo.scheduler import Sequence as Served
 
 from ..executor.base import ModelRunner
 from ..executor.batch import build_batch
-from .draft_tables import Ask, DraftTables, Guesses
+from .draft_tables import Ask, DraftTables, Guesses, States
 
 _LEARNING = 0.1  # weight of the latest round
 
@@ -53,6 +53,12 @@ class DraftModel:
         self._vocab_size = min(vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
         self._tables = DraftTables(blocks)
+
+    def rows_of(self, step: SchedulerOutput) -> None:
+        """A draft model reads tokens, not hidden states."""
+
+    def record(self, states: States) -> None:  # noqa: ARG002
+        raise AssertionError("a draft model asks for no hidden states")
 
     def begin(self, sequence: Served) -> Guesses:
         return Guesses(sequence)

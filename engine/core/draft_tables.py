@@ -6,10 +6,17 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.block_manager import BlockManager, PageTable
+from octavo.kernels.metadata import Ints
+from octavo.scheduler import SchedulerOutput
 from octavo.scheduler import Sequence as Served
 
 from ..executor.sampling.sampler import SampleState
+
+States = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +51,14 @@ class BatchDrafter(Protocol):
     @property
     def blocks(self) -> BlockManager:
         """Of its pages."""
+        ...
+
+    def rows_of(self, step: SchedulerOutput) -> Ints | None:
+        """Return the rows of a step, ascending, whose hidden states it reads; None for no rows."""
+        ...
+
+    def record(self, states: States) -> None:
+        """Take the hidden states [P, D] of those rows."""
         ...
 
     def begin(self, sequence: Served) -> Guesses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..speculation.model_drafter import ModelDrafter
 from .draft_tables import Ask, BatchDrafter, Guesses
@@ -34,7 +34,7 @@ class ModelGuesses:
         if self._model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
             self._model.close(guesses)
 
-    def guess(self, going_on: list[Sample], draft_cost: Callable[[int], float]) -> None:
+    def guess(self, going_on: Sequence[Sample], draft_cost: Callable[[int], float]) -> None:
         """Give the drafters of these samples, all that got a token from the last step, their guesses.
         ``draft_cost``: of a draft beside so many sequences, see ``DraftTimes.cost``."""
         if self._model is None:

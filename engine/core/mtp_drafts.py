@@ -23,8 +23,7 @@ from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
 from ..executor.sampling.sampler import SampleState
-from .draft_tables import Ask, DraftTables, Guesses
-from .hidden_rows import States
+from .draft_tables import Ask, DraftTables, Guesses, States
 
 READ_AT = 64
 """Rows of one sample that wait to be read before it is read without a guess: fewer are read with the next."""

@@ -22,24 +22,15 @@ by the engine's thread (``EngineCore.settle``)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from octavo.scheduler import SchedulerOutput, Sequence
-
-from ..executor.batch import Batch
 from .request import Sample
+from .step_parts import StepParts
 
 
-def may_overlap(batch: Batch, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> bool:
-    """Whether the step after this one, which is in flight and can feed it, may be submitted already."""
-    if batch.scored is not None or batch.hidden is not None:
-        return False
-    going_on = (sample for each in step.sampled() if (sample := samples.get(each)) is not None)
-    return all(not _guesses(sample) and sample.state.is_foreseen for sample in going_on)
-
-
-def _guesses(sample: Sample) -> bool:
-    """Whether something may be guessed at the sample's next token."""
-    return sample.drafting is not None and (
-        bool(sample.sequence.drafts) or sample.drafting.by_model is not None
+def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
+    """Whether the step after the one in flight, which can feed it and has no results for any part, may be
+    submitted already. ``going_on``: samples that get a token from the step in flight."""
+    return all(part.may_overlap(going_on) for part in parts.live()) and all(
+        sample.state.is_foreseen for sample in going_on
     )

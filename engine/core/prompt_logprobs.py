@@ -1,53 +1,60 @@
-"""Which rows of a step say how likely a prompt was, and where the answers go."""
+"""Log-probabilities of prompt tokens, as a part of steps."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 
 from octavo.scheduler import SchedulerOutput, Sequence
 
-from ..api.outputs import TokenLogprob
 from ..executor.batch import ScoredRows
 from .request import Request, Sample
+from .step_parts import PartResults, PartRows, StepPart
 
 
-class PromptScores:
-    """Between ``rows_of`` a step and ``record`` of what the runner made of it, remembers whose rows
-    they are. A request that is preempted in the middle is scored again from its beginning."""
+class PromptScores(StepPart):
+    """Scores prompts of requests that ask for ``prompt_logprobs``. A request that is preempted in the middle
+    is scored again from its beginning."""
 
     def __init__(self) -> None:
-        self._owners: list[tuple[Request, int]] = []  # (whose, position of the token that is scored)
+        self._unscored: dict[Sequence, Request] = {}
+        self._owners: list[tuple[Request, int]] = []  # of each row, with the position of the scored token
 
-    def rows_of(self, step: SchedulerOutput, samples: Mapping[Sequence, Sample]) -> ScoredRows | None:
-        """The rows before each prompt token that is asked for; None when nobody asks."""
+    @property
+    def is_live(self) -> bool:
+        return bool(self._unscored)
+
+    def begin(self, request: Request) -> None:
+        if request.params.prompt_logprobs is not None:
+            self._unscored.update((sample.sequence, request) for sample in request.samples)
+
+    def rows(self, step: SchedulerOutput) -> PartRows | None:
+        """Return the rows before each prompt token that is asked for."""
         self._owners = []
-        asked = [self._is_asked(item.sequence, samples) for item in step.work]
-        if not any(asked):
-            return None
         rows: list[int] = []
         first = 0
-        for item, wanted in zip(step.work, asked, strict=True):
-            sequence, start, stop, *_ = item
-            if wanted:
+        for sequence, start, stop, _, _, drafts in step.work:
+            if (request := self._unscored.get(sequence)) is not None:
                 positions = range(start + 1, min(stop + 1, sequence.num_prompt))
                 rows += range(first, first + len(positions))
-                self._owners += [(samples[sequence].request, position) for position in positions]
-            first += item.end - start
-        return ScoredRows(
+                self._owners += [(request, position) for position in positions]
+            first += stop + len(drafts) - start
+        if not rows:
+            return None
+        scored = ScoredRows(
             rows=np.array(rows, np.int32),
             targets=np.array([request.prompt_ids[at] for request, at in self._owners], np.int32),
             num_top=np.array([request.params.prompt_logprobs for request, _ in self._owners], np.int32),
         )
+        return PartRows(scored=scored)
 
-    def _is_asked(self, sequence: Sequence, samples: Mapping[Sequence, Sample]) -> bool:
-        return sequence.skip_prefix_cache and samples[sequence].request.params.prompt_logprobs is not None
-
-    def record(self, scores: tuple[TokenLogprob, ...]) -> None:
+    def deliver(self, results: PartResults) -> None:
         """Give the requests their scores; one that has them all may use cached pages again."""
-        for (request, position), score in zip(self._owners, scores, strict=True):
+        for (request, position), score in zip(self._owners, results.scores, strict=True):
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:
                 for sample in request.samples:
                     sample.sequence.skip_prefix_cache = False
+                    self.end(sample)
+
+    def end(self, sample: Sample) -> None:
+        self._unscored.pop(sample.sequence, None)

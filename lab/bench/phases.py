@@ -51,7 +51,7 @@ class Phases:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._core.passed = None
+        self._core.passed = lambda _: None
         if self._kernel_seconds:
             self._kernels = self._kernel_seconds() - self._kernels
 

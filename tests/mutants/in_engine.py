@@ -122,13 +122,13 @@ MUTANTS = (
     # steps in flight
     bug(
         "penalties do not wait for the token",
-        "not _guesses(sample) and sample.state.is_foreseen",
-        "not _guesses(sample)",
+        "sample.state.is_foreseen for sample in going_on",
+        "True for sample in going_on",
     ),
     bug(
         "drafts do not wait for the token",
-        "not _guesses(sample) and sample.state.is_foreseen",
-        "sample.state.is_foreseen",
+        "all(part.may_overlap(going_on) for part in parts.live()) and all(",
+        "all(",
     ),
     # states after drafts
     bug(

@@ -92,7 +92,7 @@ def test_the_folder_of_cached_pages_serves_as_well(tmp_path: Path, monkeypatch: 
     wait_for_disk(monkeypatch)
     computed_again, _ = crowd(CROWD)
     brought_back, _ = crowd(replace(CROWD, cache_dir=tmp_path))
-    counts = brought_back.core._measure().store
+    counts = brought_back.core._gauge_source.measure().store
     assert counts is not None
     assert counts.loaded > 0
     assert tokens_computed(brought_back) < tokens_computed(computed_again)
@@ -314,7 +314,7 @@ def test_slots_of_states_are_idle_after_every_resumption(
     harness.run_to_the_end()
     for number, request in enumerate(requests):
         assert harness.result(request) == alone(prompt(number), MANY)
-    gauges = harness.core._measure()
+    gauges = harness.core._gauge_source.measure()
     assert harness.core._scheduler.num_preemptions > 0
     assert (gauges.swap.num_in if gauges.swap else gauges.store.loaded if gauges.store else 0) > 0
     harness.assert_idle()

@@ -62,4 +62,4 @@ class Harness:
         assert (gauges.num_running, gauges.num_waiting, gauges.pages_held) == (0, 0, 0)
         assert gauges.states is None or gauges.states.held == 0
         assert not self.core._blocks._copies.pending
-        assert not self.core._samples
+        assert not self.core._live.by_sequence

@@ -60,11 +60,11 @@ class Cores:
 
     def check(self) -> None:
         """Every page of the draft model is idle, and its books are right."""
-        assert self.core._draft_model is not None
-        blocks = self.core._draft_model.blocks
+        assert self.core.drafts.model is not None
+        blocks = self.core.drafts.model.blocks
         blocks.check()
         assert blocks.num_held == 0
-        assert not self.core._guesses
+        assert not self.core.drafts.guesses
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
@@ -151,13 +151,13 @@ def serve_and_cancel(config: EngineConfig) -> int:
         )
         most_held = 0
         waiting = list(requests)
-        assert core._draft_model is not None
+        assert core.drafts.model is not None
         while core.has_work or waiting:
             while waiting and rng.random() < 0.5:
                 core.add(waiting.pop(0))
             core.step()
-            core._draft_model.blocks.check()
-            most_held = max(most_held, core._draft_model.blocks.num_held)
+            core.drafts.model.blocks.check()
+            most_held = max(most_held, core.drafts.model.blocks.num_held)
             if rng.random() < 0.2:
                 core.abort(rng.choice(requests[1:]))
         cores.check()

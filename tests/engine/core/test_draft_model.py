@@ -129,8 +129,8 @@ def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
     cores = Cores()
     core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
     try:
-        assert core._draft_model is not None
-        blocks = core._draft_model.blocks
+        assert core.drafts.model is not None
+        blocks = core.drafts.model.blocks
         taken = [blocks.open([1]) for _ in range(2)]
         assert blocks.reserve(taken[0], 8 * (blocks.num_idle - 6))
         for number in range(4):
@@ -157,8 +157,8 @@ def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path)
     core.close()
     core = cores(config_of(folder, windowed, **settings))
     try:
-        assert isinstance(core._draft_model, DraftModel)
-        drafter = core._draft_model._runner.info
+        assert isinstance(core.drafts.model, DraftModel)
+        drafter = core.drafts.model._runner.info
         assert drafter.num_pages == core.info.num_pages < alone
         budget = core.info.memory
         assert budget.drafts == drafter.memory.pages

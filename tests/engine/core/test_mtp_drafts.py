@@ -8,9 +8,9 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.draft_tables import Ask, Guesses
-from octavo.engine.core.hidden_rows import HiddenRows, States
+from octavo.engine.core.draft_tables import Ask, Guesses, States
 from octavo.engine.core.mtp_drafts import READ_AT, MTPDrafts
+from octavo.engine.core.step_parts import AskedRows, PartResults, PartRows, StepPart
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
@@ -130,16 +130,24 @@ def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
     assert engine.head.take() == [(0, 99, 19)]
 
 
+class Reader(StepPart):
+    """A part that needs hidden states."""
+
+    def __init__(self) -> None:
+        self.got: list[float] = []
+
+    def deliver(self, results: PartResults) -> None:
+        assert results.hidden is not None
+        self.got += results.hidden[:, 0].tolist()
+
+
 def test_rows_that_several_want_are_asked_for_once() -> None:
-    got: dict[str, list[float]] = {}
-
-    def reader(name: str) -> object:
-        return lambda states: got.update({name: states[:, 0].tolist()})
-
-    rows = HiddenRows(
-        ((np.array([1, 4], np.int32), reader("a")), (np.array([0, 4], np.int32), reader("b")))  # type: ignore[arg-type]
+    first, second = Reader(), Reader()
+    wanted = {first: [1, 4], second: [0, 4]}
+    asked = AskedRows(
+        tuple((part, PartRows(hidden=np.array(rows, np.int32))) for part, rows in wanted.items())
     )
-    assert rows.rows is not None
-    assert rows.rows.tolist() == [0, 1, 4]
-    rows.deliver(np.array([[0.0], [1.0], [4.0]], np.float32))
-    assert got == {"a": [1, 4], "b": [0, 4]}
+    assert asked.hidden is not None
+    assert asked.hidden.tolist() == [0, 1, 4]
+    asked.deliver(RunOutput((), hidden=np.array([[0.0], [1.0], [4.0]], np.float32)))
+    assert (first.got, second.got) == ([1, 4], [0, 4])

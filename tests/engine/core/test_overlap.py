@@ -89,7 +89,7 @@ def test_who_drafts_is_waited_for_only_where_something_is_guessed() -> None:
     while harness.core.has_work:
         guessed = bool(request.samples[0].sequence.drafts)
         harness.step()
-        if guessed and harness.core._samples:
+        if guessed and harness.core._live.by_sequence:
             assert harness.core._in_flight is None
             num_waited += 1
     assert num_waited > 1

@@ -138,7 +138,7 @@ def test_while_an_engine_rests_nothing_is_done_about_drafts() -> None:
     harness.add(b"no words", SamplingParams(max_tokens=40))
     for _ in range(3):
         harness.step()
-    speculation, times = harness.core._speculation, harness.core._scheduler.draft_times
+    speculation, times = harness.core.drafts.speculation, harness.core._scheduler.draft_times
     with (
         mock.patch.object(speculation, "allot", wraps=speculation.allot) as allot,
         mock.patch.object(times, "observe", wraps=times.observe) as observe,

@@ -144,8 +144,8 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
                 else:
                     counts["whole"] += 1
                     assert after == before, request
-        assert core._draft_model is not None
-        for blocks in (core._blocks, core._draft_model.blocks):
+        assert core.drafts.model is not None
+        for blocks in (core._blocks, core.drafts.model.blocks):
             blocks.check()
             assert blocks.num_held == 0
         counts["requests"] = len(work)

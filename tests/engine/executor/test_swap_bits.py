@@ -38,7 +38,7 @@ def generate(kv_format: str, num_pages: int, **options: object) -> tuple[Outputs
         params = SamplingParams(max_tokens=130, ignore_eos=True, logprobs=1)
         outputs = [request.outputs[0] for request in llm.generate(prompts, params, progress=False)]
     found = [(each.token_ids, [one.logprob for one in each.logprobs or ()]) for each in outputs]
-    return found, cores[0]._scheduler.num_preemptions, cores[0]._measure()
+    return found, cores[0]._scheduler.num_preemptions, cores[0]._gauge_source.measure()
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "fp4"])

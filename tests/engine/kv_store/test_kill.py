@@ -54,7 +54,7 @@ def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -
         assert output.outputs[0].token_ids == alone(prompt, FOUR_TOKENS).token_ids
     assert fake.core is not None
     fake.core._blocks.check()
-    counts = fake.core._measure().store
+    counts = fake.core._gauge_source.measure().store
     assert counts is not None
     assert not counts.dropped, "nothing that is not whole has its name"
     return counts.loaded * fake.core._blocks.page_size

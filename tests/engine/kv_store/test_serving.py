@@ -38,7 +38,7 @@ def generate(
     with LLM(config, core_factory=core) as llm:
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
         assert core.core is not None
-    counts = core.core._measure().store
+    counts = core.core._gauge_source.measure().store
     assert counts is not None
     core.core._blocks.check()
     return outputs, counts
@@ -80,7 +80,7 @@ def test_memory_and_disk_complete_one_another(tmp_path: Path) -> None:
             path.rename(path.with_suffix(".safetensors"))
         (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
         assert core.core is not None
-        counts = core.core._measure().store
+        counts = core.core._gauge_source.measure().store
     assert counts is not None
     assert (warm.cached_tokens, counts.loaded) == (100, 15)
 
@@ -226,7 +226,7 @@ def test_a_disk_that_is_too_slow_costs_pages_and_not_steps(
         llm.generate([PROMPT], FOUR_TOKENS, progress=False)
         go.set()
     assert core.core is not None
-    counts = core.core._measure().store
+    counts = core.core._gauge_source.measure().store
     assert counts is not None
     assert (counts.written, dict(counts.dropped)) == (5, {"queue_full": 21})
 
@@ -283,7 +283,7 @@ def test_two_servers_share_one_folder(tmp_path: Path) -> None:
     finally:
         for llm in llms:
             llm.close()
-    dropped = [core.core._measure().store.dropped for core in cores if core.core]  # type: ignore[union-attr]
+    dropped = [core.core._gauge_source.measure().store.dropped for core in cores if core.core]  # type: ignore[union-attr]
     assert all(set(reasons) <= {"budget"} for reasons in dropped), dropped
 
 
@@ -306,7 +306,7 @@ def test_the_step_does_not_wait_for_the_end_of_writing(tmp_path: Path) -> None:
         llm.generate([PROMPT], FOUR_TOKENS, progress=False)
         end = time.monotonic() + 20
         assert core.core is not None
-        while (counts := core.core._measure().store) is None or counts.written < 26:
+        while (counts := core.core._gauge_source.measure().store) is None or counts.written < 26:
             assert time.monotonic() < end
             time.sleep(0.01)
     assert recording.records[-1].gauges.store is not None
@@ -330,6 +330,6 @@ def test_a_prompt_that_can_never_fit_does_not_wait_for_the_disk(tmp_path: Path) 
         with pytest.raises(SequenceTooLong, match="shorten the prompt"):
             core.add(request)
         assert not core.has_work
-        assert core._measure().num_waiting == 0
+        assert core._gauge_source.measure().num_waiting == 0
     finally:
         core.close()

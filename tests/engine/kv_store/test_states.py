@@ -62,7 +62,7 @@ def generate(
         outputs = llm.generate(prompts, PARAMS, progress=False)
     core = core_of(fake)
     core._blocks.check()
-    counts = core._measure().store
+    counts = core._gauge_source.measure().store
     assert counts is not None
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == alone(prompt, PARAMS).token_ids

@@ -37,7 +37,7 @@ def generate(folder: Path, prompts: list[list[int]]) -> tuple[list[RequestOutput
 
 def dropped(core: FakeCore) -> dict[str, int]:
     assert core.core is not None
-    counts = core.core._measure().store
+    counts = core.core._gauge_source.measure().store
     assert counts is not None
     return dict(counts.dropped)
 

@@ -52,7 +52,7 @@ def generate(
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
     core = core_of(fake)
     core._blocks.check()
-    counts = core._measure().store
+    counts = core._gauge_source.measure().store
     assert counts is not None
     return outputs, counts, core
 

@@ -256,7 +256,7 @@ async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
             assert fake.core is not None
             budgets += [
                 sample.state.constraint._budget
-                for sample in tuple(fake.core._samples.values())
+                for sample in tuple(fake.core._live.by_sequence.values())
                 if sample.state.constraint is not None
             ]
             await asyncio.sleep(0)

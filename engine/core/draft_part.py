@@ -1,0 +1,100 @@
+"""Drafts of text, a draft model or the model's own head, as a part of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from octavo.scheduler import Scheduler, SchedulerOutput
+
+from ..api.outputs import FinishReason
+from ..speculation.drafting import Speculation
+from .draft_tables import BatchDrafter
+from .guessing import ModelGuesses
+from .request import Request, Sample
+from .step_parts import PartResults, PartRows, StepPart
+
+
+class DraftPart(StepPart):
+    """Gives samples the drafts that their next step computes.
+
+    model   a draft model, or the model's own head, for requests that ask for no other drafts
+    """
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        model: BatchDrafter | None,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+    ) -> None:
+        self.speculation = speculation
+        self.model = model
+        self.guesses = ModelGuesses(model, clock)
+        self._scheduler = scheduler
+        self._drafting: set[Sample] = set()
+        self._to_notify: list[Sample] = []  # ended samples whose drafter has not been told
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self._drafting or self._to_notify)
+
+    def begin(self, request: Request) -> None:
+        first = request.samples[0].sequence
+        made = self.speculation.begin(
+            request.params.speculate,
+            [sample.state.constraint for sample in request.samples],
+            num_prompt=request.num_prompt,
+            owner=(first.tenant, first.salt),
+        )
+        for sample, drafting in zip(request.samples, made, strict=True):
+            sample.drafting = drafting
+            if drafting is not None:
+                self._drafting.add(sample)
+                self.guesses.begin(sample)
+
+    def rows(self, step: SchedulerOutput) -> PartRows | None:
+        """Return the rows whose hidden states the model's own head reads."""
+        hidden = None if self.model is None else self.model.rows_of(step)
+        return None if hidden is None else PartRows(hidden=hidden)
+
+    def deliver(self, results: PartResults) -> None:
+        assert self.model is not None
+        assert results.hidden is not None
+        self.model.record(results.hidden)
+
+    def may_overlap(self, going_on: Sequence[Sample]) -> bool:
+        """Whether nothing may be drafted for the next token of any sample."""
+        return not any(
+            sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
+            for sample in going_on
+        )
+
+    def prepare(self, going_on: Sequence[Sample]) -> None:
+        """Set the drafts of the samples that draft."""
+        for ended in self._to_notify:
+            if ended.drafting is not None:
+                ended.drafting.finished(ended.sequence.tokens)
+        self._to_notify.clear()
+        if self.speculation.begin_step() and (
+            drafting := [sample for sample in going_on if sample.drafting is not None]
+        ):
+            times = self._scheduler.draft_times
+            self.guesses.guess(going_on, times.cost)
+            self.speculation.allot(drafting, len(going_on), times)
+
+    def end(self, sample: Sample) -> None:
+        self.guesses.end(sample)
+        if sample in self._drafting:
+            self._drafting.discard(sample)
+            if sample.finish_reason is not FinishReason.ERROR:
+                self._to_notify.append(sample)
+
+    def observe(self, step: SchedulerOutput, seconds: float) -> None:
+        """Let the scheduler learn how long a step took without the rounds of a draft model."""
+        bare = self.guesses.time_without(seconds)
+        num_steps, self.speculation.num_steps = self.speculation.num_steps, 0
+        self._scheduler.observe(step, bare, num_steps=num_steps)
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.shut_down()

@@ -1,0 +1,50 @@
+"""The engine's gauges, measured between steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import Scheduler
+
+from ..api.stats import Gauges
+from ..api.store_counters import StoreCounts
+from ..api.swap_counters import SwapCounts
+from .tenant_loads import TenantLoads
+
+
+class GaugeSource:
+    """Measures how a core stands now."""
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        scheduler: Scheduler,
+        *,
+        store_counts: Callable[[], StoreCounts] | None = None,
+        swap_counts: Callable[[], SwapCounts] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._blocks = blocks
+        self._scheduler = scheduler
+        self._store_counts, self._swap_counts = store_counts, swap_counts
+        self._tenants = TenantLoads(scheduler, clock)
+
+    def measure(self) -> Gauges:
+        scheduler, blocks = self._scheduler, self._blocks
+        held, idle_cached, idle_empty = blocks.counts
+        return Gauges(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            pages_held=held,
+            pages_idle_cached=idle_cached,
+            pages_idle_empty=idle_empty,
+            residual=blocks.residual_counts,
+            states=blocks.state_counts,
+            store=self._store_counts() if self._store_counts is not None else None,
+            swap=self._swap_counts() if self._swap_counts is not None else None,
+            prompt_token_s=scheduler.prompt_pace.token_s,
+            prompt_miss_share=scheduler.prompt_pace.miss_share,
+            tenants=self._tenants.measure(),
+        )

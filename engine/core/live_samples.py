@@ -1,0 +1,167 @@
+"""The samples that have not ended: their next tokens, their ends, and the news of their requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from octavo.scheduler import SampleResult, Scheduler, SchedulerOutput, Sequence
+
+from ..api.outputs import Delta
+from ..executor.base import RunOutput
+from ..executor.batch import Batch
+from ..executor.sampling.sampler import Sampled
+from .request import Request, Sample, Update
+from .step_parts import StepParts
+from .step_stats import StepStats
+
+logger = logging.getLogger(__name__)
+
+Draws = list[tuple[Sequence, tuple[int, ...]]]  # see ``SchedulerOutput.draws``
+
+
+class LiveSamples:
+    """Gives samples what steps drew for them. What goes wrong with one request ends that request only.
+
+    by_sequence   the samples that have not ended
+    updates       news since the last ``take_news``
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, parts: StepParts, stats: StepStats, clock: Callable[[], float]
+    ) -> None:
+        self.by_sequence: dict[Sequence, Sample] = {}
+        self.updates: list[Update] = []
+        self._ended: list[str] = []  # ids of requests, since the last ``take_news``
+        self._scheduler = scheduler
+        self._parts = parts
+        self._stats = stats
+        self._clock = clock
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
+        first, *others = request.samples
+        first.sequence.parallel_samples.extend(sample.sequence for sample in others)
+        self._scheduler.add(first.sequence)
+        self.by_sequence.update((sample.sequence, sample) for sample in request.samples)
+        self._parts.begin(request)
+
+    def abort(self, request: Request) -> None:
+        """End what is left of a request: its pages are idle when this returns."""
+        self._end(request, Sample.abort)
+
+    def requests(self) -> list[Request]:
+        return list({sample.request: None for sample in self.by_sequence.values()})
+
+    def going_on(self, draws: Draws) -> list[Sample]:
+        """Return the samples of a step that have not ended."""
+        found = self.by_sequence.get
+        return [sample for each, _ in draws if (sample := found(each)) is not None]
+
+    def take_news(self) -> tuple[list[Update], list[str]]:
+        """Return what is new, and the ids of requests that have ended, since the last call."""
+        updates, self.updates = self.updates, []
+        ended, self._ended = self._ended, []
+        return updates, ended
+
+    def note_started(self, step: SchedulerOutput, now: float) -> None:
+        """Note when a request's prompt is computed for the first time."""
+        for item in step.work:
+            if item.start < item.sequence.num_prompt:
+                request = self.by_sequence[item.sequence].request
+                if request.started_at is None:
+                    self._stats.started(request, now)
+
+    def accept(self, draws: Draws, output: RunOutput) -> list[SampleResult]:
+        """Give every sample its token; return what the scheduler must know of each."""
+        now = self._clock()
+        results = []
+        drawn = iter(output.samples)
+        for index, (sequence, drafts) in enumerate(draws):
+            sample = self.by_sequence.get(sequence)
+            if sample is None or index in output.void:  # ended while the step was in flight, or is repeated
+                next(drawn)
+                results.append(SampleResult(None, void=True))
+            elif drafts:
+                run = [next(drawn) for _ in (None, *drafts)]
+                results.append(self._accept_drafts(sample, drafts, run, now))
+            else:
+                results.append(self._accept(sample, next(drawn), now))
+        assert next(drawn, None) is None, "more was drawn than asked for"
+        return results
+
+    def _accept(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
+        """Give a sample its next token."""
+        delta = _advance(sample, sampled)
+        failed = delta.error is not None
+        if not failed:
+            self._stats.token(sample, now)
+        self._tell(sample, delta)
+        return SampleResult(None if failed else sampled.token, delta.finish_reason is not None)
+
+    def _accept_drafts(
+        self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
+    ) -> SampleResult:
+        """Append the next token, and each further one whose draft was the token before it."""
+        tokens: list[int] = []
+        last = SampleResult(None)
+        for draft, sampled in zip((*drafts, None), drawn, strict=True):
+            if tokens and sampled.invalid:
+                break  # the next step draws it again, and says what is wrong
+            last = self._accept(sample, sampled, now)
+            if last.token is None:
+                break
+            tokens.append(last.token)
+            if last.finished or last.token != draft:
+                break
+        self._stats.drafted(len(drafts), max(0, len(tokens) - 1))
+        return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
+
+    def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
+        """End the sequences whose K/V went wrong in the middle of the prompt.
+
+        Nothing of this step is published to the prefix cache yet. Those that sampled have a failed sample.
+        """
+        ends = batch.attention.q_start[1:].tolist()
+        failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
+        for item in (step.work[index] for index in sorted(failed)):
+            if not item.samples and item.sequence in self.by_sequence:
+                request = self.by_sequence[item.sequence].request
+                self._fail(request, "the model computed NaN or infinity for this prompt")
+
+    def fail_stuck(self) -> None:
+        """End the requests that the scheduler cannot serve, so that later ones are served."""
+        stuck = self._scheduler.stuck()
+        if not stuck:
+            return
+        logger.error("no step is planned and %d sequences cannot go on: their requests fail", len(stuck))
+        for request in {self.by_sequence[sequence].request: None for sequence in stuck}:
+            self._fail(request, "the scheduler planned no step for this request, which is a bug of Octavo")
+
+    def _fail(self, request: Request, message: str) -> None:
+        self._end(request, lambda sample: sample.fail(message))
+
+    def _end(self, request: Request, how: Callable[[Sample], Delta]) -> None:
+        for sample in reversed(request.samples):  # the parent last: none takes its place
+            if sample.sequence in self.by_sequence:
+                self._scheduler.abort(sample.sequence)
+                self._tell(sample, how(sample))
+
+    def _tell(self, sample: Sample, delta: Delta) -> None:
+        request = sample.request
+        self.updates.append(Update(request, delta))
+        if delta.finish_reason is not None:
+            del self.by_sequence[sample.sequence]
+            self._parts.end(sample)
+            if (reason := request.finish_reason) is not None:
+                self._stats.ended(request, reason, self._clock())
+                self._ended.append(request.request_id)
+
+
+def _advance(sample: Sample, sampled: Sampled) -> Delta:
+    """``sample.accept``, where trouble with one request's output ends that request only."""
+    try:
+        return sample.accept(sampled)
+    except Exception as error:
+        logger.exception("request %s failed while its output was made", sample.request.request_id)
+        return sample.fail(f"making the output failed: {error}")

@@ -1,0 +1,153 @@
+"""Features that take part in steps, behind one protocol.
+
+The core knows no feature by name. It tells every part of each request, asks only those parts that a request
+needs now, and gives each part the results of its own rows. The order of the parts is the order in which
+they are asked and get results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.kernels.metadata import Ints
+from octavo.scheduler import SchedulerOutput
+
+from ..api.outputs import TokenLogprob
+from ..executor.base import RunOutput
+from ..executor.batch import NO_INPUTS, Batch, RowInput, ScoredRows
+from .request import Request, Sample
+
+States = npt.NDArray[np.float32]
+
+
+class PartRows(NamedTuple):
+    """A part's rows of one step.
+
+    scored   prompt tokens whose probability it needs
+    hidden   [P] rows whose hidden states it needs, ascending
+    inputs   named inputs of all rows, see ``Batch.inputs``
+    """
+
+    scored: ScoredRows | None = None
+    hidden: Ints | None = None
+    inputs: Mapping[str, RowInput] = NO_INPUTS
+
+
+class PartResults(NamedTuple):
+    """The results of a part's own rows, in their order."""
+
+    scores: tuple[TokenLogprob, ...] = ()
+    hidden: States | None = None
+
+
+class StepPart:
+    """A feature of some requests. Between ``rows`` of a step and ``deliver`` a part remembers whose rows they
+    are: a step with results for a part is not followed by another before it is resolved.
+    """
+
+    @property
+    def is_live(self) -> bool:
+        """Whether some request needs the part; otherwise only ``begin`` and ``end`` are called."""
+        return False
+
+    def begin(self, request: Request) -> None:
+        """A request was queued."""
+
+    def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
+        """Return what the part adds to a step, which is planned; None for nothing."""
+        return None
+
+    def deliver(self, results: PartResults) -> None:
+        """Take the results of the rows that ``rows`` returned last."""
+
+    def may_overlap(self, going_on: Sequence[Sample]) -> bool:  # noqa: ARG002
+        """Whether the next step may be submitted before the one in flight gives these samples a token."""
+        return True
+
+    def prepare(self, going_on: Sequence[Sample]) -> None:
+        """Begin what the next tokens of these samples need. A step was committed, which gave them one."""
+
+    def end(self, sample: Sample) -> None:
+        """A sample has ended."""
+
+    def close(self) -> None:
+        """Give everything back: no step follows."""
+
+
+class AskedRows(NamedTuple):
+    """What the parts add to one step."""
+
+    parts: tuple[tuple[StepPart, PartRows], ...]
+
+    @property
+    def expects_results(self) -> bool:
+        return any(rows.scored is not None or rows.hidden is not None for _, rows in self.parts)
+
+    @property
+    def hidden(self) -> Ints | None:
+        """Every row whose hidden states are needed, ascending, each once; None for no rows."""
+        wanted = [rows.hidden for _, rows in self.parts if rows.hidden is not None]
+        if len(wanted) > 1:
+            return np.unique(np.concatenate(wanted))
+        return wanted[0] if wanted else None
+
+    def added_to(self, batch: Batch) -> Batch:
+        """Return the batch with all parts' rows."""
+        if not self.parts:
+            return batch
+        scored = [rows.scored for _, rows in self.parts if rows.scored is not None]
+        assert len(scored) < 2, "one part scores prompts"
+        inputs: dict[str, RowInput] = {}
+        for _, rows in self.parts:
+            assert not inputs.keys() & rows.inputs.keys(), "two parts give an input of one name"
+            inputs.update(rows.inputs)
+        return batch._replace(scored=scored[0] if scored else None, hidden=self.hidden, inputs=inputs)
+
+    def deliver(self, output: RunOutput) -> None:
+        """Give every part the results of its own rows."""
+        if not self.expects_results:
+            return
+        every = self.hidden
+        for part, rows in self.parts:
+            hidden = None
+            if every is not None and rows.hidden is not None and output.hidden is not None:
+                hidden = output.hidden[np.searchsorted(every, rows.hidden)]
+            if rows.scored is not None or hidden is not None:
+                part.deliver(PartResults(() if rows.scored is None else output.scores, hidden))
+
+
+NOTHING_ASKED = AskedRows(())
+
+
+class StepParts:
+    """The parts of one core."""
+
+    def __init__(self, parts: Iterable[StepPart]) -> None:
+        self._parts = tuple(parts)
+
+    def begin(self, request: Request) -> None:
+        for part in self._parts:
+            part.begin(request)
+
+    def end(self, sample: Sample) -> None:
+        for part in self._parts:
+            part.end(sample)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def live(self) -> list[StepPart]:
+        return [part for part in self._parts if part.is_live]
+
+    def ask(self, step: SchedulerOutput) -> AskedRows:
+        """Ask the live parts for their rows of a step."""
+        live = self.live()
+        if not live:
+            return NOTHING_ASKED
+        asked = [(part, rows) for part in live if (rows := part.rows(step)) is not None]
+        return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
