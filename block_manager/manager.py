@@ -385,7 +385,7 @@ class BlockManager:
         """Return the copies that open tables wait for: carry them out before their pages are used.
 
         ``reserve``, ``fork`` and ``rollback`` ask for copies. Report these with ``copied``."""
-        return self._copies.take()
+        return self._copies.take() if self._copies.waiting else ()
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
         """Release the pages of copies that ``take_copies`` returned and that have been carried out."""

@@ -35,7 +35,6 @@ class Resumption:
         sequence.may_load = False
         if not self._connector.start_load(sequence, token_s=self._pace.token_s):
             return False
-        self._queues.waiting.remove(sequence)
         self._queues.load(sequence)
         self._loading.add(sequence)
         return True
@@ -49,8 +48,17 @@ class Resumption:
         return True
 
     def holds_up(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence has to leave the room to somebody on the way back."""
-        return any(each.priority <= sequence.priority for each in self._loading)
+        """Whether a waiting sequence has to leave the room to one whose pages are on the way back.
+
+        A tenant below its share of the slots does not wait for one that has its share."""
+        return any(
+            each.priority <= sequence.priority and not self._precedes(sequence.tenant, each.tenant)
+            for each in self._loading
+        )
+
+    def _precedes(self, tenant: str, other: str) -> bool:
+        shares = self._queues.shares
+        return tenant != other and shares.is_below(tenant) and not shares.is_below(other)
 
     def holds_up_all(self) -> bool:
         """The same of everybody who waits."""

@@ -163,6 +163,11 @@ class Scheduler:
         work: list[ScheduledChunk] = []
         preempted: list[Sequence] = []
         lookups: list[Lookup] = []
+        shares = self._queues.shares
+        if shares.are_several and shares.is_uneven:
+            for victim in self._arrivals.victims():
+                self._preempt(victim, preempted, for_pages=False)
+                self._arrivals.displaced(victim)
         chunks, all_plain = self._plan_decodes(work, preempted)
         num_decodes, latency = len(work), self._targets.latency
         decodes = None if latency is None else decode_shape(work)
@@ -209,6 +214,7 @@ class Scheduler:
             or self.blocks.states is not None  # a recurrent state has no place ahead
             or self.blocks.has_copies
             or self._arrivals.may_admit()
+            or self._arrivals.victims()
         ):
             return None
         step = next_tokens(before, self._queues.running, self.blocks, self._targets.latency)
@@ -361,15 +367,30 @@ class Scheduler:
             planned = {item.sequence for item in work}
             running = self._queues.running
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
+            younger = self._within_shares(sequence, younger)
             if not younger:
                 return False
             victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
-            self._resumption.gives_way(victim)
-            self._release(victim)
-            self._queues.preempt(victim)
-            preempted.append(victim)
+            self._preempt(victim, preempted)
             self.num_preemptions += 1
         return True
+
+    def _within_shares(self, sequence: Sequence, younger: list[Sequence]) -> list[Sequence]:
+        """Return those of ``younger`` that may lose their pages to a sequence.
+
+        One of a tenant above its share of the slots takes none from tenants that are not and that precede
+        it. Only the oldest of all does, which always gets on."""
+        shares, precedes = self._queues.shares, self._queues.waiting.precedes
+        if not shares.are_claimed or not shares.is_above(sequence.tenant):
+            return younger
+        found = [each for each in younger if shares.is_above(each.tenant) or not precedes(each, sequence)]
+        return found or (younger if sequence is self._queues.running[0] else [])
+
+    def _preempt(self, victim: Sequence, preempted: list[Sequence], *, for_pages: bool = True) -> None:
+        self._resumption.gives_way(victim)
+        self._release(victim)
+        self._queues.preempt(victim, for_pages=for_pages)
+        preempted.append(victim)
 
     def _append_tokens(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]

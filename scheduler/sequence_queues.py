@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.block_manager import BlockManager, PageTable
 
+from .slot_shares import SlotShares
 from .types import Sequence, Status
 from .waiting import WaitingQueue
 
@@ -23,6 +24,7 @@ class SequenceQueues:
     waiting       in the order to let them in, see WaitingQueue
     running       by priority, the one let in first among equals; each has a table
     max_running   forks beyond it wait
+    shares        of the slots, by tenant
     """
 
     def __init__(self, blocks: BlockManager, max_running: int, waiting: WaitingQueue) -> None:
@@ -31,6 +33,7 @@ class SequenceQueues:
         self.loading: list[Sequence] = []
         self.waiting = waiting
         self.running: list[Sequence] = []
+        self.shares = SlotShares(max_running)
         self._num_admitted = 0  # for the first time
 
     @property
@@ -44,6 +47,7 @@ class SequenceQueues:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
         self.waiting.append(sequence)
+        self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
         """Wait as after ``preempt``, after waiting for pages in between."""
@@ -52,13 +56,16 @@ class SequenceQueues:
 
     def load(self, sequence: Sequence) -> None:
         """Wait for pages, until ``enqueue``."""
+        if sequence in self.waiting:
+            self._leave_queue(sequence)
         self.loading.append(sequence)
         sequence.status = Status.WAITING_FOR_PAGES
 
     def admit(self, sequence: Sequence, table: PageTable) -> None:
         """Let a waiting sequence run with this table."""
-        self.waiting.remove(sequence)
+        self._leave_queue(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
+        self.shares.count_running(sequence, 1)
         sequence.status, sequence.table = Status.RUNNING, table
         sequence.num_overtaken = 0
         if sequence.num_cached is None:
@@ -66,18 +73,20 @@ class SequenceQueues:
             self._num_admitted += 1
         self.waiting.let_in(sequence)
 
-    def preempt(self, victim: Sequence) -> None:
+    def preempt(self, victim: Sequence, *, for_pages: bool = True) -> None:
         """Let a running sequence wait.
 
-        It is admitted again before those of its priority that never ran, or ran after it did."""
-        victim.num_preempted += 1
-        self.running.remove(victim)
+        It is admitted again before those of its priority that never ran, or ran after it did. Only a
+        preemption for pages makes later admissions more careful."""
+        victim.num_preempted += for_pages
+        self._stop_running(victim)
         self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
         """Take these running sequences off the list."""
         for sequence in sequences:
             sequence.status = Status.FINISHED
+            self.shares.count_running(sequence, -1)
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
@@ -99,8 +108,10 @@ class SequenceQueues:
                 self.waiting.replace(sequence, successor)
             successor.status = sequence.status
             _take_over(successor, sequence)
+        elif runs:
+            self._stop_running(sequence)
         else:
-            (self.running if runs else self.waiting).remove(sequence)
+            self._leave_queue(sequence)
         sequence.status = Status.FINISHED
 
     def share(self, parent: Sequence, remaining: list[Sequence]) -> None:
@@ -116,7 +127,7 @@ class SequenceQueues:
                 _take_over(successor, parent)
             queued = [member for member in others if not self._fork(successor, member)]
         else:
-            self.running.remove(parent)
+            self._stop_running(parent)
             queued = remaining
         for member in reversed(queued):
             member.digests = parent.digests.copy()
@@ -127,16 +138,29 @@ class SequenceQueues:
         """Wait before everybody of the same priority that never ran, or ran later."""
         sequence.status = Status.WAITING
         self.waiting.put_back(sequence)
+        self.shares.count_waiting(sequence, 1)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.shares.count_waiting(sequence, -1)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.shares.count_running(sequence, -1)
 
     def _fork(self, successor: Sequence, member: Sequence) -> bool:
         """Let a parallel sample run beside the successor, on its pages; False if it has to wait."""
         assert successor.table is not None
-        if len(self.running) == self.max_running or not (fork := self.blocks.fork(successor.table)):
+        num_free = self.max_running - len(self.running)
+        if not num_free or self.shares.leaves(member.tenant, num_free):
+            return False
+        if not (fork := self.blocks.fork(successor.table)):
             return False
         member.table, member.digests = fork, fork.digests
         member.num_admitted_before = successor.num_admitted_before
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)
+        self.shares.count_running(member, 1)
         return True
 
 

@@ -164,7 +164,7 @@ class SchedulerOutput(NamedTuple):
     work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
                left the step to arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
-    preempted  sequences whose pages were taken back to make room
+    preempted  sequences whose pages were taken back for others, or whose slots for another tenant
     lookups    one per sequence that was admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
     shape      what its time depends on; None where nobody has asked yet

@@ -96,6 +96,10 @@ class WaitingQueue(ABC):
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)
 
+    def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
+        """Whether a sequence may take the slot of one of another tenant, which has more than its share."""
+        return True
+
     def let_in(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence was removed because it runs now; its table says what was cached."""
 

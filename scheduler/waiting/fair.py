@@ -109,6 +109,10 @@ class FairQueue(TenantLanes):
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
+    def precedes(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether the tenant of a sequence has been served no more than that of the other one."""
+        return self._service(sequence) <= self._service(other)
+
     def ends_step(
         self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:

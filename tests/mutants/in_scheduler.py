@@ -153,7 +153,17 @@ MUTANTS = (
     ),
     bug("a successor does not get the pages", "successor.table, parent.table = parent.table, None", "pass"),
     bug("passes of another time count", "        sequence.num_overtaken = 0\n", ""),
-    bug("forks exceed max_running", "len(self.running) == self.max_running or not", "not"),
+    bug("forks exceed max_running", "if not num_free or self.shares", "if self.shares"),
+    bug(
+        "a tenant keeps slots that others claim",
+        "        if shares.are_several and shares.is_uneven:\n",
+        "        if False:\n",
+    ),
+    bug(
+        "a tenant takes slots that others claim",
+        "            if self._leaves_slot(",
+        "            if False and (",
+    ),
     bug("copies are not asked for", "        self.waiting.append(copy)\n", ""),
     bug("unwanted copies stay", "if self._copies.waiting:", "if False:"),
     bug(

@@ -3,6 +3,7 @@ checks after every step whatever must hold whatever happens."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -87,6 +88,7 @@ class Served:
         backlogs = {sequence: sequence.backlog for sequence in before}
         step = self.scheduler.plan()
         self.blocks.check()
+        check_shares(self.scheduler)
         if step is None:
             assert all(sequence.status is Status.FINISHED for sequence in self.everyone)
             return False
@@ -304,6 +306,14 @@ def check_step(
             assert step.preempted or 0 in scheduler.blocks.idle_pages(), "a decode waits beside idle pages"
     assert not before or before[0] not in step.preempted, "the oldest went"
     assert all(s.status is Status.WAITING and s.table is None for s in step.preempted)
+
+
+def check_shares(scheduler: Scheduler) -> None:
+    """The numbers by tenant are those of the queues."""
+    queues = scheduler._queues
+    assert queues.shares.running == Counter(sequence.tenant for sequence in queues.running)
+    assert queues.shares.waiting == Counter(sequence.tenant for sequence in queues.waiting)
+    assert queues.shares._present == Counter(queues.shares.running) + Counter(queues.shares.waiting)
 
 
 def check_order(step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:

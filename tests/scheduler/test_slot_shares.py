@@ -1,0 +1,216 @@
+"""Running slots are shared between tenants: one request of many samples locks nobody out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from octavo.block_manager import BlockManager, RecurrentState
+from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler.waiting import (
+    DeficitQueue,
+    FairQueue,
+    FirstComeQueue,
+    LongestPrefixQueue,
+    WaitingQueue,
+)
+from serving import check_shares
+
+SLOTS = 16
+QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
+    "fcfs": lambda _: FirstComeQueue(),
+    "lpm": LongestPrefixQueue,
+    "vtc": lambda _: FairQueue(head_start=64.0),
+    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=64.0),
+}
+ENOUGH = 4096  # pages
+every_queue = pytest.mark.parametrize("queue", QUEUES)
+
+
+@dataclass
+class Load:
+    """A scheduler, and how often each sequence got a token."""
+
+    scheduler: Scheduler
+
+    @classmethod
+    def of(
+        cls, queue: str = "fcfs", *, num_pages: int = ENOUGH, states: RecurrentState | None = None
+    ) -> Load:
+        blocks = BlockManager(num_pages, 4, states=states)
+        return cls(Scheduler(blocks, Limits(64, SLOTS), waiting=QUEUES[queue](blocks)))
+
+    def add(
+        self, name: str, n: int = 1, length: int = 9, max_tokens: int = 80, *, priority: int = 0
+    ) -> list[Sequence]:
+        """The tenant is the name up to a digit."""
+        tenant, prompt = name.rstrip("0123456789"), [len(name), *name.encode()[:3], *range(length - 4)]
+        samples = [
+            Sequence(f"{name}.{i}", list(prompt), max_tokens, tenant=tenant, priority=priority)
+            for i in range(n)
+        ]
+        samples[0].parallel_samples = samples[1:]
+        self.scheduler.add(samples[0])
+        return samples
+
+    def step(self) -> SchedulerOutput | None:
+        step = self.scheduler.plan()
+        check_shares(self.scheduler)
+        if step is not None:
+            self.scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
+        self.scheduler.blocks.check()
+        check_shares(self.scheduler)
+        return step
+
+    def steps_to_first_token(self, sequence: Sequence) -> int:
+        for count in range(1, 200):
+            self.step()
+            if len(sequence.tokens) > sequence.num_prompt:
+                return count
+        raise AssertionError("no token in 200 steps")
+
+    def running(self) -> Counter[str]:
+        return Counter(sequence.tenant for sequence in self.scheduler._queues.running)
+
+    def finish(self) -> int:
+        """Serve all that is there; how many were preempted meanwhile."""
+        num_preempted = 0
+        for _ in range(5000):
+            if not self.scheduler.has_work:
+                return num_preempted
+            step = self.step()
+            assert step is not None
+            num_preempted += len(step.preempted)
+        raise AssertionError("no end in sight")
+
+
+@every_queue
+@pytest.mark.parametrize("n", [SLOTS, 64])
+@pytest.mark.parametrize("begun", [1, 2, 30])
+def test_the_first_token_of_another_tenant_takes_at_most_two_steps(queue: str, n: int, begun: int) -> None:
+    load = Load.of(queue)
+    mallory = load.add("mallory", n)
+    for _ in range(begun):
+        load.step()
+    assert load.running()["mallory"] == SLOTS if begun > 1 else load.running()["mallory"] >= 1
+    (alice,) = load.add("alice")
+    assert load.steps_to_first_token(alice) <= 2, "alone it is one"
+    load.finish()
+    assert all(len(each.tokens) == each.max_length for each in (*mallory, alice))
+    assert load.scheduler.blocks.num_held == 0
+
+
+@every_queue
+def test_each_tenant_gets_its_share_of_the_slots_and_no_more_by_force(queue: str) -> None:
+    load = Load.of(queue)
+    load.add("mallory", 64)
+    for _ in range(3):
+        load.step()
+    alice = [load.add(f"alice{number}", length=5)[0] for number in range(12)]
+    for _ in range(4):
+        load.step()
+    assert load.running() == {"mallory": SLOTS // 2, "alice": SLOTS // 2}
+    assert sum(each.status is Status.RUNNING for each in alice) == SLOTS // 2
+    (bob,) = load.add("bob")
+    assert load.steps_to_first_token(bob) <= 2
+    assert load.running()["bob"] == 1
+    assert min(load.running()["mallory"], load.running()["alice"]) >= SLOTS // 3
+    load.finish()
+
+
+@every_queue
+def test_a_tenant_alone_has_every_slot(queue: str) -> None:
+    load = Load.of(queue)
+    load.add("mallory", 64, max_tokens=20)
+    load.step()
+    load.step()
+    assert load.running() == {"mallory": SLOTS}
+    assert load.finish() == 0, "nobody else waits, so nothing is preempted"
+
+
+def test_parallel_samples_are_not_forked_into_slots_that_others_claim() -> None:
+    load = Load.of()
+    load.add("mallory", 64)
+    step = load.scheduler.plan()
+    assert step is not None
+    (alice,) = load.add("alice")
+    load.scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
+    assert load.running()["mallory"] == SLOTS - 1
+    assert load.steps_to_first_token(alice) == 1
+    load.finish()
+
+
+def test_requests_one_after_another_do_not_preempt_each_time() -> None:
+    """What computes a preempted sample again is paid by its tenant: so it is bounded."""
+    load = Load.of()
+    load.add("mallory", 64, max_tokens=400)
+    load.step()
+    load.step()
+    preempted = 0
+    for number in range(30):
+        (alice,) = load.add(f"alice{number}", max_tokens=2)
+        while alice.status is not Status.FINISHED:
+            step = load.step()
+            preempted += 0 if step is None else len(step.preempted)
+    assert preempted <= 3
+    load.finish()
+
+
+def test_a_slot_is_used_again_when_no_other_tenant_comes() -> None:
+    load = Load.of()
+    load.add("mallory", 64, max_tokens=400)
+    load.step()
+    load.step()
+    load.add("alice", max_tokens=2)
+    for _ in range(60):
+        load.step()
+    assert load.running() == {"mallory": SLOTS}
+
+
+def test_a_more_urgent_sequence_keeps_its_slot() -> None:
+    load = Load.of()
+    load.add("mallory", 64, priority=-1, max_tokens=30)
+    load.step()
+    load.step()
+    (alice,) = load.add("alice")
+    step = load.step()
+    assert step is not None
+    assert not step.preempted
+    assert alice.status is Status.WAITING
+    load.finish()
+
+
+@every_queue
+@pytest.mark.parametrize(
+    "states",
+    [
+        RecurrentState(num_slots=SLOTS, slot_bytes=1),
+        RecurrentState(num_slots=12, slot_bytes=1, num_running=6, num_staged=1, snapshot_bytes=1),
+    ],
+)
+def test_slots_of_recurrent_states_are_shared_too(queue: str, states: RecurrentState) -> None:
+    load = Load.of(queue, states=states)
+    load.add("mallory", 64, max_tokens=30)
+    for _ in range(12):
+        load.step()
+    (alice,) = load.add("alice")
+    assert load.steps_to_first_token(alice) <= 3, "one step finds that no slot is left"
+    load.finish()
+    counts = load.scheduler.blocks.state_counts
+    assert counts is not None
+    assert counts.held == 0
+
+
+@every_queue
+def test_a_small_pool_that_is_full_has_room_for_another_tenant(queue: str) -> None:
+    load = Load.of(queue, num_pages=100)
+    load.add("mallory", 64)
+    for _ in range(40):
+        load.step()
+    assert load.scheduler.blocks.num_idle < SLOTS
+    (alice,) = load.add("alice", length=16, max_tokens=4)
+    assert load.steps_to_first_token(alice) <= 4
+    load.finish()
