@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import mlx.core as mx
 
+from .cpus import allowed_cpus, available_threads
 from .interface import AttentionBackend, LayerSpec
 from .mlx_pin import wrong_mlx
 from .reference.backend import ReferenceBackend
@@ -191,5 +192,7 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
         )
     from .cpu.backend import CpuBackend
 
+    if threads is None and available_threads() < allowed_cpus():  # which the extension has counted
+        threads = available_threads()
     backend = CpuBackend(threads, exact=exact)
     return BackendSelection(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

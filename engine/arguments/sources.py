@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ EPILOG = (
     "Every option may also be given as a variable (--kv-format: OCTAVO_KV_FORMAT) or in the file of --config "
     '(kv-format = "fp4"); the command line comes first, then variables, then the file.'
 )
+_READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
+_OF_SERVICES = re.compile(r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
@@ -59,6 +62,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
     given = _given(parser, argv)
     found = Found([], {})
     variables = {name: environ[key] for name in names if (key := _variable(name)) in environ}
+    _warn_of_unknown(names, environ)
     path = _config_path(argv, variables)
     for values, origin in (
         ({name: text for name, text in variables.items() if not _by_kubernetes(name, text)}, _variable),
@@ -116,6 +120,19 @@ def _by_kubernetes(name: str, text: str) -> bool:
         logger.warning("%s=%s is an address of a Kubernetes service and is ignored", _variable(name), text)
         return True
     return False
+
+
+def _warn_of_unknown(names: Iterable[str], environ: Mapping[str, str]) -> None:
+    """Say which variables with our prefix set nothing; Kubernetes sets some for services of that name."""
+    known = {_variable(name) for name in names} | _READ_ELSEWHERE
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known and not _OF_SERVICES.fullmatch(variable):
+            endings = [name.removeprefix(PREFIX) for name in known]
+            near = difflib.get_close_matches(variable.removeprefix(PREFIX), endings, n=1)
+            remedy = (
+                f"did you mean {PREFIX}{near[0]}?" if near else "see `octavo serve --help` for the options"
+            )
+            logger.warning("%s is no option of octavo serve and is ignored; %s", variable, remedy)
 
 
 def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | None:

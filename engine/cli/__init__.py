@@ -7,10 +7,12 @@ that is asked for is imported, so that ``octavo --help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
 import functools
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +40,7 @@ LAB = ("bench", "replay", "models")  # commands of the distribution octavo-lab
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code, whatever happens but a bug."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _accept_any_encoding()
     try:
         args = _parser().parse_args(arguments)
     except SystemExit as leave:  # argparse: after --help, --version or a usage error
@@ -63,6 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error(args.command, f"cannot write {error.filename or 'the output'}: {error.strerror}; make room")
         return 1
     return code
+
+
+def _accept_any_encoding() -> None:
+    """Write characters that the encoding of the output lacks as escapes, and read bytes that are not in the
+    encoding of the input for later checks: strict streams would end the command with a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "strict":
+        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
+        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="surrogateescape")
 
 
 def command_parser(command: Sequence[str]) -> argparse.ArgumentParser:

@@ -24,7 +24,7 @@ from ..arguments.options import budget_lines, engine_config, set_up_logging
 from ..http.options import HttpOptions, check_installed, with_real_port
 from ..http.router import Router
 from .metrics_port import MetricsSecurity
-from .serve_limits import ExitDeadline, available_cpus, cpu_quota, raise_descriptor_limit
+from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
     tracing = _tracing(options.otlp_endpoint, exported or metrics, config)
-    engine = AsyncEngine(_within_quota(config), observer=tracing or exported or metrics)
+    engine = AsyncEngine(config, observer=tracing or exported or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
         http = None
@@ -197,15 +197,6 @@ def _reload_on_hangup(security: Security, listen: Address, metrics: MetricsSecur
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
-
-
-def _within_quota(config: EngineConfig) -> EngineConfig:
-    """As many threads as the container has CPUs, if nobody said how many."""
-    quota = cpu_quota()
-    if config.threads is not None or quota is None or quota >= available_cpus():
-        return config
-    logger.info("%d threads, as many as the control group grants CPUs", quota)
-    return replace(config, threads=quota)
 
 
 async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:

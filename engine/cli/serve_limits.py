@@ -1,4 +1,4 @@
-"""What the system grants a server: CPUs, descriptors, and time to end."""
+"""What the system grants a server: descriptors, and time to end; of CPUs see ``kernels.cpus``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import os
 import resource
 import sys
 import threading
-from pathlib import Path
+
+from octavo.kernels.cpus import cpu_quota as cpu_quota
 
 logger = logging.getLogger(__name__)
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
 LAST_RESORT_S = 1.0  # later than a deadline
 
 
@@ -27,53 +26,6 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS: "unlimited" is more than it allows
         logger.info("at most %d descriptors, the limit of %d cannot be had: %s", soft, hard, error)
-
-
-def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
-    """CPUs that the control groups of this process grant it, rounded down, at least 1; None: no limit.
-
-    A container's limit is one of time, which the scheduler's affinity does not show: more threads than
-    that would only be throttled. Reads ``cpu.max`` (version 2) and ``cpu.cfs_quota_us`` (version 1).
-    """
-    quotas = [quota for folder in _cgroup_folders(cgroups, own) if (quota := _quota(folder)) is not None]
-    return max(1, int(min(quotas))) if quotas else None
-
-
-def available_cpus() -> int:
-    """CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cgroup_folders(cgroups: Path, own: Path) -> list[Path]:
-    """The folders of this process's groups and of all around them. In a container its own group may be
-    mounted at the root."""
-    folders = [cgroups, cgroups / "cpu"]
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return folders
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            root = cgroups if controllers == "" else cgroups / "cpu"
-            below = root / path.lstrip("/")
-            folders += [below, *(parent for parent in below.parents if root in parent.parents)]
-    return folders
-
-
-def _quota(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    try:
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (ValueError, ZeroDivisionError):  # "max"
-        return None
 
 
 class ExitDeadline:

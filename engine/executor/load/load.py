@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import mlx.core as mx
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import BackendSelection, row_tile
+from octavo.kernels.cpus import available_threads
 from octavo.kernels.groups import without_unreached_windows
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
@@ -303,8 +303,3 @@ def _info(
         row_tile=row_tile(choice.backend.name),
         residual_pages=0 if config.residual is None else config.residual.residual_pages,
     )
-
-
-def available_threads() -> int:
-    """CPUs this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -204,3 +204,17 @@ def test_a_file_that_is_not_there(toml: Path) -> None:
 
     with pytest.raises(InvalidConfig, match="cannot be read"):
         found_options(command_parser(["serve"]), ["--config", str(toml)], {})
+
+
+def test_unknown_variables_are_named_with_the_nearest_option(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("OCTAVO_KV_FROMAT", "OCTAVO_XYZZY", "OCTAVO_KV_FORMAT", "OCTAVO_CPU_ISA"):
+        monkeypatch.setenv(name, "int8")
+    for name in ("OCTAVO_SERVICE_HOST", "OCTAVO_PORT_50051_TCP_ADDR", "OCTAVO_GRPC_SERVICE_PORT_HTTP"):
+        monkeypatch.setenv(name, "10.0.0.1")
+    assert _config().kv_format == "int8"
+    assert [record.getMessage() for record in caplog.records] == [
+        "OCTAVO_KV_FROMAT is no option of octavo serve and is ignored; did you mean OCTAVO_KV_FORMAT?",
+        "OCTAVO_XYZZY is no option of octavo serve and is ignored; see `octavo serve --help` for the options",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -413,3 +414,25 @@ def test_outputs_obey_what_the_options_say(capsys: pytest.CaptureFixture[str], t
     assert set(json.loads(found["outputs"][0]["text"])) <= {1, 2}
     assert [entry["logprob"] is None for entry in found["prompt_logprobs"]][:2] == [True, False]
     assert len(found["prompt_logprobs"]) == found["prompt_tokens"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8:strict"])
+def test_no_encoding_of_a_terminal_ends_a_command(encoding: str) -> None:
+    code = (
+        "import sys; from octavo.engine import cli\n"
+        "class Command:\n"
+        "    add_arguments = staticmethod(lambda parser: None)\n"
+        "    run = staticmethod(lambda args: print('é漢', ascii(sys.stdin.read())) or 0)\n"
+        "cli.importlib.import_module = lambda name: Command\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    environ = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environ, input="ü".encode(), capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = {
+        "ascii": rb"\xe9\u6f22 '\xfc'",
+        "latin-1": b"\xe9\\u6f22 '\\xc3\\xbc'",
+        "utf-8:strict": "é漢".encode() + rb" '\xfc'",
+    }
+    assert done.stdout.strip() == shown[encoding]

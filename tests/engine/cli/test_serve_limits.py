@@ -21,7 +21,6 @@ from octavo.engine.api.address import Address
 from octavo.engine.api.errors import EngineDead
 from octavo.engine.cli import serve
 from octavo.engine.cli.serve import HANG_S, ServerProbes
-from octavo.engine.cli.serve_limits import cpu_quota
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.grpc.security import Security
 
@@ -29,31 +28,6 @@ from octavo.engine.grpc.security import Security
 def python(code: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
     command = ["bash", "-c", f'{before} exec "$0" -c "$1"', sys.executable, code]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("files", "own", "quota"),
-    [
-        ({"cpu.max": "250000 100000"}, "0::/", 2),
-        ({"cpu.max": "50000 100000"}, "0::/", 1),
-        ({"cpu.max": "max 100000"}, "0::/", None),
-        ({"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b", 3),
-        ({"a/cpu.max": "300000 100000", "a/b/cpu.max": "400000 100000"}, "0::/a/b", 3),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/", 4),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/", None),
-        ({"cpu.max": "nonsense"}, "0::/", None),
-        ({}, "0::/gone", None),
-    ],
-)
-def test_threads_follow_the_control_group(
-    tmp_path: Path, files: dict[str, str], own: str, quota: int | None
-) -> None:
-    for name, text in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    (tmp_path / "own").write_text(own + "\n")
-    assert cpu_quota(tmp_path / "cgroup", tmp_path / "own") == quota
 
 
 def test_all_descriptors_are_used_that_are_allowed() -> None:
@@ -200,10 +174,3 @@ async def test_a_server_lives_on_after_sighup_and_ends_with_0() -> None:
         await asyncio.sleep(0.2)
         assert server.returncode is None
     assert server.returncode == 0
-
-
-def test_threads_of_a_container_are_its_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "available_cpus", lambda: 16)
-    for quota, asked, threads in ((2, None, 2), (2, 4, 4), (16, None, None), (None, None, None)):
-        monkeypatch.setattr(serve, "cpu_quota", lambda quota=quota: quota)
-        assert serve._within_quota(small_config(threads=asked)).threads == threads
