@@ -6,6 +6,7 @@ module's passes over them and the library's take time and memory that nobody has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from .limits import (
     MAX_TAGS,
     MAX_VALUES,
 )
+from .schema_check import check_schema
 
 # Between the elements of JSON: models that may write any white space tend to write nothing else.
 WHITESPACE = r"[ \n]?"
@@ -48,6 +50,8 @@ def _grammar_of(kind: str, source: str) -> str:
             return LLMatcher.grammar_from_regex(source)
         case "grammar":
             _check_number("rules", len(_RULE.findall(source)), MAX_RULES)
+            for schema in _schemas_in(source):
+                check_schema(schema)
             return grammar_from("grammar", source)
         case "choice":
             alternatives = " | ".join(json.dumps(choice) for choice in json.loads(source))
@@ -58,12 +62,20 @@ def _grammar_of(kind: str, source: str) -> str:
             raise ValueError(f"{kind!r} is no kind of structured output")
 
 
+def _schemas_in(grammar: str) -> Iterator[Any]:
+    """Yield the JSON schemas that a grammar in Lark has as ``%json``; what is no JSON the library refuses."""
+    for place in re.finditer(r"%json\s*", grammar):
+        with contextlib.suppress(ValueError):
+            yield json.JSONDecoder().raw_decode(grammar, place.end())[0]
+
+
 def _json_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
     if schema is False:
         raise ValueError("it allows nothing")
     schema = {} if schema is True else schema
+    check_schema(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})
 
 
@@ -140,4 +152,5 @@ def _tag(structure: Any, triggers: list[str]) -> Any:
         raise ValueError(f"{begin!r} begins with none of the triggers {triggers!r}")
     if not isinstance(schema, dict):
         raise ValueError(f"the schema of {begin!r} must be an object")
+    check_schema(schema)
     return StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"])

@@ -1,0 +1,157 @@
+"""What a JSON schema asks for and llguidance does not keep, or says in words that nobody can act on.
+
+llguidance itself refuses other keywords by name: ``not``, ``if``, ``uniqueItems`` and so on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_ALL_OF, _ANY_OF = "allOf", ("anyOf", "oneOf")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_DATA = ("const", "enum", "default", "examples")
+_COMBINING = (_ALL_OF, *_ANY_OF, "$ref")
+
+
+def check_schema(schema: Any) -> None:
+    """Raise ValueError naming the keyword for a schema whose outputs would not validate, or never end."""
+    schemas = list(_schemas(schema))
+    combined = any(_ALL_OF in value for value in schemas)
+    everywhere = {name for value in schemas for name in _names(value)}
+    for value in schemas:
+        _check_patterns(value, everywhere if combined or any(key in value for key in _COMBINING) else set())
+        _check_number_of_names(value)
+    if (endless := _endless_reference(schema, schemas)) is not None:
+        raise ValueError(f"$ref {endless!r} leads back to itself, so that no output ends; give it a way out")
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schema and all in it, without data and without names of properties taken for keywords."""
+    todo = [schema]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo.extend(item)
+        elif isinstance(item, dict):
+            yield item
+            for keyword, value in item.items():
+                if keyword in _BY_NAME and isinstance(value, dict):
+                    todo.extend(value.values())
+                elif keyword not in _DATA:
+                    todo.append(value)
+
+
+def _names(schema: dict[str, Any]) -> set[str]:
+    """Return the names that a schema says something about by name."""
+    properties, required = schema.get("properties"), schema.get("required")
+    names = set(properties) if isinstance(properties, dict) else set()
+    return (
+        names | {name for name in required if isinstance(name, str)} if isinstance(required, list) else names
+    )
+
+
+def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
+    """A name must be in ``properties`` or match a pattern, not both: llguidance follows either."""
+    patterns = schema.get("patternProperties")
+    if not isinstance(patterns, dict):
+        return
+    for pattern in patterns:
+        try:
+            found = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"patternProperties {pattern!r} cannot be compared with names: {error}"
+            ) from None
+        if both := sorted(name for name in names | _names(schema) if found.search(name)):
+            raise ValueError(
+                f"patternProperties {pattern!r} matches the property {both[0]!r} too; "
+                "write what the pattern asks for into the property, and let the pattern leave it out"
+            )
+
+
+def _check_number_of_names(schema: dict[str, Any]) -> None:
+    """llguidance counts names that are not in ``properties`` each time they come, and lets them repeat."""
+    least = schema.get("minProperties")
+    if not isinstance(least, int | float) or ("properties" not in schema and least <= 1):
+        return
+    by_pattern = bool(schema.get("patternProperties"))
+    if not by_pattern and schema.get("additionalProperties") is False:
+        return
+    required = schema.get("required")
+    certain = len(set(map(str, required))) if isinstance(required, list) else 0
+    if least > certain + 1:
+        keyword = "patternProperties" if by_pattern else "additionalProperties"
+        raise ValueError(
+            f"minProperties {least:g} cannot be kept by names of {keyword}, which may repeat; "
+            f"list the names in properties, or ask for {certain + 1} at most"
+        )
+
+
+def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
+    """Return a ``$ref`` in the way of every output, because it leads back to itself; None if outputs end.
+
+    Least fixed point: a reference ends if what it refers to does, with the references known to end so far.
+    """
+    references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
+    targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
+    ending: set[str] = references - targets.keys()  # the library says what cannot be resolved
+    while more := {ref for ref in targets.keys() - ending if _ends(targets[ref], ending)}:
+        ending |= more
+    if _ends(schema, ending):
+        return None
+    return min(references - ending)
+
+
+def _resolved(schema: Any, ref: str) -> Any:
+    """Return what a JSON pointer of this document refers to; None for other references."""
+    if ref != "#" and not ref.startswith("#/"):
+        return None
+    found = schema
+    for part in ref[2:].split("/") if ref != "#" else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def _ends(schema: Any, ending: set[str]) -> bool:
+    """Whether some output of the schema ends, where references in ``ending`` do and no others."""
+    if not isinstance(schema, dict):
+        return True
+    if isinstance(ref := schema.get("$ref"), str) and ref not in ending:
+        return False
+    if not all(_ends(one, ending) for one in _listed(schema, _ALL_OF)):
+        return False
+    for keyword in _ANY_OF:
+        choices = _listed(schema, keyword)
+        if choices and not any(_ends(one, ending) for one in choices):
+            return False
+    kind = schema.get("type")
+    if kind is not None and kind not in ("object", "array"):
+        return True  # or a list of types, where llguidance has a choice
+    return _contents_end(schema, ending)
+
+
+def _contents_end(schema: dict[str, Any], ending: set[str]) -> bool:
+    properties, required = schema.get("properties"), schema.get("required")
+    if schema.get("type") != "array":
+        known = properties if isinstance(properties, dict) else {}
+        needed = required if isinstance(required, list) else []
+        return all(_ends(known[name], ending) for name in needed if name in known)
+    least = schema.get("minItems")
+    if isinstance(least, int | float) and least > 0:
+        first = _listed(schema, "prefixItems")[: int(least)]
+        rest = [schema.get("items")] if len(first) < least else []
+        return all(_ends(one, ending) for one in [*first, *rest])
+    return True
+
+
+def _listed(schema: dict[str, Any], keyword: str) -> list[Any]:
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
