@@ -23,19 +23,20 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 """Functions of ``mlx.nn`` and what the kernels call them."""
 
 
-def replace_activations() -> tuple[str, ...]:
-    """Bind ours wherever MLX's and mlx-lm's are bound now; the names of what runs natively.
+def replace_activations() -> dict[str, Any]:
+    """Bind ours wherever MLX's and mlx-lm's are bound now; what runs natively, by name. Its ``original`` is
+    what was bound.
 
     Call it again after more model code was imported.
     """
-    done = []
+    done = {}
     for path, name, wrap in _OURS:
         if (module := sys.modules.get(path)) is not None:
             bound = getattr(module, name)
             ours = bound if hasattr(bound, "original") else wrap(bound)
             _rebind(name, ours.original, ours)
-            done.append(name)
-    return tuple(done)
+            done[name] = ours
+    return done
 
 
 def _rebind(name: str, original: Any, ours: Any) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from octavo.kernels import _ext
 
+from .comparison import Calls
 from .linear import Greedy, NativeLinear, NativeQuantizedLinear
 
 _OBSERVED = (Linear, QuantizedLinear)
@@ -33,10 +34,12 @@ class Observed:
 
     groups  MLX's linear layers that are called one after another on the very same array
     heads   MLX's embeddings that are also called as a linear layer
+    calls   of modules that may be replaced
     """
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
+    calls: Calls = field(default_factory=dict)
 
 
 def observe(forward: Callable[[], object]) -> Observed:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -19,9 +20,10 @@ from ..adapt.output_head import TakeRows
 from ..model_ops import Fusion, parameter_bytes
 from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
+from .comparison import recorded
 from .mapped import map_safetensors
-from .merged import Observed, observe
-from .modules import Report, packed_bytes, replace_modules, set_fused, unfuse, unread_bytes
+from .merged import observe
+from .modules import Report, packed_bytes, replace_modules, replaceable, set_fused, unfuse, unread_bytes
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +79,10 @@ class NativeOps:
 
     def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
         """Put native modules in the place of MLX's, weights packed one layer at a time."""
-        seen = observe(lambda: model(mx.array([[0, 1]])))
-        if not fuse:
-            seen = Observed(heads=seen.heads)
+        with recorded(replaceable(model)) as calls:
+            seen = observe(lambda: model(mx.array([[0, 1]])))
+            model(mx.array([[0], [1], [2]]))  # rows of a step; neither is evaluated
+        seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
         report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
         kept = dict(Counter(each.type for each in report.kept))
         log.info("native layers: %s; MLX's own, besides: %s", report.replaced, kept or "none")

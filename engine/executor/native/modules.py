@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from octavo.kernels import _ext
 from . import linear as native
 from . import rope
 from .activations import FLOATS, replace_activations
+from .comparison import Comparison
 from .merged import Merged, MergedLinear, MergedQuantizedLinear, Observed
 from .norms import (
     NativeGatedRMSNorm,
@@ -76,16 +77,24 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
            packed first, while nothing else is in memory; others when their head is first used
 
     Activation functions become native for every model of this process.
+
+    Raises ModelLoadError for a module whose successor does not compute what it does.
     """
     replaced: Counter[str] = Counter()
     kept: list[Kept] = []
+    comparison = Comparison(observed.calls)
+    names = {id(module): name for name, module in model.named_modules()}
     for head in observed.heads:
         kind = type(head)
-        if _RULES[kind](head, exact) is None:
-            replaced[kind.__name__] += 1
+        packed = _PACKED[kind]
+        if packed.reason_of(head, packed.num_dims) is None:
+            expected = comparison.expect(names[id(head)], head)
+            packed.put(head, exact)
             head.pack()
+            comparison.meet(expected, head)
+            replaced[kind.__name__] += 1
     _ext.release_kept()  # where a head was quantized: it is the largest, and no layer needs as much again
-    merged, apart = _merge(model, observed.groups, exact, replaced)
+    merged, apart = _merge(names, observed.groups, exact, replaced, comparison)
     for name, module in model.named_modules():
         kind = type(module)
         rule = _RULES.get(kind) or _rule_by_source(module)
@@ -93,15 +102,27 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
             if _has_own_arrays(module) and not isinstance(module, _NATIVE):
                 kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
             continue
-        reason = rule(module, exact)
-        if reason is None:
-            if hasattr(module, "fuse"):
-                module.fuse = fuse
-            replaced[kind.__name__] += 1
-        else:
-            kept.append(Kept(name, kind.__name__, reason))
+        reason = rule.reason_of(module, rule.num_dims) if isinstance(rule, _Packed) else None
+        before = None if reason else comparison.expect(name, module)
+        reason = reason or rule(module, exact)
+        if reason is not None or before is None:
+            kept.append(Kept(name, kind.__name__, str(reason)))
+            continue
+        replaced[kind.__name__] += 1
+        comparison.meet(before, module)
+        if hasattr(module, "fuse"):
+            module.fuse = fuse  # now: what fusing changes is compared in whole steps
     functions = replace_activations()
-    return Report(dict(replaced), tuple(kept), functions, merged, apart, packed_bytes(model))
+    comparison.meet_functions(functions.items())
+    comparison.check()
+    return Report(dict(replaced), tuple(kept), tuple(functions), merged, apart, packed_bytes(model))
+
+
+def replaceable(model: Module) -> set[type]:
+    """Types of its modules that have native successors."""
+    return {
+        type(module) for _, module in model.named_modules() if type(module) in _RULES or kind_of_norm(module)
+    }
 
 
 def set_fused(model: Module, on: bool) -> None:
@@ -123,10 +144,13 @@ def unfuse(model: Module) -> None:
 
 
 def _merge(
-    model: Module, groups: Sequence[Sequence[Module]], exact: bool, replaced: Counter[str]
+    names: Mapping[int, str],
+    groups: Sequence[Sequence[Module]],
+    exact: bool,
+    replaced: Counter[str],
+    comparison: Comparison,
 ) -> tuple[dict[str, int], tuple[Kept, ...]]:
     """Make groups of linear layers native and merge them, where all of a group can be."""
-    names = {id(module): name for name, module in model.named_modules()}
     merged: Counter[str] = Counter()
     apart: list[Kept] = []
     for group in groups:
@@ -138,9 +162,12 @@ def _merge(
         if reason is not None:
             apart.append(Kept(label, kind.__name__, reason))
             continue
+        expected = [comparison.expect(names[id(module)], module) for module in group]
         for module in group:
             rule.put(module, exact)
         Merged(group)
+        for before, module in zip(expected, group, strict=True):
+            comparison.meet(before, module)
         replaced[kind.__name__] += len(group)
         merged[label] += 1
     return dict(merged), tuple(apart)

@@ -133,13 +133,12 @@ else:
 def kind_of_norm(module: Any) -> NormKind | None:
     """How a module of model code is a norm that has a native one, by its source and what it holds; None for
     others. What modules compute is not asked: norms of different kinds can agree on what is tried."""
-    kind = _KINDS.get(_body(type(module).__call__))
-    if kind is None or not isinstance(getattr(module, "eps", None), float) or module.children():
-        return None
     weight = module.get("weight")
-    if list(module.parameters()) != ["weight"] or weight.ndim != 1 or weight.dtype not in FLOATS:
+    if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None
-    return kind
+    if not isinstance(getattr(module, "eps", None), float) or list(module.parameters()) != ["weight"]:
+        return None
+    return _KINDS.get(_body(type(module).__call__))
 
 
 @functools.cache

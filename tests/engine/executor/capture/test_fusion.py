@@ -314,7 +314,7 @@ def test_a_model_that_asks_for_lengths_runs_its_code_in_every_step(
 def test_fusion_that_changes_a_bit_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = _ext.rms_norm
 
-    def wrong(x: mx.array, weight: mx.array, eps: float, *, fuse: bool) -> mx.array:
+    def wrong(x: mx.array, weight: mx.array, eps: float, *, fuse: bool = False) -> mx.array:
         y: mx.array = original(x, weight, eps * 1.5 if fuse else eps, fuse=fuse)
         return y
 

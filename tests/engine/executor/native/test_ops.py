@@ -155,10 +155,13 @@ def test_norms_whose_source_is_another_are_not_known() -> None:
             return mx.fast.rms_norm(x, self.weight, self.eps)
 
     class Wrapped(gemma3_text.RMSNorm):
-        @functools.wraps(gemma3_text.RMSNorm.__call__)
-        def __call__(self, x: mx.array) -> mx.array:
-            return -super().__call__(x)
+        pass
 
+    @functools.wraps(gemma3_text.RMSNorm.__call__)
+    def negative(self: Any, x: mx.array) -> Any:
+        return -mx.fast.rms_norm(x, 1.0 + self.weight, self.eps)
+
+    setattr(Wrapped, "__call__", negative)  # noqa: B010
     for other in (Plain(300), Wrapped(300), LayerNorm(300), RMSNorm(300)):
         assert kind_of_norm(other) is None
     two_dimensional = gemma3_text.RMSNorm(300)

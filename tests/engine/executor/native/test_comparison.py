@@ -1,0 +1,201 @@
+"""Wrong native layers, each planted by hand: loading is refused, and the message names the layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import tiny_models
+from native import require_extension
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.load.loader import load_model, materialize
+
+_ext = require_extension()
+
+from octavo.engine.executor.native import linear, norms, rope  # noqa: E402
+from octavo.engine.executor.native.model_ops import NativeOps  # noqa: E402
+
+Patch = pytest.MonkeyPatch
+
+NEMOTRON = {
+    "hidden_size": 64,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "mamba_proj_bias": True,
+    "ssm_state_size": 16,
+    "conv_kernel": 3,
+    "n_groups": 4,
+    "time_step_limit": [1.0, 2.0],
+    "attention_bias": False,
+    "mlp_bias": False,
+    "layer_norm_epsilon": 1e-4,
+    "use_bias": True,
+    "use_conv_bias": True,
+    "hybrid_override_pattern": ["*", "M", "-", "M"],
+}
+"""As in mlx-lm's own tests, with four groups."""
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7}
+
+
+def materialized(folder: Path, architecture: str, *, weights: Any = "keep", **config: Any) -> None:
+    """Load a tiny model up to where its modules are native."""
+    path = tiny_models.make_model(folder, architecture, **config)
+    ops = NativeOps()
+    model = load_model(path, weights=weights, ops=ops).model
+    materialize(model, ops, exact=False, fuse=True)
+
+
+def calls(kind: Any, call: Callable[..., mx.array]) -> Callable[[Patch], None]:
+    """Let modules of a native type compute something else."""
+    return lambda patch: patch.setattr(kind, "__call__", call)
+
+
+def rotates(**changes: Any) -> Callable[[Patch], None]:
+    """Let rotations have other numbers."""
+    plain = rope.rotation_of
+
+    def changed(module: Any) -> rope.Rotation:
+        rotation = plain(module)
+        given = {key: value(rotation) if callable(value) else value for key, value in changes.items()}
+        return dataclasses.replace(rotation, **given)
+
+    return lambda patch: patch.setattr(rope, "rotation_of", changed)
+
+
+def multiplies(change: Callable[[Any, mx.array], mx.array]) -> Callable[[Patch], None]:
+    """Let linear layers give something else."""
+
+    def patched(patch: Patch) -> None:
+        plain = linear._Packed.multiply
+        patch.setattr(linear._Packed, "multiply", lambda self, x, *more: change(self, plain(self, x, *more)))
+
+    return patched
+
+
+def activates(kind: str) -> Callable[[Patch], None]:
+    plain = _ext.gated
+
+    def gated(gate: mx.array, up: mx.array | None, activation: str) -> Any:
+        return plain(gate, up, kind if activation == "silu" else activation)
+
+    return lambda patch: patch.setattr(_ext, "gated", gated)
+
+
+def one_group(self: Any, x: mx.array, gate: mx.array) -> Any:
+    return _ext.rms_norm(_ext.gated(gate, x, "silu"), self["weight"], self.eps)
+
+
+def gate_last(self: Any, x: mx.array, gate: mx.array) -> Any:
+    groups = mx.unflatten(x, -1, (-1, self.norm_group_size))
+    return self["weight"] * _ext.gated(gate, _ext.rms_norm(groups, None, self.eps).flatten(-2), "silu")
+
+
+def eps_outside(self: Any, x: mx.array) -> Any:
+    wide = x.astype(mx.float32)
+    rms = mx.sqrt(mx.mean(wide * wide, axis=-1, keepdims=True))
+    return (wide / (rms + self.eps) * self["weight"]).astype(x.dtype)
+
+
+def other_eps(self: Any, x: mx.array) -> Any:
+    return mx.fast.rms_norm(x, self["weight"], 2 * self.eps)
+
+
+def without_one(self: Any, x: mx.array) -> Any:
+    return _ext.rms_norm(x, self["weight"], self.eps)
+
+
+def without_mean(self: Any, x: mx.array) -> Any:
+    return _ext.rms_norm(x, self["weight"], self.eps) + self.get("bias", 0)
+
+
+def without_bias(self: Any, y: mx.array) -> Any:
+    return y - self["bias"] if "bias" in self else y
+
+
+def heads_swapped(_: Any, y: mx.array) -> Any:
+    """Each two heads of 16 values."""
+    return mx.flatten(mx.unflatten(y, -1, (-1, 2, 16))[..., ::-1, :], -3, -1) if y.shape[-1] == 64 else y
+
+
+def next_expert(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:  # noqa: ARG001
+    if self.packed is None:
+        self.pack()
+    return _ext.gather_linear(x, self.packed, (indices + 1) % self.num_experts, exact=self.exact)
+
+
+def next_row(self: Any, ids: mx.array) -> Any:
+    return _ext.select_rows(self["weight"], mx.maximum(ids - 1, 0))
+
+
+def longer_period(rotation: rope.Rotation) -> Any:
+    return rotation.inverse_frequencies * 0.98
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any], Callable[[Patch], None], str]] = {
+    "group size": (
+        "nemotron_h",
+        NEMOTRON,
+        calls(norms.NativeGatedRMSNorm, one_group),
+        r"layers\.1\.mixer\.norm",
+    ),
+    "gate order": (
+        "nemotron_h",
+        NEMOTRON,
+        calls(norms.NativeGatedRMSNorm, gate_last),
+        r"layers\.1\.mixer\.norm",
+    ),
+    "eps placement": ("llama", {}, calls(norms.NativeRMSNorm, eps_outside), r"layers\.0\.input_layernorm"),
+    "eps": ("llama", {}, calls(norms.NativeRMSNorm, other_eps), r"layers\.0\.input_layernorm"),
+    "norm's plus one": ("gemma3_text", {}, calls(norms.NativeShiftedRMSNorm, without_one), r"\.q_norm"),
+    "mean": ("cohere2", {}, calls(norms.NativeLayerNorm, without_mean), r"layers\.0\.input_layernorm"),
+    "rope base": ("llama", {}, rotates(inverse_frequencies=longer_period), r"layers\.0\.self_attn\.rope"),
+    "rope scaling": ("llama", {}, rotates(position_scale=1.0), r"layers\.0\.self_attn\.rope"),
+    "rope scale": ("qwen3", {"rope_scaling": YARN}, rotates(value_scale=1.0), r"layers\.0\.self_attn\.rope"),
+    "rope pairs": ("llama", {}, rotates(interleaved=True), r"layers\.0\.self_attn\.rope"),
+    "rope dims": ("phi3", {}, rotates(dims=4), r"self_attn\.rope"),
+    "head order": ("llama", {}, multiplies(heads_swapped), r"layers\.0\.self_attn\.o_proj"),
+    "bias": ("qwen2", {}, multiplies(without_bias), r"self_attn\.[qkv]_proj"),
+    "scale": ("llama", {}, multiplies(lambda _, y: y * 1.02), r"lm_head|_proj"),
+    "expert": ("qwen3_moe", {}, calls(linear.NativeSwitchLinear, next_expert), r"switch_mlp\.\w+_proj"),
+    "row of a table": ("llama", {}, calls(linear.NativeEmbedding, next_row), r"embed_tokens"),
+    "activation": ("llama", {}, activates("gelu"), r"function (silu|\w*swiglu)"),
+    "approximation": ("llama", {}, activates("gelu_sigmoid"), r"function (silu|\w*swiglu)"),
+}
+"""Architecture and configuration, what is planted, and what the message names."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_native_layer_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: Patch, mistake: str
+) -> None:
+    architecture, config, plant, named = MISTAKES[mistake]
+    plant(monkeypatch)
+    with pytest.raises(ModelLoadError, match=rf"native .*{named}.* (must compute|fails) "):
+        materialized(tmp_path, architecture, **config)
+
+
+@pytest.mark.parametrize("architecture", sorted({name for name, *_ in MISTAKES.values()}))
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_native_layers_that_are_right_are_not_refused(
+    tmp_path: Path, architecture: str, dtype: mx.Dtype
+) -> None:
+    materialized(tmp_path, architecture, dtype=dtype, **(NEMOTRON if architecture == "nemotron_h" else {}))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "w4a8"])
+def test_a_wrong_product_of_quantized_weights_is_refused(
+    tmp_path: Path, monkeypatch: Patch, weights: str
+) -> None:
+    """Inputs are integers that 8 bits hold, so that kernels which round theirs lose nothing here."""
+    materialized(tmp_path / "right", "llama", weights=weights)
+    multiplies(lambda _, y: y * 1.02)(monkeypatch)
+    with pytest.raises(
+        ModelLoadError, match=r"native layer .*(_proj|lm_head) \(QuantizedLinear\) must compute"
+    ):
+        materialized(tmp_path / "wrong", "llama", weights=weights)
