@@ -42,7 +42,7 @@ $(DEV): $(BUILD_INPUTS)
 	@touch $(RUNTIME) $@
 
 $(HTTP): $(BUILD_INPUTS)
-	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[http]"
+	@tools/install.sh "$(PYTHON)" "$(VENV)" ".[router]"
 	@touch $(RUNTIME) $@
 
 $(DIST): $(BUILD_INPUTS)

@@ -29,7 +29,7 @@ class Octavo < Formula
   def install
     python = Formula["{python}"].opt_bin/"{executable}"
     system python, "-m", "venv", libexec
-    system libexec/"bin/python", "-m", "pip", "install", "--no-cache-dir", "#{{buildpath}}[http]"
+    system libexec/"bin/python", "-m", "pip", "install", "--no-cache-dir", "#{{buildpath}}"
     bin.install_symlink libexec/"bin/octavo"
   end
 

@@ -131,6 +131,10 @@ class EngineConfig:
         None, "first positions among these, as attention sinks", shown="4", kind="int", metavar="N",
         needs="max_kv_size",
     )  # fmt: skip
+    cut_max_tokens: bool = setting(
+        False, "give requests that ask for more tokens than fit behind the prompt those that fit, instead of "
+        "refusing them", shown="", kind="switch",
+    )  # fmt: skip
     max_running: int = setting(
         64, "sequences computed at once", kind="int", metavar="N", low=1, aliases=("--max-num-seqs",)
     )

@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Chat messages, and what their template gets beside them.
+
+    tools      functions that the model may call, in the form of the OpenAI API
+    variables  further names of the template, such as enable_thinking
+    open_turn  end the prompt with the beginning of the assistant's turn
+    continue_final_message   end the prompt within the last message, which the output then continues
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = field(default=None, kw_only=True)
+    variables: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    open_turn: bool = field(default=True, kw_only=True)
+    continue_final_message: bool = field(default=False, kw_only=True)
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""

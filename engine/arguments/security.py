@@ -16,9 +16,18 @@ if TYPE_CHECKING:
 def add_security_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of a server."""
     add = parser.add_argument_group("security (files are read again on SIGHUP)").add_argument
-    add("--tls-cert", type=Path, metavar="F", help="PEM certificate chain: gRPC over TLS only")
-    add("--tls-key", type=Path, metavar="F", help="PEM key of the certificate, not encrypted")
-    add("--tls-client-ca", type=Path, metavar="F", help="PEM authorities: clients must show a certificate")
+    add("--tls-cert", "--ssl-certfile", type=Path, metavar="F",
+        help="PEM certificate chain: gRPC and HTTP over TLS only")  # fmt: skip
+    add(
+        "--tls-key", "--ssl-keyfile", type=Path, metavar="F", help="PEM key of the certificate, not encrypted"
+    )
+    add(
+        "--tls-client-ca",
+        "--ssl-ca-certs",
+        type=Path,
+        metavar="F",
+        help="PEM authorities: clients must show a certificate",
+    )
     add("--auth-token-file", type=Path, metavar="F",
         help="bearer tokens, one per line: TOKEN, or TENANT TOKEN")  # fmt: skip
 

@@ -1,18 +1,18 @@
-"""``octavo serve``: an engine behind gRPC, and its metrics, until a signal ends it."""
+"""``octavo serve``: an engine behind gRPC and HTTP, and its metrics, until a signal ends it."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import functools
 import gc
 import importlib
 import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..api.address import Address, check_free
@@ -21,8 +21,6 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
-from ..http.options import HttpOptions, check_installed, with_real_port
-from ..http.router import Router
 from .metrics_port import MetricsSecurity
 from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from ..grpc.security import Security
     from ..grpc.server import GrpcServer
     from ..observability.genai_metrics import GenAiMetrics
+    from ..observability.prometheus import Metrics
     from ..observability.tracing import Tracing
 
 __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
@@ -69,7 +68,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     from ..observability.prometheus import Metrics, MetricsServer
 
     check_free(options.listen, "--listen")  # before time is spent on loading
-    front = None if options.http is None else open_front(options.http)
+    if options.http is not None:
+        check_free(options.http, "--http")
     salts = None
     if options.auth_token_file is not None or options.api_key is not None:
         salts = load_tenant_salts(config.cache_dir or config.save_dir)
@@ -77,28 +77,29 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
     )
     metrics_security = MetricsSecurity(options.metrics_tls, options.metrics_token_file)
-    _reload_on_hangup(security, options.listen, metrics_security)
+    reloads: list[Callable[[], None]] = []
+    _reload_on_hangup(security, options.listen, metrics_security, reloads)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
     tracing = _tracing(options.otlp_endpoint, exported or metrics, config)
     engine = AsyncEngine(config, observer=tracing or exported or metrics)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
-        http = None
+        scrapes = None
         if options.metrics is not None:
-            http = MetricsServer(
+            scrapes = MetricsServer(
                 options.metrics,
                 metrics,
                 probes,
                 tls=metrics_security.context,
                 may_read=metrics_security.may_read,
             )
-            stack.callback(http.close)
+            stack.callback(scrapes.close)
         for exporter in (tracing, exported):
             if exporter is not None:
                 stack.callback(exporter.close)
         stack.push_async_callback(engine.stop)
-        if not await _load(engine, stopping, deadline):
+        if not await _load(engine, stopping, deadline, with_http=options.http is not None):
             return 0
         from ..grpc.server import GrpcServer
 
@@ -113,35 +114,39 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             begin=tracing.begin if tracing is not None else None,
         )
         grpc_address = await server.start(options.listen)
-        router = None
-        if front is not None:
-            router = Router(
-                front,
-                grpc_address,
-                model=engine.info.name,
-                aliases=engine.info.aliases,
-                grace_s=options.drain_timeout,
-            )
-            probes.router = router
-            stack.push_async_callback(router.stop)
-            if not await _start_router(router, stopping):
-                await server.stop()
-                return 0
         probes.server = server
-        _announce(engine.info, grpc_address, http.address if http else None, front)
-        return await _serve_until_end(server, router, stopping, options.drain_timeout)
+        http_address = None
+        if options.http is not None:
+            http_address = await _serve_http(server, options, metrics, probes, reloads, stack)
+        _announce(engine.info, grpc_address, scrapes.address if scrapes else None, http_address)
+        return await _serve_until_end(server, stopping, options.drain_timeout)
 
 
-def open_front(options: HttpOptions) -> HttpOptions:
-    """With real ports, before time is spent on loading; InvalidConfig if HTTP could not be served."""
-    check_installed()
-    if not options.listen.is_local and options.api_key is None:
-        logger.warning("anybody who reaches %s may use this server: give --api-key", options.listen)
-    return replace(
-        options,
-        listen=with_real_port(options.listen, "--http"),
-        metrics=with_real_port(options.metrics, "--router-metrics"),
+async def _serve_http(
+    server: GrpcServer,
+    options: ServeOptions,
+    metrics: Metrics,
+    probes: ServerProbes,
+    reloads: list[Callable[[], None]],
+    stack: contextlib.AsyncExitStack,
+) -> Address:
+    """Start HTTP beside gRPC, until the stack ends; returns where it listens."""
+    from ..http.server import HttpServer
+
+    assert options.http is not None
+    http = HttpServer(
+        server.handler,
+        calls=server.limiter.calls,
+        max_body_bytes=server.max_message_bytes,
+        check=probes.ready,
+        render=functools.partial(metrics.scrape, probes),
+        write_timeout_s=options.write_timeout,
     )
+    server.security.warn_of_strangers(options.http)
+    address = await http.start(options.http, options.tls)
+    stack.push_async_callback(http.stop)
+    reloads.append(http.reload)
+    return address
 
 
 def _exported_metrics(endpoint: str | None, inner: Observer, config: EngineConfig) -> GenAiMetrics | None:
@@ -181,8 +186,14 @@ def settle_interpreter() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
-def _reload_on_hangup(security: Security, listen: Address, metrics: MetricsSecurity | None = None) -> None:
-    """SIGHUP reads certificates and tokens again; without any it does nothing."""
+def _reload_on_hangup(
+    security: Security,
+    listen: Address,
+    metrics: MetricsSecurity | None = None,
+    more: Sequence[Callable[[], None]] = (),
+) -> None:
+    """SIGHUP reads certificates and tokens again; without any it does nothing. ``more``: what is to be read
+    again with them, which may be added later."""
     loop = asyncio.get_running_loop()
     of_metrics = metrics is not None and metrics.has_files
     if security.tls is None and security.tokens is None and not of_metrics:
@@ -193,18 +204,24 @@ def _reload_on_hangup(security: Security, listen: Address, metrics: MetricsSecur
         security.reload()
         if metrics is not None:
             metrics.reload()
+        for each in more:
+            each()
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
 
 
-async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
+async def _load(
+    engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline, *, with_http: bool
+) -> bool:
     """Start the engine; False when a signal came first. Raises what loading raises."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)
     importlib.import_module("octavo.engine.grpc.server")  # the engine's thread loads meanwhile
+    if with_http:
+        importlib.import_module("octavo.engine.http.server")
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():
@@ -216,25 +233,9 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDead
     return False
 
 
-async def _start_router(router: Router, stopping: asyncio.Event) -> bool:
-    """Wait until HTTP is served; False when a signal came first. EngineDead if it cannot be."""
-    start = asyncio.create_task(router.start())
-    stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if start.done():
-        start.result()
-        return True
-    start.cancel()
-    return False
-
-
-async def _serve_until_end(
-    server: GrpcServer, router: Router | None, stopping: asyncio.Event, drain_timeout: float
-) -> int:
-    """Wait for a signal, then drain; or for the end of the engine or of the router, then leave with 1."""
-    ends = [stopping, server.died, *([router.gone] if router is not None else [])]
-    waits = [asyncio.create_task(event.wait()) for event in ends]
+async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_timeout: float) -> int:
+    """Wait for a signal, then drain; or for the end of the engine, then leave with 1."""
+    waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
     if died:  # stay for a while, so that health checks and probes see why
@@ -242,24 +243,17 @@ async def _serve_until_end(
     for wait in waits:
         wait.cancel()
     logger.info("shutting down")
-    async with asyncio.TaskGroup() as group:  # what comes over HTTP is finished on both sides
-        group.create_task(server.stop(0.0 if died else drain_timeout))
-        if router is not None:
-            group.create_task(router.stop())
+    await server.stop(0.0 if died else drain_timeout)
     return 1 if died or not stopping.is_set() else 0
 
 
 def _announce(
-    info: EngineInfo, grpc_address: Address, metrics_address: Address | None, front: HttpOptions | None
+    info: EngineInfo, grpc_address: Address, metrics_address: Address | None, http_address: Address | None
 ) -> None:
     """The memory budget for people, then the one line that programs wait for."""
     for line in budget_lines(info):
         print(line)
-    http = "" if front is None else f"http={front.listen} "
-    if front is not None:
-        logger.info(
-            "OpenAI API at %s://%s/v1, the router's metrics at %s", front.scheme, front.listen, front.metrics
-        )
+    http = "" if http_address is None else f"http={http_address} "
     print(
         f"octavo ready: grpc={grpc_address} {http}metrics={metrics_address or 'off'} model={info.name} "
         f"backend={info.backend} kv={info.kv_format} pages={info.num_pages}",
@@ -290,7 +284,6 @@ class ServerProbes:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None  # once it serves
-        self.router: Router | None = None  # if there is one, from when it is started
         self._engine = engine
 
     def gauges(self) -> Gauges:
@@ -311,6 +304,4 @@ class ServerProbes:
             return reason
         if self.server is None:
             return "the model is being loaded"
-        if self.router is not None and not self.router.ready:
-            return "the HTTP router is being started"
         return "the server is draining" if self.server.handler.draining else None

@@ -19,11 +19,10 @@ from ..arguments.security import (
 )
 from ..arguments.sources import CONFIG_FLAG
 from ..arguments.usage import Parser, checked, seconds
-from .serve_http import add_http_arguments, http_options
+from .serve_http import add_http_arguments, http_address
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
-    from ..http.options import HttpOptions
 
 MODEL = "model_to_serve"
 
@@ -40,10 +39,10 @@ class ServeOptions:
     reflection   tell clients what the services are
     max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
     write_timeout   seconds for which a client need not read its output
-    tls, auth_token_file   who may use gRPC; read again on SIGHUP
+    tls, auth_token_file   who may use gRPC and HTTP; read again on SIGHUP
     metrics_tls, metrics_token_file   likewise, of the metrics port
-    api_key   a bearer token of gRPC, beside those of the file
-    http      the router in front; None: there is none
+    api_key   a bearer token beside those of the file
+    http      where HTTP listens; None: nowhere
     """
 
     listen: Address
@@ -60,7 +59,7 @@ class ServeOptions:
     metrics_tls: TlsFiles | None = None
     metrics_token_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
-    http: HttpOptions | None = None
+    http: Address | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,7 +170,6 @@ def _metrics_address(text: str) -> Address | None:
 
 def serve_options(args: argparse.Namespace) -> ServeOptions:
     _check_one_model(args)
-    http = http_options(args)
     return ServeOptions(
         listen=args.listen,
         metrics=args.metrics,
@@ -184,8 +182,8 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         write_timeout=args.write_timeout,
         tls=tls_files(args),
         auth_token_file=args.auth_token_file,
-        api_key=args.api_key if http is None else None,
+        api_key=args.api_key,
         metrics_tls=metrics_tls_files(args),
         metrics_token_file=args.metrics_token_file,
-        http=http,
+        http=http_address(args),
     )

@@ -16,7 +16,7 @@ from octavo.proto import generation_pb2 as pb
 from ..api.embedding import check_dimensions
 from ..api.errors import InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
-from ..api.prompt import Prompt
+from ..api.prompt import ChatPrompt, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
 from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.octavo_v1.messages import delta_of, params_message
@@ -208,6 +208,12 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
     if isinstance(prompt, str):
         request.text = prompt
         return
+    if isinstance(prompt, ChatPrompt):
+        if prompt != ChatPrompt(prompt.messages):
+            raise InvalidRequest(
+                "octavo.v1 takes the messages of a chat alone; leave out what comes beside them"
+            )
+        prompt = prompt.messages
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.SetInParent()
         for message in prompt:

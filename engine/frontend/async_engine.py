@@ -272,7 +272,12 @@ class AsyncEngine:
 
     def _on_ready(self, core: EngineCore) -> None:
         self._core = core
-        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity)
+        self._input = InputProcessor(
+            core.info,
+            core.tokenizer,
+            capacity=core.capacity,
+            cut_max_tokens=self.config.cut_max_tokens,
+        )
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)

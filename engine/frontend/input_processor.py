@@ -11,7 +11,7 @@ from typing import cast
 
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidRequest, RequestTooLong
-from ..api.prompt import Message, Prompt
+from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.request import Request
 from ..structured_output.compiler import ConstraintCompiler
@@ -28,11 +28,15 @@ LONG_PROMPT = 20_000  # ids, likewise
 class InputProcessor:
     """Turns what callers send into requests that can be served, or says why not."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: int) -> None:
-        """``capacity``: positions that the page pool has for one sequence."""
+    def __init__(
+        self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: int, cut_max_tokens: bool = False
+    ) -> None:
+        """``capacity``: positions that the page pool has for one sequence; ``cut_max_tokens``: requests that
+        ask for more tokens than fit get those that fit."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
+        self._cut_max_tokens = cut_max_tokens
         self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
         reasoning = tokenizer.chat_format.reasoning
         self._marks: ReasoningMarks | None = None
@@ -51,6 +55,8 @@ class InputProcessor:
         limit = self._info.max_model_len
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, max_tokens=limit)
+        if isinstance(prompt, ChatPrompt):
+            return self._tokenizer.apply_chat_template(prompt, max_tokens=limit)
         if _is_chat(prompt):
             return self._tokenizer.apply_chat_template(cast(list[Message], list(prompt)), max_tokens=limit)
         if len(prompt) >= limit:
@@ -68,13 +74,14 @@ class InputProcessor:
         check_prompt(prompt)
         if isinstance(prompt, str):
             return self._tokenizer.at_least(prompt)
-        return len(prompt)  # of a chat, messages
+        return len(prompt.messages if isinstance(prompt, ChatPrompt) else prompt)
 
     async def encode_beside(self, prompt: Prompt, texts: TextExecutor) -> list[int]:
         """``encode``, on another thread where it would hold up the event loop for milliseconds."""
-        limit = LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT
-        if len(prompt) <= limit and not _is_chat(prompt):
-            return self.encode(prompt)
+        if not _is_chat(prompt):
+            assert not isinstance(prompt, ChatPrompt)
+            if len(prompt) <= (LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT):
+                return self.encode(prompt)
         return await texts.run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> Constraint | None:
@@ -175,18 +182,21 @@ class InputProcessor:
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         room = self._capacity
-        least = asked or 1
+        least = 1 if self._cut_max_tokens else asked or 1
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
             (room, "page pool holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise _too_long(num_prompt, least, what, limit, remedy)
-        return asked or min(self._info.max_model_len, room) - num_prompt
+        fits = min(self._info.max_model_len, room) - num_prompt
+        return min(asked or fits, fits)
 
 
 def check_prompt(prompt: object) -> None:
     """Raise InvalidRequest for what is neither text nor a list."""
+    if isinstance(prompt, ChatPrompt):
+        return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
         raise InvalidRequest(
             f"a prompt is text, a list of token ids or a list of chat messages, got {prompt!r:.60}"
@@ -202,6 +212,8 @@ def check_params(params: object) -> None:
 
 
 def _is_chat(prompt: Prompt) -> bool:
+    if isinstance(prompt, ChatPrompt):
+        return True
     return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 

@@ -20,7 +20,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
-from ..api.prompt import Message, Prompt
+from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
@@ -63,7 +63,12 @@ class LLM:
         core = self._events.wait_ready()
         self.info: EngineInfo = core.info
         self.tokenizer: Tokenizer = core.tokenizer
-        self._input = InputProcessor(core.info, core.tokenizer, capacity=core.capacity)
+        self._input = InputProcessor(
+            core.info,
+            core.tokenizer,
+            capacity=core.capacity,
+            cut_max_tokens=config is not None and config.cut_max_tokens,
+        )
 
     def generate(
         self,
@@ -304,6 +309,6 @@ class _Collector:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Several prompts as they are; one prompt, of whatever kind, as a list of one."""
     check_prompt(prompts)
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
+    if isinstance(prompts, str | ChatPrompt) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))

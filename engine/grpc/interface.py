@@ -6,8 +6,8 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
@@ -21,6 +21,20 @@ from ..frontend.notifier import Notifier
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
+
+
+class Caller(Protocol):
+    """One call, of whatever protocol: gRPC's metadata, which are HTTP's headers."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+class Writable(Protocol):
+    """The way back to the client of one call."""
+
+    async def write(self, response: Any, /) -> None:
+        """Hand a response to the transport; waits while the client does not read."""
+        ...
 
 
 class Engine(Protocol):

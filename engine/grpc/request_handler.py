@@ -18,10 +18,9 @@ from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.tenant import Tenant
 from ..frontend.text_executor import TextExecutor
-from .interface import Engine
+from .interface import Caller, Engine, Writable
 from .page_events import PageEventHub
 from .security import Security
-from .status import Context
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
@@ -82,7 +81,7 @@ class RequestHandler:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        context: Context,
+        context: Caller,
         request_id: str,
         cache_salt: str = "",
         priority: int = 0,
@@ -128,21 +127,21 @@ class RequestHandler:
         finally:
             del self._active[name]
 
-    def tenant_of(self, context: Context) -> str:
+    def tenant_of(self, context: Caller) -> str:
         """Whose call this is; "" when there are no tokens."""
         return self.security.tenant_of(context)
 
-    def tenant(self, context: Context) -> Tenant:
+    def tenant(self, context: Caller) -> Tenant:
         """Whose call this is, and what it may take of what all tenants share."""
         name, tokens = self.tenant_of(context), self.security.tokens
         is_shared = tokens is not None and tokens.num_tenants > 1
         return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
 
-    def tenant_salt(self, context: Context) -> bytes:
+    def tenant_salt(self, context: Caller) -> bytes:
         """What the salts of the caller's tenant begin with; b"" when there are no tokens."""
         return self.security.salts.of(self.tenant_of(context))
 
-    def salt_of(self, context: Context, cache_salt: str) -> bytes:
+    def salt_of(self, context: Caller, cache_salt: str) -> bytes:
         """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
         from the metadata, where proxies put it. InvalidRequest when those two differ, or
         are too long."""
@@ -159,7 +158,7 @@ class RequestHandler:
             )
         return self.tenant_salt(context) + "".join(salts).encode()
 
-    def check_operator(self, context: Context, action: str) -> None:
+    def check_operator(self, context: Caller, action: str) -> None:
         """Forbidden unless the caller may act on what all tenants share."""
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
@@ -168,7 +167,7 @@ class RequestHandler:
                 f"server's file names {OPERATOR!r}"
             )
 
-    async def abort(self, request_ids: Sequence[str], *, context: Context) -> list[str]:
+    async def abort(self, request_ids: Sequence[str], *, context: Caller) -> list[str]:
         """End requests of the caller's tenant; the ids of those that were being served. InvalidRequest for
         more ids than ``MAX_ABORTED``."""
         if len(request_ids) > MAX_ABORTED:
@@ -189,7 +188,7 @@ def own_name(tenant: str, name: str) -> str:
     return f"{tenant}/{name}" if tenant else name
 
 
-def priority_of(context: Context, priority: int) -> int:
+def priority_of(context: Caller, priority: int) -> int:
     """A request's priority, from the message or, where that says nothing, from the metadata.
     InvalidRequest when that is no number."""
     given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
@@ -250,7 +249,7 @@ class ResponseWriter:
         self._writes: dict[_Write, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
 
-    async def write(self, context: Context, response: Any) -> None:
+    async def write(self, context: Writable, response: Any) -> None:
         """Hand a response to the transport. SlowReader if that takes too long."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None

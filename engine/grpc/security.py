@@ -21,7 +21,7 @@ import grpc.aio
 from ..api.address import Address
 from ..api.errors import InvalidConfig, Unauthenticated
 from .call_limiter import OPEN_SERVICES, refusing
-from .status import Context
+from .interface import Caller
 from .tenant_salts import TenantSalts
 
 logger = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class Security:
                 address,
             )
 
-    def tenant_of(self, context: Context) -> str:
+    def tenant_of(self, context: Caller) -> str:
         """Whose call this is; "" when there are no tokens."""
         return "" if self.tokens is None else self.tokens.tenant_of(context.invocation_metadata())
 

@@ -100,6 +100,7 @@ class GrpcServer:
         )
         if max_message_bytes is None:
             max_message_bytes = message_bytes(engine.info.max_model_len)
+        self.max_message_bytes = max_message_bytes
         self._server = grpc.aio.server(
             interceptors=[*self.security.interceptors(), self.limiter],
             options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],

@@ -1,1 +1,1 @@
-"""The HTTP side of a server: the SMG router as a child that ends with it."""
+"""The OpenAI API over HTTP, in the server's own process and event loop."""

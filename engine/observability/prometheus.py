@@ -237,6 +237,11 @@ class Metrics:
             text += render_mirror(self.registry, self._info)
         return text
 
+    def scrape(self, probes: Probes) -> tuple[str, bytes]:
+        """Content type and text of an answer to a scrape, which is fresh also while no step runs."""
+        self.set_gauges(probes.gauges())
+        return CONTENT_TYPE_LATEST, self.render()
+
 
 class Probes(Protocol):
     """What the HTTP port asks of the server, from its own threads."""
@@ -292,8 +297,7 @@ Route = Callable[[], tuple[int, str, bytes]]  # status, content type, body
 
 def _routes(metrics: Metrics, probes: Probes) -> dict[str, Route]:
     def scrape() -> tuple[int, str, bytes]:
-        metrics.set_gauges(probes.gauges())  # fresh, also while no step runs
-        return 200, CONTENT_TYPE_LATEST, metrics.render()
+        return 200, *metrics.scrape(probes)
 
     def probe(check: Callable[[], str | None]) -> Route:
         def answer() -> tuple[int, str, bytes]:

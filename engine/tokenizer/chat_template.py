@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from ..api.errors import InvalidRequest, ModelLoadError
+from ..api.prompt import ChatPrompt, Message
 from .folder_files import read_json, special_tokens
 
 log = logging.getLogger(__name__)
@@ -43,21 +44,38 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.source = source
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation, opened for the assistant's turn; InvalidRequest if it is not acceptable."""
+    def render(self, chat: ChatPrompt) -> str:
+        """The conversation as text; InvalidRequest if it is not acceptable."""
+        messages = chat.messages
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
                 raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
+        names = {"tools": None, **self._special_tokens, **chat.variables}
+        if chat.tools:
+            names["tools"] = list(chat.tools)
+        names |= {"messages": list(messages), "add_generation_prompt": chat.open_turn}
         try:
-            return self._template.render(
-                messages=list(messages), tools=None, add_generation_prompt=True, **self._special_tokens
-            )
+            text = self._template.render(names)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         except TypeError as error:  # a content that is not a string, mostly
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
+        return _within_last(text, messages[-1]) if chat.continue_final_message else text
+
+
+def _within_last(text: str, message: Message) -> str:
+    """The text up to the end of what the last message says."""
+    said = message["content"]
+    end = text.rfind(said.strip()) if isinstance(said, str) and said.strip() else -1
+    if end < 0:
+        raise InvalidRequest(
+            "continue_final_message needs a last message whose text the chat template shows as it is; "
+            "give it a text, or leave continue_final_message out"
+        )
+    exact = text.startswith(said, max(0, end - (len(said) - len(said.lstrip()))))
+    return text[: end + len(said.strip())] + (said[len(said.rstrip()) :] if exact else "")
 
 
 class _Generation(jinja2.ext.Extension):

@@ -15,13 +15,14 @@ from pathlib import Path
 import tokenizers
 
 from ..api.errors import InvalidRequest, RequestTooLong
-from ..api.prompt import Message
+from ..api.prompt import ChatPrompt, Message
 from ..chat.chat_format import AUTO, ChatFormat, chat_format_of
 from ..memory.malloc import give_memory_back
 from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 from .text_length import longest_token
+from .token_bytes import piece_decoder
 
 LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth giving back, some 15 MB
 # A text is encoded on the thread that asks for it, which the scheduler of the machine can see. The library
@@ -67,6 +68,7 @@ class Tokenizer:
         # prompts that wait is several times the memory of the lists, and is given back last.
         self._ids = list(range(self.vocab_size))
         self.longest_token = longest_token(backend, vocab)
+        self._piece_bytes = piece_decoder(backend)
 
     def difference(self, other: Tokenizer) -> str | None:
         """What ids mean another token there, in words; None if all that both have mean the same."""
@@ -118,8 +120,20 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> list[int]:
-        """Ids of a conversation, ready for the assistant's turn.
+    def piece(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; "" for ids that have none."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of one token within a text, be they part of a character; None for special tokens."""
+        if token_id in self._special_ids or not (piece := self.piece(token_id)):
+            return None
+        return self._piece_bytes(piece)
+
+    def apply_chat_template(
+        self, chat: ChatPrompt | Sequence[Message], *, max_tokens: int | None = None
+    ) -> list[int]:
+        """Ids of a conversation, by default ready for the assistant's turn.
 
         Raises InvalidRequest if the model has no template or the template refuses the messages;
         RequestTooLong, before anything is done, for more than ``max_tokens`` messages, and before
@@ -127,12 +141,13 @@ class Tokenizer:
         """
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
-        if max_tokens is not None and len(messages) > max_tokens:
+        chat = chat if isinstance(chat, ChatPrompt) else ChatPrompt(chat)
+        if max_tokens is not None and len(chat.messages) > max_tokens:
             raise RequestTooLong(
-                f"a chat of {len(messages)} messages has at least as many tokens, but at most {max_tokens} "
-                "are allowed here; leave some out"
+                f"a chat of {len(chat.messages)} messages has at least as many tokens, but at most "
+                f"{max_tokens} are allowed here; leave some out"
             )
-        text = self._chat_template.render(messages)
+        text = self._chat_template.render(chat)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:

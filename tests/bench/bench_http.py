@@ -161,7 +161,7 @@ async def router_by_hand(worker: str, model: str) -> AsyncIterator[tuple[str, in
     beside = str(Path(sys.executable).parent)
     program = shutil.which("smg", path=beside) or shutil.which("smg")
     if program is None:
-        raise SystemExit("bench_http: the router is not installed; run: pip install 'octavo[http]'")
+        raise SystemExit("bench_http: the router is not installed; run: pip install 'octavo[router]'")
     port, metrics = free_port(), free_port()
     process = await asyncio.create_subprocess_exec(
         program, "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics),

@@ -22,7 +22,7 @@ SMG = shutil.which(
 )
 needs_router = pytest.mark.skipif(
     SMG is None or importlib.util.find_spec("openai") is None,
-    reason="needs the router and the openai package; install octavo[test,http]",
+    reason="needs the router and the openai package; install octavo[test,router]",
 )
 
 

@@ -13,6 +13,7 @@ import pytest
 import octavo.engine
 from fakes import byte_tokenizer
 from octavo.engine.api.errors import InvalidRequest, ModelLoadError
+from octavo.engine.api.prompt import ChatPrompt
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import load_tokenizer
 
@@ -54,15 +55,15 @@ def test_templates_may_use_what_hugging_face_documents() -> None:
         {"bos_token": "<s>"},
     )
     message = {"role": "user", "content": "é<"}
-    assert template.render([message]) == '<s>{"role": "user", "content": "é<"}%'
+    assert template.render(ChatPrompt([message])) == '<s>{"role": "user", "content": "é<"}%'
     with pytest.raises(InvalidRequest, match="no tools"):
-        template.render([{"role": "tool", "content": "x"}])
+        template.render(ChatPrompt([{"role": "tool", "content": "x"}]))
 
 
 def test_templates_run_in_a_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}{{ messages.append(1) }}", {})
     with pytest.raises(InvalidRequest, match="template refuses"):
-        template.render([{"role": "user", "content": "x"}])
+        template.render(ChatPrompt([{"role": "user", "content": "x"}]))
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}], ["hello"], [{"content": "x"}]])

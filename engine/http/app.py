@@ -1,0 +1,121 @@
+"""Paths and what answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.routing import Route as StarletteRoute
+
+import octavo
+
+from .chat import serve_chat
+from .chat_types import ChatRequest
+from .completion_types import CompletionRequest
+from .completions import serve_completions
+from .embeddings import EmbeddingRequest, serve_embeddings
+from .endpoint import Endpoint, Route, Services
+from .errors import HttpRefusal, ModelNotServed, error_body
+from .exchange import Exchange
+from .rerank import RerankRequest, serve_rerank
+from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
+
+Render = Callable[[], tuple[str, bytes]]  # content type and metrics
+Check = Callable[[], str | None]  # why the server takes no requests
+POSTS: dict[str, tuple[Any, Any]] = {
+    "/v1/chat/completions": (ChatRequest, serve_chat),
+    "/v1/completions": (CompletionRequest, serve_completions),
+    "/v1/embeddings": (EmbeddingRequest, serve_embeddings),
+    "/v1/rerank": (RerankRequest, serve_rerank),
+    "/v2/rerank": (RerankRequest, serve_rerank),
+    "/rerank": (RerankRequest, serve_rerank),
+    "/tokenize": (TokenizeRequest, serve_tokenize),
+    "/detokenize": (DetokenizeRequest, serve_detokenize),
+}  # path: what a request is, and what serves it
+
+
+def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
+    """Return the application. ``render``: of /metrics; ``check``: of /health."""
+    status = _Status(services, check, render)
+    gets: dict[str, tuple[Callable[[Exchange], Awaitable[None]], bool]] = {
+        "/health": (status.health, True),
+        "/ping": (status.health, True),
+        "/version": (status.version, True),
+        "/metrics": (status.metrics, False),
+        "/v1/models": (status.models, False),
+        "/v1/models/{name:path}": (status.model, False),
+    }
+    routes: list[BaseRoute] = [
+        StarletteRoute(path, Route(services, work, is_open=is_open), methods=["GET"])
+        for path, (work, is_open) in gets.items()
+    ]
+    routes += [
+        StarletteRoute(
+            path, Route(services, Endpoint(services, kind, serve), is_open=False), methods=["POST"]
+        )
+        for path, (kind, serve) in POSTS.items()
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    """Say in the API's form that there is no such path, or not for this method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    text = f"there is no {path:.200} here; see the HTTP reference"
+    if error.status_code == 405:
+        text = f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another')}"
+    body = json.dumps(error_body(HttpRefusal(error.status_code, text)))
+    return Response(body, error.status_code, dict(error.headers or {}), "application/json")
+
+
+class _Status:
+    """What can be asked about the server."""
+
+    def __init__(self, services: Services, check: Check, render: Render) -> None:
+        self._services = services
+        self._check = check
+        self._render = render
+        self._created = int(time.time())
+
+    async def health(self, exchange: Exchange) -> None:
+        reason = self._check()
+        body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+        await exchange.answer(json.dumps(body).encode(), status=200 if reason is None else 503)
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.answer(json.dumps({"version": octavo.__version__}).encode())
+
+    async def metrics(self, exchange: Exchange) -> None:
+        kind, body = await asyncio.to_thread(self._render)
+        await exchange.answer(body, content_type=kind.encode())
+
+    async def models(self, exchange: Exchange) -> None:
+        data = [self._card(name) for name in self._services.names]
+        await exchange.answer(json.dumps({"object": "list", "data": data}).encode())
+
+    async def model(self, exchange: Exchange) -> None:
+        name = exchange.scope["path_params"]["name"]
+        if name not in self._services.names:
+            raise ModelNotServed(f"model {name!r:.200} is not served here; see /v1/models")
+        await exchange.answer(json.dumps(self._card(name)).encode())
+
+    def _card(self, name: str) -> dict[str, Any]:
+        info = self._services.handler.engine.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "octavo",
+            "root": info.name,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+        }

@@ -1,0 +1,284 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from ..api.outputs import Delta
+from ..api.prompt import ChatPrompt, Message, Prompt
+from ..api.sampling_params import SamplingParams
+from .answer_models import usage_info
+from .chat_reply import PlainReader, ReplyPart, ReplyReader
+from .chat_types import (
+    ChatChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatMessage,
+    ChatRequest,
+    ChunkChoice,
+    ConversationFields,
+    ReplyDelta,
+    ReplyMessage,
+    ToolCall,
+)
+from .endpoint import Services
+from .errors import FieldError
+from .exchange import Exchange
+from .generation import Job, Usage, new_id, run
+from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
+from .request_model import not_served, only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A request as the engine gets it, and how what comes out is read."""
+
+    prompt: ChatPrompt | list[int]
+    params: SamplingParams
+    make_reader: Callable[[], ReplyReader]
+
+
+async def serve_chat(services: Services, request: ChatRequest, exchange: Exchange) -> None:
+    """Answer a request, whole or as a stream."""
+    name = services.check_model(request.model)
+    conversation = await prepare(services, request)
+    if request.stream:
+        only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
+    prompt: Prompt = conversation.prompt
+    if request.return_token_ids:
+        prompt = await services.handler.engine.encode(prompt)
+    job = Job(
+        prompts=[prompt],
+        params=conversation.params,
+        request_id=request.request_id or exchange.request_id,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        final_only=not request.stream,
+    )
+    deltas = run(services, exchange, job)
+    answer = _Answer(services, request, conversation, name)
+    if request.return_token_ids:
+        answer.prompt_fields["prompt_token_ids"] = prompt
+    async with aclosing(deltas):
+        if request.stream:
+            await answer.stream(deltas, exchange)
+        else:
+            await exchange.answer(await answer.whole(deltas))
+
+
+async def prepare(services: Services, request: ChatRequest) -> Conversation:
+    """Return what the engine is asked. Raise InvalidRequest for what is not served."""
+    for field in ("tool_choice", "parallel_tool_calls"):
+        if getattr(request, field) is not None:
+            raise not_served(field)
+    prompt = conversation_prompt(request)
+    params = request.sampling(
+        services.files.sampling,
+        max_tokens=_max_tokens(request),
+        logprobs=_num_logprobs(request),
+        structured=request.structured(),
+    )
+    return Conversation(prompt=prompt, params=params, make_reader=PlainReader)
+
+
+def conversation_prompt(request: ConversationFields) -> ChatPrompt:
+    """Return the prompt of a conversation. Raise FieldError for what is not served."""
+    only("chat_template", request.chat_template, (), "start the server with --chat-template")
+    if request.tools is not None:
+        raise not_served("tools")
+    if not request.messages:
+        raise FieldError("messages", "messages must have at least one message, got none; add one")
+    for index, message in enumerate(request.messages):
+        message.check_served(f"messages[{index}]")
+    variables = dict(request.chat_template_kwargs or {})
+    for field in ("documents", "reasoning_effort"):
+        if (value := getattr(request, field)) is not None:
+            variables[field] = value
+    if request.continue_final_message and request.add_generation_prompt:
+        raise FieldError(
+            "continue_final_message",
+            "continue_final_message must not come with add_generation_prompt true; leave one of them out",
+        )
+    return ChatPrompt(
+        [message_of(message, f"messages[{index}]") for index, message in enumerate(request.messages)],
+        variables=variables,
+        open_turn=request.add_generation_prompt is not False and not request.continue_final_message,
+        continue_final_message=bool(request.continue_final_message),
+    )
+
+
+def message_of(message: ChatMessage, where: str) -> Message:
+    """Return a message as chat templates take it: parts of text as one text."""
+    content: str | None = None
+    if isinstance(message.content, str) or message.content is None:
+        content = message.content
+    else:
+        for index, part in enumerate(message.content):
+            if part.type != "text" or part.text is None:
+                name = f"{where}.content[{index}]"
+                raise FieldError(
+                    name,
+                    f'{name} must be of type "text" here, got {part.type!r:.60}; this model reads text alone',
+                )
+        content = "\n".join(part.text or "" for part in message.content)
+    found: dict[str, Any] = {"role": message.role, "content": content or ""}
+    if message.role == "developer":
+        found["role"] = "system"  # the name that chat templates know
+    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            found[name] = value
+    if message.reasoning is not None:
+        found.setdefault("reasoning_content", message.reasoning)
+    return found
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    both = request.max_completion_tokens, request.max_tokens
+    if None not in both and both[0] != both[1]:
+        raise FieldError(
+            "max_tokens",
+            f"max_tokens must be max_completion_tokens ({both[0]}), got {both[1]}; give one of them",
+        )
+    return both[1] if both[0] is None else both[0]
+
+
+def _num_logprobs(request: ChatRequest) -> int | None:
+    if not request.logprobs:
+        if request.top_logprobs:
+            raise FieldError("top_logprobs", "top_logprobs must come with logprobs true, got none; give both")
+        return None
+    return request.top_logprobs or 0
+
+
+class _Answer:
+    """Writes the answer of one request."""
+
+    def __init__(
+        self, services: Services, request: ChatRequest, conversation: Conversation, name: str
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._params = conversation.params
+        self._make_reader = conversation.make_reader
+        self._name = name
+        self._id = new_id("chatcmpl")
+        self._created = int(time.time())
+        self._usage = Usage()
+        self.prompt_fields: dict[str, Any] = {}  # of the answer, or of its first chunk
+
+    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
+        choices: list[ChatChoice] = []
+        more = dict(self.prompt_fields)
+        async for _, delta in deltas:
+            self._usage.add(0, delta)
+            reader = self._make_reader()
+            part = reader.read(delta)
+            choice = self._choice(delta, reader)
+            choices.append(ChatChoice.model_construct(message=_message(part), **choice))
+            if delta.prompt_logprobs is not None:
+                texts = self._services.texts
+                more["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, texts)
+        answer = ChatCompletion.model_construct(
+            id=self._id,
+            object="chat.completion",
+            created=self._created,
+            model=self._name,
+            choices=sorted(choices, key=lambda choice: choice.index),
+            usage=usage_info(self._usage),
+            **more,
+        )
+        return answer.json_bytes()
+
+    async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
+        options = self._request.stream_options
+        readers = [self._make_reader() for _ in range(self._params.n)]
+        begun: set[int] = set()
+        async for _, delta in deltas:
+            self._usage.add(0, delta)
+            if not exchange.is_started:
+                await exchange.start_events()
+            reader = readers[delta.index]
+            part = reader.read(delta)
+            is_first = delta.index not in begun
+            begun.add(delta.index)
+            if not _is_shown(part, delta) and not is_first:
+                continue
+            choice = ChunkChoice.model_construct(delta=_delta(part, is_first), **self._choice(delta, reader))
+            await exchange.event(self._chunk([choice]))
+        if options is not None and options.include_usage:
+            await exchange.event(self._chunk([], is_last=True))
+        await exchange.end_events()
+
+    def _chunk(self, choices: list[ChunkChoice], *, is_last: bool = False) -> bytes:
+        options = self._request.stream_options
+        chunk = ChatCompletionChunk.model_construct(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._name,
+            choices=choices,
+            **self.prompt_fields,
+        )
+        self.prompt_fields = {}
+        if options is not None and (options.include_usage or options.continuous_usage_stats):
+            shows = is_last or options.continuous_usage_stats
+            chunk.usage = usage_info(self._usage) if shows else None
+        return chunk.json_bytes()
+
+    def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
+        """Fields of a choice that both forms have."""
+        request, logprobs = self._request, None
+        if request.logprobs:
+            logprobs = chat_logprobs(
+                shown_logprobs(delta),
+                self._services.texts,
+                self._params.logprobs or 0,
+                as_ids=bool(request.return_tokens_as_token_ids),
+            )
+        finish = None if delta.finish_reason is None else str(delta.finish_reason.value)
+        if finish == "stop" and reader.has_called_tools:
+            finish = "tool_calls"
+        fields: dict[str, Any] = {"index": delta.index, "logprobs": logprobs, "finish_reason": finish}
+        if finish is not None:
+            fields["stop_reason"] = self._services.stop_reason(delta, self._params)
+        if request.return_token_ids:
+            fields["token_ids"] = list(delta.token_ids)
+        return fields
+
+
+def _is_shown(part: ReplyPart, delta: Delta) -> bool:
+    return bool(
+        part.content or part.reasoning or part.tool_calls or delta.logprobs or delta.finish_reason is not None
+    )
+
+
+def _message(part: ReplyPart) -> ReplyMessage:
+    """A whole message: without text, its content is null if it has something else."""
+    fields: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+    if part.reasoning:
+        fields["reasoning_content"] = part.reasoning
+    if part.tool_calls:
+        fields["content"] = part.content or None
+        fields["tool_calls"] = [_without_index(call) for call in part.tool_calls]
+    return ReplyMessage.model_construct(**fields)
+
+
+def _without_index(call: ToolCall) -> ToolCall:
+    return ToolCall.model_construct(id=call.id, type="function", function=call.function)
+
+
+def _delta(part: ReplyPart, is_first: bool) -> ReplyDelta:
+    fields: dict[str, Any] = {}
+    if is_first:
+        fields = {"role": "assistant", "content": ""}
+    if part.content:
+        fields["content"] = part.content
+    if part.reasoning:
+        fields["reasoning_content"] = part.reasoning
+    if part.tool_calls:
+        fields["tool_calls"] = list(part.tool_calls)
+    return ReplyDelta.model_construct(**fields)

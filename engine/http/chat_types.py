@@ -1,0 +1,178 @@
+"""Requests and answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .answer_models import AnswerModel, PromptLogprobs, UsageInfo
+from .logprobs import ChatLogprobs
+from .request_model import RequestModel, only
+from .sampling import SamplingFields
+
+
+class TextPart(RequestModel):
+    """A part of a message's content. Parts other than text are refused by their type."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(RequestModel):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+    def check_served(self, where: str) -> None:
+        """Raise FieldError for what a message may have in the OpenAI API and not here."""
+        for name in ("refusal", "audio", "function_call"):
+            only(f"{where}.{name}", getattr(self, name), ())
+        only(f"{where}.annotations", self.annotations, ([],))
+
+
+class ConversationFields(RequestModel):
+    """What a prompt is made of: the messages, and what their chat template gets beside them."""
+
+    messages: list[ChatMessage] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+
+class ChatRequest(SamplingFields, ConversationFields):
+    """A request of /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    include_reasoning: bool | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    verbosity: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    def check_served(self) -> None:
+        super().check_served()
+        only("echo", self.echo, (False,))
+        only("add_special_tokens", self.add_special_tokens, (False,), "the chat template writes them")
+        only("functions", self.functions, (), "tools are their successor")
+        only("function_call", self.function_call, (), "tool_choice is its successor")
+        only("modalities", self.modalities, (["text"],))
+        for name in ("audio", "prediction", "web_search_options", "prompt_cache_retention"):
+            only(name, getattr(self, name), ())
+        only("metadata", self.metadata, ({},), "nothing is stored")
+        only("store", self.store, (False,), "nothing is stored")
+        only("service_tier", self.service_tier, ("auto", "default"))
+        only("verbosity", self.verbosity, ("medium",))
+        only("include_reasoning", self.include_reasoning, (True,))
+
+
+class FunctionCall(AnswerModel):
+    """The function that a tool call names; in a stream, what of it is new."""
+
+    name: str | None
+    arguments: str
+
+
+class ToolCall(AnswerModel):
+    """A call of a tool; in a stream, what of it is new. ``index`` is for streams alone."""
+
+    id: str | None
+    type: Literal["function"] | None
+    function: FunctionCall
+    index: int
+
+
+class ReplyMessage(AnswerModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+
+
+class ReplyDelta(AnswerModel):
+    """What of it is new."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+
+
+ChatFinish = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(AnswerModel):
+    """One sample. ``stop_reason``, ``token_ids``: vLLM's."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinish
+    stop_reason: str | int | None
+    token_ids: list[int]
+
+
+class ChatCompletion(AnswerModel):
+    """An answer as a whole."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    prompt_logprobs: PromptLogprobs
+    prompt_token_ids: list[int]
+
+
+class ChunkChoice(AnswerModel):
+    """What is new of one sample."""
+
+    index: int
+    delta: ReplyDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinish | None
+    stop_reason: str | int | None
+    token_ids: list[int]
+
+
+class ChatCompletionChunk(AnswerModel):
+    """An event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageInfo | None
+    prompt_token_ids: list[int]

@@ -1,0 +1,189 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, cast
+
+from ..api.errors import InvalidRequest
+from ..api.outputs import Delta
+from ..api.prompt import Prompt
+from ..api.sampling_params import SamplingParams
+from .answer_models import usage_info
+from .completion_types import Completion, CompletionChoice, CompletionRequest, PromptField
+from .endpoint import Services
+from .errors import FieldError
+from .exchange import Exchange
+from .generation import MAX_PROMPTS, Job, Usage, new_id, run
+from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
+from .request_model import only
+
+DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
+
+
+async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
+    """Answer a request, whole or as a stream."""
+    name = services.check_model(request.model)
+    answer = await _prepare(services, request, name)
+    job = Job(
+        prompts=answer.prompts,
+        params=answer.params,
+        request_id=request.request_id or exchange.request_id,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        final_only=not request.stream,
+    )
+    deltas = run(services, exchange, job)
+    async with aclosing(deltas):
+        if request.stream:
+            await answer.stream(deltas, exchange)
+        else:
+            await exchange.answer(await answer.whole(deltas))
+
+
+def prompts_of(name: str, given: PromptField) -> list[Prompt]:
+    """Return the prompts of a field that takes text, token ids, or a list of either. FieldError for none and
+    for too many."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [cast(Prompt, given)]
+    if not 1 <= len(given) <= MAX_PROMPTS:
+        raise FieldError(
+            name,
+            f"{name} must have between 1 and {MAX_PROMPTS} items, got {len(given)}; send several requests",
+        )
+    return list(cast(Sequence[Prompt], given))
+
+
+async def _prepare(services: Services, request: CompletionRequest, name: str) -> _Answer:
+    prompts = prompts_of("prompt", request.prompt)
+    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    asked_logprobs = request.prompt_logprobs
+    if request.echo and request.stream:
+        only("echo", request.echo, (False,), "a stream has no prompt")
+    if request.stream:
+        only("prompt_logprobs", asked_logprobs, (), "a stream has none")
+    if request.echo and request.logprobs is not None:
+        asked_logprobs = max(request.logprobs, asked_logprobs or 0)
+    without_output = bool(request.echo) and max_tokens == 0
+    params = request.model_copy(update={"prompt_logprobs": asked_logprobs}).sampling(
+        services.files.sampling,
+        max_tokens=1 if without_output else max_tokens,
+        logprobs=None if without_output else request.logprobs,
+        structured=None if without_output else request.structured(),
+    )
+    answer = _Answer(services, request, name, prompts, params)
+    answer.without_output = without_output
+    if request.echo or request.return_token_ids:
+        answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
+        answer.prompts = list(answer.prompt_ids)
+        answer.texts = [await _text_of(services, prompt) for prompt in prompts]
+    return answer
+
+
+async def _text_of(services: Services, prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    ids = cast(Sequence[int], prompt)
+    return await services.handler.texts.run("", services.handler.engine.tokenizer.decode, ids)
+
+
+class _Answer:
+    """Writes the answer of one request.
+
+    prompt_ids, texts   of the prompts, where they are part of the answer
+    without_output      nothing but the prompts is
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        request: CompletionRequest,
+        name: str,
+        prompts: list[Prompt],
+        params: SamplingParams,
+    ) -> None:
+        self.prompts = prompts
+        self.params = params
+        self.prompt_ids: list[list[int]] = []
+        self.texts: list[str] = []
+        self.without_output = False
+        self._services = services
+        self._request = request
+        self._name = name
+        self._id = new_id("cmpl")
+        self._created = int(time.time())
+        self._usage = Usage()
+        self._writers: dict[int, CompletionLogprobWriter] = {}
+
+    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
+        choices = []
+        async for prompt, delta in deltas:
+            if self.without_output:
+                delta.token_ids, delta.text, delta.logprobs = (), "", ()
+            self._usage.add(prompt, delta)
+            choices.append(self._choice(prompt, delta))
+        choices.sort(key=lambda choice: choice.index)
+        return self._completion(choices, with_usage=True)
+
+    async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
+        options = self._request.stream_options
+        async for prompt, delta in deltas:
+            self._usage.add(prompt, delta)
+            if not exchange.is_started:
+                await exchange.start_events()
+            if delta.text or delta.logprobs or delta.finish_reason is not None:
+                await exchange.event(self._completion([self._choice(prompt, delta)]))
+        if options is not None and options.include_usage:
+            await exchange.event(self._completion([], with_usage=True))
+        await exchange.end_events()
+
+    def _completion(self, choices: list[CompletionChoice], *, with_usage: bool = False) -> bytes:
+        completion = Completion.model_construct(
+            id=self._id, object="text_completion", created=self._created, model=self._name, choices=choices
+        )
+        options = self._request.stream_options
+        if with_usage or (options is not None and options.continuous_usage_stats):
+            completion.usage = usage_info(self._usage)
+        elif options is not None and options.include_usage:
+            completion.usage = None
+        return completion.json_bytes()
+
+    def _choice(self, prompt: int, delta: Delta) -> CompletionChoice:
+        request = self._request
+        index = prompt * self.params.n + delta.index
+        fields: dict[str, Any] = {
+            "index": index,
+            "text": self.texts[prompt] + delta.text if request.echo else delta.text,
+            "logprobs": None,
+            "finish_reason": None if delta.finish_reason is None else delta.finish_reason.value,
+        }
+        if request.logprobs is not None:
+            fields["logprobs"] = self._logprobs(index, delta)
+        if delta.finish_reason is not None:
+            fields["stop_reason"] = self._services.stop_reason(delta, self.params)
+            if self.without_output:
+                fields |= {"finish_reason": "length", "stop_reason": None}
+        if request.return_token_ids:
+            fields |= {"token_ids": list(delta.token_ids), "prompt_token_ids": self.prompt_ids[prompt]}
+        if request.prompt_logprobs is not None and delta.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, self._services.texts)
+        return CompletionChoice.model_construct(**fields)
+
+    def _logprobs(self, index: int, delta: Delta) -> Any:
+        request = self._request
+        writer = self._writers.get(index)
+        if writer is None:
+            assert request.logprobs is not None
+            as_ids = bool(request.return_tokens_as_token_ids)
+            writer = CompletionLogprobWriter(self._services.texts, request.logprobs, as_ids=as_ids)
+            self._writers[index] = writer
+        found = writer.write(())
+        if request.echo:
+            if delta.prompt_logprobs is None:
+                raise InvalidRequest("the prompt's log probabilities did not come with its output; ask again")
+            writer.add_first(found, delta.prompt_logprobs.first_id)
+            writer.add(found, delta.prompt_logprobs.rest)
+        writer.add(found, shown_logprobs(delta))
+        return found

@@ -1,0 +1,86 @@
+"""A connection that cannot take much: bounded headers and pipelines, and an age at which it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .exchange import ABORT
+
+MAX_HEADER_BYTES = 64 * 2**10  # of one request, with its path
+MAX_PIPELINED = 8  # requests that wait for the one before them
+HEADER_TIMEOUT_S = 10.0  # for headers that have begun to come
+IDLE_TIMEOUT_S = 120.0  # between requests, and before the first
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol, within limits.
+
+    ``sweep`` is called about once a second: one task for all connections takes less than a timer for each.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = time.monotonic()  # of the state that it is in
+        self._header_bytes = 0  # of a request whose headers are not complete
+        self._is_in_headers = True
+        self._unsent = 0  # bytes, when it was swept last
+        self._unsent_since = self._since
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def idle_since(self) -> float:
+        return self._since
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_in_headers:
+            if not self._header_bytes:
+                self._since = time.monotonic()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"headers must have at most {MAX_HEADER_BYTES} bytes; send fewer")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_headers = True
+        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        self._is_in_headers, self._header_bytes = False, 0
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            return
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._since = time.monotonic()
+        self._is_in_headers = True  # of the next request
+
+    def send_400_response(self, msg: str) -> None:
+        if self.is_idle:
+            super().send_400_response(msg)
+        else:  # an answer is being sent, and nothing may be written into it
+            self.transport.abort()
+
+    def sweep(self, now: float, write_timeout_s: float) -> None:
+        """Close the connection if it has been in its state for too long."""
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+        elif now - self._unsent_since > write_timeout_s:  # nobody reads what was answered
+            self.transport.abort()
+            return
+        if not self.is_idle or self.transport.is_closing():
+            return
+        limit = HEADER_TIMEOUT_S if self._header_bytes else IDLE_TIMEOUT_S
+        if now - self._since > limit:
+            self.transport.abort() if self._header_bytes else self.transport.close()

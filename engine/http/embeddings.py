@@ -1,0 +1,97 @@
+"""/v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from contextlib import aclosing
+from typing import Literal
+
+from ..api.embedding import check_dimensions, finished
+from ..api.errors import RequestFailed
+from ..api.sampling_params import Pooling, SamplingParams
+from .answer_models import AnswerModel, UsageInfo
+from .completion_types import PromptField
+from .completions import prompts_of
+from .endpoint import Services
+from .exchange import Exchange
+from .generation import Job, Usage, run
+from .request_model import RequestModel, only
+
+
+class EmbeddingRequest(RequestModel):
+    """A request of /v1/embeddings. ``pooling``, ``normalize``: of Octavo; the last three: vLLM's."""
+
+    input: PromptField
+    model: str | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+
+class EmbeddingItem(AnswerModel):
+    """The embedding of one input, as numbers or, in base64, as little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingAnswer(AnswerModel):
+    """Embeddings in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: UsageInfo
+
+
+async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
+    """Answer with an embedding for each input."""
+    name = services.check_model(request.model)
+    only("add_special_tokens", request.add_special_tokens, (True,), "send token ids for others")
+    only("truncate_prompt_tokens", request.truncate_prompt_tokens, ())
+    check_dimensions(request.dimensions)
+    prompts = prompts_of("input", request.input)
+    job = Job(
+        prompts=prompts,
+        params=SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last"),
+        request_id=request.request_id or exchange.request_id,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        final_only=True,
+    )
+    found: dict[int, list[float]] = {}
+    usage = Usage()
+    deltas = run(services, exchange, job)
+    async with aclosing(deltas):
+        async for prompt, delta in deltas:
+            usage.add(prompt, delta)
+            if delta.embedding is None:
+                raise RequestFailed("the request ended before its embedding was computed")
+            normalize = request.normalize is not False
+            found[prompt] = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
+    as_text = request.encoding_format == "base64"
+    answer = EmbeddingAnswer(
+        object="list",
+        data=[
+            EmbeddingItem(
+                object="embedding", index=index, embedding=_base64(found[index]) if as_text else found[index]
+            )
+            for index in range(len(prompts))
+        ],
+        model=name,
+        usage=UsageInfo(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
+    )
+    await exchange.answer(answer.json_bytes())
+
+
+def _base64(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,0 +1,125 @@
+"""What every endpoint does before and after its own work: tokens, limits, the body, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..api.errors import SlowReader
+from ..api.outputs import Delta
+from ..api.sampling_params import SamplingParams
+from ..frontend.holders import Holders
+from ..grpc.request_handler import RequestHandler
+from ..grpc.vllm.model_files import ModelFiles
+from .errors import ModelNotServed
+from .exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
+from .request_model import RequestModel, parse
+from .token_texts import TokenTexts
+
+RequestT = TypeVar("RequestT", bound=RequestModel)
+LONG_BODY = 64 * 2**10  # bytes; parsing more would hold up the event loop
+
+
+@dataclass(kw_only=True)
+class Services:
+    """What endpoints are made with.
+
+    handler     where requests enter the engine, as those of gRPC do
+    files       what the model's folder says
+    bodies      counts bytes of bodies
+    calls       counts calls that are served, those of gRPC included
+    """
+
+    handler: RequestHandler
+    files: ModelFiles
+    bodies: BodyBudget
+    texts: TokenTexts
+    calls: Holders
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Under which clients may ask for the model."""
+        info = self.handler.engine.info
+        return (info.name, *info.aliases)
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name that answers carry. Raise ModelNotServed for another model."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            raise ModelNotServed(
+                f"model must be {' or '.join(repr(each) for each in self.names)} on this server, got "
+                f"{name!r:.200}; see /v1/models"
+            )
+        return name
+
+    def stop_reason(self, delta: Delta, params: SamplingParams) -> str | int | None:
+        """Return the stop string or id that ended a sample; None for the model's end tokens."""
+        ids = self.handler.engine.tokenizer.eos_ids - set(params.stop_ids)
+        return None if delta.stop_match in ids else delta.stop_match
+
+    def check_caller(self, exchange: Exchange) -> None:
+        """Raise Unauthenticated unless the client has shown a token, if there are any."""
+        self.handler.tenant_of(exchange)
+
+
+class Route:
+    """An ASGI application for one path, whose work is a function of the exchange."""
+
+    def __init__(
+        self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool
+    ) -> None:
+        """``is_open``: no token is asked for."""
+        self._services = services
+        self._work = work
+        self._is_open = is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._services.handler.writer)
+        try:
+            try:
+                if not self._is_open:
+                    self._services.check_caller(exchange)
+                await self._work(exchange)
+            except (ClientGone, SlowReader):
+                raise
+            except Exception as error:
+                await exchange.refuse(error)
+        except ClientGone:
+            await asyncio.sleep(0)
+        except SlowReader:
+            await exchange.abort()
+
+
+class Endpoint(Generic[RequestT]):
+    """The work of a route that takes a body: parses it, and serves it until the client is gone."""
+
+    def __init__(
+        self,
+        services: Services,
+        kind: type[RequestT],
+        serve: Callable[[Services, RequestT, Exchange], Awaitable[Any]],
+    ) -> None:
+        self._services = services
+        self._kind = kind
+        self._serve = serve
+
+    async def __call__(self, exchange: Exchange) -> None:
+        services = self._services
+        with services.calls.held(services.handler.tenant(exchange)):
+            body = await exchange.body(services.bodies)
+            try:
+                request = await self._parsed(body, exchange)
+            finally:
+                services.bodies.give_back(len(body))
+            del body
+            async with exchange.until_gone():
+                await self._serve(services, request, exchange)
+
+    async def _parsed(self, body: bytes, exchange: Exchange) -> RequestT:
+        if len(body) <= LONG_BODY:
+            return parse(self._kind, body)
+        handler = self._services.handler
+        return await handler.texts.run(handler.tenant_of(exchange), parse, self._kind, body)

@@ -1,0 +1,74 @@
+"""Errors as HTTP statuses, and as bodies in the form of the OpenAI API. The texts are those of gRPC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from ..api.errors import EngineDead, InvalidRequest, OctavoError, Overloaded, RequestTooLong
+from ..grpc.status import RETRY_S, code_of, text_of
+
+STATUSES = {
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}  # others are 500
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "unavailable"}
+
+
+class FieldError(InvalidRequest):
+    """A field of a request cannot be served as it is. ``param``: its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotServed(OctavoError, LookupError):
+    """The request is for another model."""
+
+
+class HttpRefusal(OctavoError):
+    """HTTP itself is used in a way that is not served. ``status``: what says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def status_of(error: Exception) -> int:
+    """Return the status of an answer that is this error."""
+    if isinstance(error, HttpRefusal):
+        return error.status
+    if isinstance(error, ModelNotServed):
+        return 404
+    return STATUSES.get(code_of(error), 500)
+
+
+def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
+    """Return the headers that go with the error."""
+    status = status_of(error)
+    if status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, Overloaded | EngineDead):
+        return [(b"retry-after", str(RETRY_S).encode())]
+    return []
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """Return the error as the OpenAI API gives it."""
+    status = status_of(error)
+    code: str | None = _CODES.get(status)
+    if isinstance(error, RequestTooLong):
+        code = "context_length_exceeded"
+    elif isinstance(error, ModelNotServed):
+        code = "model_not_found"
+    kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    param = error.param if isinstance(error, FieldError) else None
+    return {"error": {"message": text_of(error), "type": kind, "param": param, "code": code}}

@@ -1,0 +1,211 @@
+"""One request and its answer: who asks, the body, and writing to a client that may be slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from ..api.errors import Overloaded, RequestTooLong
+from ..grpc.request_handler import ResponseWriter
+from .errors import HttpRefusal, error_body, headers_of, status_of
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+BODY_TIMEOUT_S = 60.0  # for a body to come
+PIECE_BYTES = 64 * 2**10  # that are written at once
+JSON_TYPES = (b"application/json", b"text/json")
+CONTENT_TYPE = b"content-type"
+ABORT = "octavo.abort"  # in the scope: closes the connection at once
+
+
+class ClientGone(Exception):
+    """The client has closed the connection: there is nobody to answer."""
+
+
+class BodyTooLarge(RequestTooLong):
+    """Refused unread."""
+
+
+class BodyBudget:
+    """Bytes of bodies that are being read or parsed, of all requests together."""
+
+    def __init__(self, max_body: int, max_total: int) -> None:
+        self.max_body = max_body
+        self._max_total = max_total
+        self.total = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count bytes that came. Overloaded when there are too many."""
+        if self.total + num_bytes > self._max_total:
+            raise Overloaded(
+                f"{self.total} bytes of requests are being read and at most {self._max_total} may be; "
+                "try again later",
+                bytes=self.total,
+                max_bytes=self._max_total,
+            )
+        self.total += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self.total -= num_bytes
+
+    def check(self, num_bytes: int) -> None:
+        """Refuse a body of this size."""
+        if num_bytes > self.max_body:
+            raise HttpRefusal(
+                413,
+                f"a request must have at most {self.max_body} bytes, got {num_bytes} or more; "
+                "send less at once, or start the server with a larger --max-message-size",
+            )
+
+
+class Exchange:
+    """A request as ASGI gives it, and its answer.
+
+    request_id   of the client, or ""
+    is_started   part of the answer has been sent
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, writer: ResponseWriter) -> None:
+        self.scope = scope
+        self.is_started = False
+        self._is_events = False
+        self._is_gone = False
+        self._receive = receive
+        self._send = send
+        self._writer = writer
+        self._headers = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        self.request_id = self.header("x-request-id")
+        self._sent_headers: list[tuple[bytes, bytes]] = []
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        """The headers, which are what gRPC calls metadata."""
+        return self._headers
+
+    def header(self, name: str) -> str:
+        return next((value for key, value in self._headers if key == name), "")
+
+    async def body(self, budget: BodyBudget) -> bytes:
+        """Read the body, which must be JSON and no larger than may be. The caller gives its bytes back to the
+        budget."""
+        kind = self.header("content-type").partition(";")[0].strip().lower().encode()
+        if kind not in JSON_TYPES:
+            raise HttpRefusal(
+                415,
+                f"content-type must be application/json, got {kind.decode() or 'none'}; send it, and JSON",
+            )
+        declared = self.header("content-length")
+        budget.check(int(declared) if declared.isdigit() else 0)
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    piece = message.get("body", b"")
+                    budget.check(size + len(piece))
+                    budget.take(len(piece))
+                    size += len(piece)
+                    pieces.append(piece)
+                    if not message.get("more_body", False):
+                        return b"".join(pieces)
+        except TimeoutError:
+            budget.give_back(size)
+            raise HttpRefusal(
+                408, f"a body must come within {BODY_TIMEOUT_S:g} s, it did not; send it at once"
+            ) from None
+        except BaseException:
+            budget.give_back(size)
+            raise
+
+    @contextlib.asynccontextmanager
+    async def until_gone(self) -> AsyncIterator[None]:
+        """Cancel the block when the client closes the connection, which then raises ClientGone."""
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_gone and not task.uncancel():
+                raise ClientGone from None
+            raise
+        finally:
+            watch.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        task.cancel()
+
+    async def write(self, message: MutableMapping[str, Any]) -> None:
+        """Hand a message to the transport; see ``ResponseWriter``."""
+        await self._send(message)
+
+    def add_header(self, name: bytes, value: bytes) -> None:
+        """Send a header with the answer, which has not been started."""
+        self._sent_headers.append((name, value))
+
+    async def answer(
+        self, body: bytes, *, status: int = 200, content_type: bytes = b"application/json"
+    ) -> None:
+        """Send a whole answer."""
+        headers = [(CONTENT_TYPE, content_type), (b"content-length", str(len(body)).encode())]
+        await self._start(status, headers)
+        for start in range(0, max(len(body), 1), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await self._write_body(body[start:end], more=end < len(body))
+
+    async def start_events(self) -> None:
+        """Begin an answer of server-sent events."""
+        self._is_events = True
+        await self._start(
+            200,
+            [
+                (CONTENT_TYPE, b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ],
+        )
+
+    async def event(self, data: bytes) -> None:
+        """Send one event, whose data has no line break."""
+        await self._write_body(b"data: %b\n\n" % data, more=True)
+
+    async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
+        await self._write_body(last, more=False)
+
+    async def refuse(self, error: Exception) -> None:
+        """Answer with an error, or end a stream of events with one."""
+        body = json.dumps(error_body(error), ensure_ascii=False).encode()
+        if not self.is_started:
+            self._sent_headers += headers_of(error)
+            await self.answer(body, status=status_of(error))
+        elif self._is_events:
+            await self.event(body)
+            await self.end_events()
+        else:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Close the connection at once, with what has not been sent."""
+        if (abort := self.scope.get(ABORT)) is not None:
+            abort()
+        await asyncio.sleep(0)  # the server learns of it first
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.is_started = True
+        message = {"type": "http.response.start", "status": status, "headers": headers + self._sent_headers}
+        await self._writer.write(self, message)
+
+    async def _write_body(self, body: bytes, *, more: bool) -> None:
+        await self._writer.write(self, {"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,115 @@
+"""Requests of one exchange in the engine: one prompt or several, whole or as deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from ..api.errors import EngineStopping, RequestFailed
+from ..api.outputs import Delta, FinishReason
+from ..api.prompt import Prompt
+from ..api.sampling_params import SamplingParams
+from .endpoint import Services
+from .exchange import Exchange
+
+MAX_PROMPTS = 2048  # of one request
+CONCURRENCY = 64  # prompts of one request that are served at once
+BACKLOG = 16  # deltas of several prompts that wait for the client; each may be large
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one exchange asks of the engine. ``request_id``: "" for one of the server's."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    request_id: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    final_only: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of an exchange, as they come."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, prompt: int, delta: Delta) -> None:
+        if prompt not in self._seen:
+            self._seen.add(prompt)
+            self.prompt_tokens += delta.prompt_tokens
+            self.cached_tokens += delta.cached_tokens
+        self.completion_tokens += len(delta.token_ids)
+
+
+async def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Deltas of all prompts, each with its prompt's index; closing it frees their pages. Raises what a
+    request raises, RequestFailed for one that failed and EngineStopping for one that was ended."""
+    if len(job.prompts) == 1:
+        source = _deltas(services, exchange, job, 0)
+        async with aclosing(source):
+            async for delta in source:
+                yield 0, delta
+        return
+    output: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(BACKLOG)
+    turns = asyncio.Semaphore(CONCURRENCY)
+
+    async def serve(index: int) -> None:
+        async with turns, aclosing(_deltas(services, exchange, job, index)) as source:
+            async for delta in source:
+                await output.put((index, delta))
+
+    async def serve_all() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(job.prompts)):
+                    group.create_task(serve(index))
+        except ExceptionGroup as errors:
+            await output.put(errors.exceptions[0])
+        else:
+            await output.put(None)
+
+    work = asyncio.create_task(serve_all())
+    try:
+        while (item := await output.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        work.cancel()
+        await asyncio.wait([work])
+
+
+async def _deltas(
+    services: Services, exchange: Exchange, job: Job, index: int
+) -> AsyncGenerator[Delta, None]:
+    request_id = job.request_id
+    if request_id and len(job.prompts) > 1:
+        request_id = f"{request_id}-{index}"
+    deltas = services.handler.generate(
+        job.prompts[index],
+        job.params,
+        context=exchange,
+        request_id=request_id,
+        cache_salt=job.cache_salt,
+        priority=job.priority,
+        final_only=job.final_only,
+    )
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta.finish_reason is FinishReason.ERROR:
+                raise RequestFailed(delta.error or "computing this request failed")
+            if delta.finish_reason is FinishReason.ABORT:
+                raise EngineStopping("the request was ended before its output was complete; send it again")
+            yield delta
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

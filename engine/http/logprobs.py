@@ -1,0 +1,129 @@
+"""Log probabilities in the forms of chat and of text completions, and of vLLM for prompts."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from .answer_models import AnswerModel
+from .answer_models import PromptLogprobs as PromptEntries
+from .token_texts import TokenTexts
+
+
+class TopLogprob(AnswerModel):
+    """A token that could have been sampled."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TopLogprob):
+    """The token that was sampled, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(AnswerModel):
+    """``logprobs`` of a choice of a chat."""
+
+    content: list[ChatLogprob] | None
+    refusal: None = None
+
+
+class CompletionLogprobs(AnswerModel):
+    """``logprobs`` of a choice of a text completion."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+def shown_logprobs(delta: Delta) -> tuple[TokenLogprob, ...]:
+    """Return the entries of a delta without that of the token which ended the output: no text comes of it."""
+    ended_by_token = delta.finish_reason is FinishReason.STOP and not isinstance(delta.stop_match, str)
+    return (
+        delta.logprobs[:-1]
+        if ended_by_token and len(delta.logprobs) == len(delta.token_ids)
+        else delta.logprobs
+    )
+
+
+def chat_logprobs(
+    entries: tuple[TokenLogprob, ...], texts: TokenTexts, top: int, *, as_ids: bool = False
+) -> ChatLogprobs:
+    """``top``: how many of the likeliest are shown."""
+
+    def shown(token_id: int) -> dict[str, Any]:
+        text = texts.of(token_id)
+        data = None if text.data is None else list(text.data)
+        return {"token": f"token_id:{token_id}" if as_ids else text.text, "bytes": data}
+
+    return ChatLogprobs(
+        content=[
+            ChatLogprob(
+                **shown(entry.token_id),
+                logprob=entry.logprob,
+                top_logprobs=[
+                    TopLogprob(**shown(token), logprob=logprob) for token, logprob in entry.top[:top]
+                ],
+            )
+            for entry in entries
+        ],
+        refusal=None,
+    )
+
+
+class CompletionLogprobWriter:
+    """Writes the log probabilities of one sample, which come piece by piece, with offsets into its text."""
+
+    def __init__(self, texts: TokenTexts, top: int, *, as_ids: bool = False) -> None:
+        self._texts = texts
+        self._top = top
+        self._as_ids = as_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def write(self, entries: tuple[TokenLogprob, ...]) -> CompletionLogprobs:
+        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        self.add(found, entries)
+        return found
+
+    def add_first(self, found: CompletionLogprobs, token_id: int) -> None:
+        """Add the first token of a prompt, which has no log probability."""
+        self._add(found, token_id, None, None)
+
+    def add(self, found: CompletionLogprobs, entries: tuple[TokenLogprob, ...]) -> None:
+        for entry in entries:
+            top = {self._shown(token): logprob for token, logprob in entry.top[: self._top]}
+            top.setdefault(self._shown(entry.token_id), entry.logprob)
+            self._add(found, entry.token_id, entry.logprob, top)
+
+    def _add(
+        self, found: CompletionLogprobs, token_id: int, logprob: float | None, top: dict[str, float] | None
+    ) -> None:
+        found.tokens.append(self._shown(token_id))
+        found.token_logprobs.append(logprob)
+        assert found.top_logprobs is not None
+        found.top_logprobs.append(top)
+        found.text_offset.append(self._offset)
+        self._offset += len(self._decoder.decode(self._texts.of(token_id).data or b""))
+
+    def _shown(self, token_id: int) -> str:
+        return f"token_id:{token_id}" if self._as_ids else self._texts.of(token_id).escaped
+
+
+def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> PromptEntries:
+    """Return the log probabilities of a prompt's tokens, in vLLM's form; the first has none."""
+    rows: PromptEntries = [None]
+    for entry in found.rest:
+        row: dict[str, dict[str, Any]] = {}
+        for rank, (token, logprob) in enumerate(entry.top, 1):
+            row[str(token)] = {"logprob": logprob, "rank": rank, "decoded_token": texts.of(token).text}
+        if str(entry.token_id) not in row:
+            text = texts.of(entry.token_id).text
+            row[str(entry.token_id)] = {"logprob": entry.logprob, "rank": None, "decoded_token": text}
+        rows.append(row)
+    return rows

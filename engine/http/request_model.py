@@ -1,0 +1,101 @@
+"""What every request's fields have in common: they are served, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import FieldError
+
+ModelT = TypeVar("ModelT", bound="RequestModel")
+_SHOWN = 60  # characters of a wrong value
+_MAX_RULES = 4
+_RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
+
+
+class RequestModel(BaseModel):
+    """Fields of a request, or of an object within one. null is the same as leaving a field out."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    def check_fields(self, where: str = "") -> None:
+        """Raise FieldError for the first field that is not served, here or in objects within."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None:
+                raise not_served(where + name)
+        for name in self.model_fields_set:
+            _check_within(getattr(self, name, None), f"{where}{name}")
+
+
+def _check_within(value: object, where: str) -> None:
+    if isinstance(value, RequestModel):
+        value.check_fields(f"{where}.")
+    elif isinstance(value, list):
+        if value and isinstance(value[0], int | str):
+            return
+        for index, item in enumerate(value):
+            _check_within(item, f"{where}[{index}]")
+
+
+def not_served(name: str) -> FieldError:
+    """Return the refusal of a field by its name."""
+    return FieldError(name, f"{name} is not served here; leave it out")
+
+
+def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> None:
+    """Raise FieldError for a value of a field of which only some are served; None is always one."""
+    if value is None or any(value == each and type(value) is type(each) for each in allowed):
+        return
+    shown = " or ".join(repr(each) for each in allowed)
+    raise FieldError(
+        name, f"{name} must be {shown} here, got {value!r:.{_SHOWN}}; leave it out{f': {why}' if why else ''}"
+    )
+
+
+def parse(kind: type[ModelT], body: bytes) -> ModelT:
+    """Return the request that a body holds. Raise FieldError naming the first field that is wrong."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    request.check_fields()
+    return request
+
+
+def _refusal(error: ValidationError) -> FieldError:
+    first, *others = error.errors(include_url=False, include_context=False)
+    if first["type"] == "json_invalid":
+        return FieldError("body", f"the body must be JSON: {first['msg']}; send an object")
+    name = _name(first["loc"])
+    if not name:
+        return FieldError(
+            "body", f"the body must be a JSON object, got {first['input']!r:.{_SHOWN}}; send one"
+        )
+    if first["type"] == "missing":
+        return FieldError(name, f"{name} must be given, got nothing; add it")
+    top = first["loc"][0]
+    rules = dict.fromkeys(_rule(each) for each in (first, *others) if each["loc"][0] == top)
+    return FieldError(
+        str(top),
+        f"{name} must be {' or '.join([*rules][:_MAX_RULES])}, got {first['input']!r:.{_SHOWN}}; correct it",
+    )
+
+
+def _rule(error: Any) -> str:
+    rule = str(error["msg"]).removeprefix("Input should be ").replace("valid ", "")
+    return _RULES.get(rule, rule)
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    """A field's path; pydantic adds the branches of unions to it, which are no fields."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict", "list"):
+            path += f".{part}" if path else part
+        elif not path:
+            path = part
+    return path

@@ -1,0 +1,116 @@
+"""/v1/rerank, in the form of Jina's and Cohere's APIs, as vLLM has it."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import aclosing
+
+from ..api.reranking import RerankPrompt, check_top_n, ranked
+from .answer_models import AnswerModel
+from .endpoint import Services
+from .exchange import Exchange
+from .generation import Job, Usage, new_id, run
+from .request_model import RequestModel, only
+
+
+class DocumentText(RequestModel):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(RequestModel):
+    """A request of /v1/rerank. ``instruction``, ``template``, ``yes``, ``no``: how the model is asked."""
+
+    query: str
+    documents: list[str | DocumentText]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    user: str | None = None
+    instruction: str | None = None
+    template: str | None = None
+    yes: str | None = None
+    no: str | None = None
+    max_chunks_per_doc: int | None = None
+    max_tokens_per_doc: int | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+
+class RerankDocument(AnswerModel):
+    """A document, as it was given."""
+
+    text: str
+
+
+class RerankResult(AnswerModel):
+    """A document's place in the list that was sent, and how relevant it is, from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument
+
+
+class RerankUsage(AnswerModel):
+    """Tokens of all prompts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankAnswer(AnswerModel):
+    """The best documents first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[RerankResult]
+
+
+async def serve_rerank(services: Services, request: RerankRequest, exchange: Exchange) -> None:
+    """Answer with all documents' scores; with an error if one fails."""
+    name = services.check_model(request.model)
+    for field in ("max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"):
+        only(field, getattr(request, field), (), "documents are read whole")
+    check_top_n(request.top_n)
+    words = {
+        word: value
+        for word in ("instruction", "template", "yes", "no")
+        if (value := getattr(request, word)) is not None
+    }
+    prompt = RerankPrompt(**words)
+    documents = [item if isinstance(item, str) else item.text for item in request.documents]
+    handler = services.handler
+    encode = functools.partial(handler.engine.tokenizer.encode, add_special_tokens=False)
+    answers = await handler.texts.run(handler.tenant_of(exchange), prompt.answers, encode)
+    job = Job(
+        prompts=prompt.prompts(request.query, documents),
+        params=answers.params(),
+        request_id=request.request_id or exchange.request_id,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        final_only=True,
+    )
+    scores: dict[int, float] = {}
+    usage = Usage()
+    deltas = run(services, exchange, job)
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            usage.add(index, delta)
+            scores[index] = answers.score(delta.logprobs)
+    results = []
+    for found in ranked((scores[index] for index in range(len(documents))), request.top_n):
+        result = RerankResult.model_construct(index=found.index, relevance_score=found.score)
+        if request.return_documents is not False:
+            result.document = RerankDocument(text=documents[found.index])
+        results.append(result)
+    answer = RerankAnswer(
+        id=request.request_id or new_id("rerank"),
+        model=name,
+        usage=RerankUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
+        results=results,
+    )
+    await exchange.answer(answer.json_bytes())

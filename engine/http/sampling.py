@@ -1,0 +1,216 @@
+"""Fields about how tokens are sampled: those of the OpenAI API, and vLLM's beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from ..api.errors import InvalidRequest
+from ..api.sampling_params import SamplingParams, Speculate
+from ..api.structured_output import StructuredOutput
+from .errors import FieldError
+from .request_model import RequestModel, only
+
+_SAME_NAME = (
+    "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
+)  # fmt: skip
+
+
+def _without_underscore(name: str) -> str:
+    """The field's name where Python, or pydantic, has one of its own."""
+    return name.rstrip("_")
+
+
+class JsonSchemaFormat(RequestModel):
+    """``json_schema`` of a response format."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+    model_config = ConfigDict(alias_generator=_without_underscore)
+
+
+class ResponseFormat(RequestModel):
+    """``response_format``: text, json_object or json_schema."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+    def structured(self) -> StructuredOutput | None:
+        match self.type:
+            case "text":
+                return None
+            case "json_object":
+                return StructuredOutput(json_object=True)
+            case "json_schema":
+                if self.json_schema is None or self.json_schema.schema_ is None:
+                    raise FieldError(
+                        "response_format.json_schema",
+                        "response_format.json_schema must have a schema, got none; give one",
+                    )
+                return StructuredOutput(json_schema=self.json_schema.schema_)
+        raise FieldError(
+            "response_format.type",
+            f"response_format.type must be text, json_object or json_schema, got {self.type!r:.60}; "
+            "use one of them",
+        )
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's ``structured_outputs``: one of them."""
+
+    json_: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+    model_config = ConfigDict(alias_generator=_without_underscore)
+
+    def structured(self) -> StructuredOutput:
+        return StructuredOutput(
+            json_schema=self.json_,
+            regex=self.regex,
+            choice=tuple(self.choice or ()),
+            grammar=self.grammar,
+            json_object=bool(self.json_object),
+            structural_tag=self.structural_tag,
+        )
+
+
+class StreamOptions(RequestModel):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(RequestModel):
+    """Fields that chat and text completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    speculate: Speculate | None = None
+    target_itl: float | None = None
+    target_ttft: float | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    def check_served(self) -> None:
+        """Raise FieldError for values that are not served."""
+        only(
+            "best_of",
+            self.best_of,
+            (1 if self.n is None else self.n,),
+            "the best of more samples is not chosen",
+        )
+        only("use_beam_search", self.use_beam_search, (False,))
+        only("include_stop_str_in_output", self.include_stop_str_in_output, (False,))
+        only("skip_special_tokens", self.skip_special_tokens, (True,))
+        only("spaces_between_special_tokens", self.spaces_between_special_tokens, (True, False))
+        only("truncate_prompt_tokens", self.truncate_prompt_tokens, ())
+        if self.stream_options is not None:
+            only("stream_options.include_obfuscation", self.stream_options.include_obfuscation, (False,))
+            if not self.stream:
+                raise FieldError(
+                    "stream_options", "stream_options must come with stream true, got none; leave it out"
+                )
+
+    def structured(self) -> StructuredOutput | None:
+        """Return what the output must look like. Raise InvalidRequest when several fields say so."""
+        named: dict[str, StructuredOutput | None] = {}
+        if self.response_format is not None:
+            named["response_format"] = self.response_format.structured()
+        if self.structured_outputs is not None:
+            named["structured_outputs"] = self.structured_outputs.structured()
+        for field in ("guided_json", "json_schema"):
+            if (value := getattr(self, field)) is not None:
+                named[field] = StructuredOutput(json_schema=value)
+        for field in ("guided_regex", "regex"):
+            if (value := getattr(self, field)) is not None:
+                named[field] = StructuredOutput(regex=value)
+        for field in ("guided_grammar", "ebnf"):
+            if (value := getattr(self, field)) is not None:
+                named[field] = StructuredOutput(grammar=value)
+        if self.guided_choice is not None:
+            named["guided_choice"] = StructuredOutput(choice=tuple(self.guided_choice))
+        given = {name: value for name, value in named.items() if value is not None}
+        if len(given) > 1:
+            raise InvalidRequest(
+                f"at most one field may say what the output looks like, got {' and '.join(given)}; give one"
+            )
+        return next(iter(given.values()), None)
+
+    def sampling(
+        self,
+        defaults: dict[str, float],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured: StructuredOutput | None,
+    ) -> SamplingParams:
+        """Return the parameters; ``defaults`` are those that the model's files recommend."""
+        self.check_served()
+        given: dict[str, Any] = {"temperature": 1.0, **defaults}
+        given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            given["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's are signed
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        if self.stop is not None:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            given["stop_ids"] = tuple(self.stop_token_ids)
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, structured=structured)
+
+
+def _token_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise FieldError(
+            "logit_bias", f"logit_bias must have token ids as keys, got {text!r:.60}; use numbers"
+        )
+    return int(text)

@@ -1,0 +1,179 @@
+"""The HTTP server: what listens, in the event loop of the engine and of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from email.utils import formatdate
+from typing import TYPE_CHECKING, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from ..api.address import Address, port_in_use
+from ..api.errors import InvalidConfig
+from ..frontend.holders import Holders
+from ..grpc.request_handler import RequestHandler
+from ..grpc.vllm.model_files import read_model_files
+from .app import Check, Render, make_app
+from .connection import IDLE_TIMEOUT_S, Connection
+from .endpoint import Services
+from .exchange import BodyBudget
+from .token_texts import TokenTexts
+
+if TYPE_CHECKING:
+    from ..grpc.security import TlsFiles
+
+logger = logging.getLogger(__name__)
+
+BODIES = 32  # times the largest body: bytes of all that are being read
+MAX_CONNECTIONS = 8192  # those that have been idle for longest are closed beyond that
+BACKLOG = 1024  # connections that wait to be accepted
+HANDSHAKE_TIMEOUT_S = 10.0
+SWEEP_S = 1.0
+CLOSE_GRACE_S = 2.0  # for last answers to leave after the engine has ended every request
+
+
+class HttpServer:
+    """Serves one engine over HTTP, through the handler that gRPC has. ``start`` and ``stop`` are called once
+    each."""
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        *,
+        calls: Holders,
+        max_body_bytes: int,
+        check: Check,
+        render: Render,
+        write_timeout_s: float = 30.0,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        """``calls``: counts calls, those of gRPC included; ``check``: why the server takes no requests, for
+        /health; ``render``: what /metrics says; ``write_timeout_s``: how long a client need not read."""
+        engine = handler.engine
+        self.services = Services(
+            handler=handler,
+            files=read_model_files(engine.info.path),
+            bodies=BodyBudget(max_body_bytes, BODIES * max_body_bytes),
+            texts=TokenTexts(engine.tokenizer),
+            calls=calls,
+        )
+        self._write_timeout_s = write_timeout_s
+        self._max_connections = max_connections
+        self._config = Config(
+            make_app(self.services, check=check, render=render),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=round(IDLE_TIMEOUT_S),
+        )
+        self._state = ServerState()
+        self._tls: TlsContext | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._state.connections)
+
+    async def start(self, address: Address, tls: TlsFiles | None = None) -> Address:
+        """Listen; returns the address with its real port. InvalidConfig when it cannot be listened on."""
+        self._config.load()
+        self._tls = None if tls is None else TlsContext(tls)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._connection,
+                address.host,
+                address.port,
+                ssl=None if self._tls is None else self._tls.context,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
+                backlog=BACKLOG,
+                family=socket.AF_INET6 if ":" in address.host else socket.AF_INET,
+            )
+        except OSError as error:
+            raise port_in_use(address, "--http") from error
+        self._sweep()
+        self._sweeper = asyncio.create_task(self._sweep_always())
+        return address.with_port(self._server.sockets[0].getsockname()[1])
+
+    def reload(self) -> None:
+        """Read the certificates again, for new connections."""
+        if self._tls is not None:
+            self._tls.reload()
+
+    async def stop(self) -> None:
+        """Close what listens and, after a moment for last answers, every connection. The engine has been
+        stopped before."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in self._connections():
+            connection.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=CLOSE_GRACE_S)
+        assert self._sweeper is not None
+        self._sweeper.cancel()
+        await asyncio.gather(self._sweeper, return_exceptions=True)
+        for connection in self._connections():
+            if connection.transport.get_write_buffer_size():
+                await asyncio.sleep(0.1)
+                break
+        for connection in self._connections():
+            connection.transport.abort()
+        for task in set(self._state.tasks):
+            task.cancel()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=CLOSE_GRACE_S)
+
+    def _connection(self) -> asyncio.Protocol:
+        return Connection(config=self._config, server_state=self._state, app_state={})
+
+    def _connections(self) -> list[Connection]:
+        return cast(list[Connection], list(self._state.connections))
+
+    async def _sweep_always(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Close connections that take too long, and those idle for longest where there are too many."""
+        date = formatdate(time.time(), usegmt=True).encode()
+        self._state.default_headers = [(b"date", date), (b"server", b"octavo")]
+        now = time.monotonic()
+        for connection in self._connections():
+            connection.sweep(now, self._write_timeout_s)
+        if (excess := len(self._state.connections) - self._max_connections) > 0:
+            idle = [connection for connection in self._connections() if connection.is_idle]
+            for connection in sorted(idle, key=lambda connection: connection.idle_since)[:excess]:
+                connection.transport.abort()
+
+
+class TlsContext:
+    """TLS by the files that gRPC has, too. InvalidConfig when they are unusable."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        files.read()  # which says what is wrong with them
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(files.cert, files.key)
+        self.context.set_alpn_protocols(["http/1.1"])
+        if files.client_ca is not None:
+            self.context.load_verify_locations(files.client_ca)
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    def reload(self) -> None:
+        """Read the files again. A broken one changes nothing."""
+        try:
+            self._files.read()
+            self.context.load_cert_chain(self._files.cert, self._files.key)
+        except InvalidConfig as error:
+            logger.error("HTTP: not reloaded, what was in force stays: %s", error)

@@ -1,0 +1,40 @@
+"""Tokens as answers show them beside their log probabilities: text, and the bytes that it stands for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..tokenizer.tokenizer import Tokenizer
+
+MAX_KEPT = 65_536  # tokens whose text is remembered
+
+
+class TokenText(NamedTuple):
+    """One token. ``data``: its bytes within the text; None for special tokens, which are not in it."""
+
+    text: str
+    data: bytes | None
+
+    @property
+    def escaped(self) -> str:
+        r"""The text, with bytes that are no characters by themselves written as ``bytes:\xf0\x9f``."""
+        if self.data is None or "\N{REPLACEMENT CHARACTER}" not in self.text:
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+class TokenTexts:
+    """The texts of a tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, TokenText] = {}
+
+    def of(self, token_id: int) -> TokenText:
+        if (known := self._known.get(token_id)) is None:
+            data = self._tokenizer.bytes_of(token_id)
+            text = self._tokenizer.piece(token_id) if data is None else data.decode(errors="replace")
+            known = TokenText(text, data)
+            if len(self._known) < MAX_KEPT:
+                self._known[token_id] = known
+        return known

@@ -1,0 +1,90 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..api.errors import InvalidRequest, RequestTooLong
+from .answer_models import AnswerModel
+from .chat import conversation_prompt
+from .chat_types import ConversationFields
+from .endpoint import Services
+from .exchange import Exchange
+from .request_model import RequestModel
+
+TEXT_LENGTHS = 4  # times the model's length: what is converted at once
+
+
+class TokenizeRequest(ConversationFields):
+    """A request of /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(AnswerModel):
+    """Token ids, and how many there may be."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestModel):
+    """A request of /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeAnswer(AnswerModel):
+    """The text."""
+
+    prompt: str
+
+
+async def serve_tokenize(services: Services, request: TokenizeRequest, exchange: Exchange) -> None:
+    """Answer with the token ids of a text or a conversation."""
+    services.check_model(request.model)
+    handler = services.handler
+    tokenizer, info = handler.engine.tokenizer, handler.engine.info
+    longest = TEXT_LENGTHS * info.max_model_len
+    encode: Any
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("a request must have one of prompt and messages; give one")
+    if request.prompt is not None:
+        special = request.add_special_tokens is not False
+        encode = functools.partial(
+            tokenizer.encode, request.prompt, add_special_tokens=special, max_tokens=longest
+        )
+    else:
+        encode = functools.partial(
+            tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
+        )
+    ids = await handler.texts.run(handler.tenant_of(exchange), encode)
+    strings = [tokenizer.piece(token) for token in ids] if request.return_token_strs else None
+    answer = TokenizeAnswer(count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=strings)
+    await exchange.answer(answer.json_bytes())
+
+
+async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:
+    """Answer with the text of token ids."""
+    services.check_model(request.model)
+    handler = services.handler
+    longest, size = TEXT_LENGTHS * handler.engine.info.max_model_len, handler.engine.info.vocab_size
+    if len(request.tokens) > longest:
+        raise RequestTooLong(
+            f"tokens must be at most {longest} ids ({TEXT_LENGTHS} times the model's length), got "
+            f"{len(request.tokens)}; send them in pieces"
+        )
+    for token in request.tokens:
+        if not 0 <= token < size:
+            raise InvalidRequest(f"token id {token} is outside the vocabulary; ids lie in [0, {size})")
+    text = await handler.texts.run(
+        handler.tenant_of(exchange), handler.engine.tokenizer.decode, request.tokens
+    )
+    await exchange.answer(DetokenizeAnswer(prompt=text).json_bytes())

@@ -1,0 +1,123 @@
+"""A real HTTP server on a free local port, beside gRPC, over an engine whose model is a ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from engines import Gate
+from fakes import FakeCore
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.grpc.security import Security
+from octavo.engine.http.server import HttpServer
+from served import LOCAL, Served, served
+
+
+def openai_client(ready: dict[str, str], key: str = "none") -> openai.AsyncOpenAI:
+    """An openai client that tries everything once."""
+    return openai.AsyncOpenAI(base_url=f"http://{ready['http']}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream's events, but for its end, which must be there."""
+        lines = [line for line in self.body.decode().split("\n\n") if line]
+        assert lines[-1] == "data: [DONE]", self.body[-200:]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@dataclass(frozen=True)
+class HttpServed:
+    """The servers, and a plain client that shows every byte."""
+
+    below: Served
+    server: HttpServer
+    address: str
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.ask("POST", path, data, {"content-type": "application/json", **headers})
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.ask("GET", path, b"", headers)
+
+    async def ask(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> Reply:
+        reader, writer = await self.connect()
+        lines = [
+            f"{method} {path} HTTP/1.1",
+            "host: test",
+            "connection: close",
+            f"content-length: {len(data)}",
+        ]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
+        try:
+            return parse_reply(await asyncio.wait_for(reader.read(), 60))
+        finally:
+            writer.close()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self.address.rsplit(":", 1)
+        return await asyncio.open_connection(host, int(port))
+
+
+def parse_reply(data: bytes) -> Reply:
+    """One whole answer."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    else:
+        body = rest
+    return Reply(int(first.split()[1]), headers, body)
+
+
+@asynccontextmanager
+async def http_served(
+    core: FakeCore | None = None,
+    *,
+    gate: Gate | None = None,
+    config: EngineConfig | None = None,
+    security: Security | None = None,
+    max_body_bytes: int = 2**20,
+    **options: Any,
+) -> AsyncIterator[HttpServed]:
+    """Started, and stopped whatever happens. ``options`` are those of HttpServer."""
+    async with served(core, gate=gate, config=config, security=security) as below:
+        server = HttpServer(
+            below.server.handler,
+            calls=below.server.limiter.calls,
+            max_body_bytes=max_body_bytes,
+            check=lambda: None,
+            render=lambda: ("text/plain", b"metrics\n"),
+            **options,
+        )
+        address = await server.start(LOCAL)
+        try:
+            yield HttpServed(below, server, str(address))
+        finally:
+            if gate is not None:
+                gate.open()
+            await server.stop()
