@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import mlx.core as mx
 
 from .cpus import allowed_cpus, available_threads
-from .interface import AttentionBackend, LayerSpec
+from .interface import AttentionBackend
 from .mlx_pin import wrong_mlx
 from .reference.backend import ReferenceBackend
 from .verify.selftest import first_failure
@@ -34,27 +34,14 @@ class BackendSelection:
     reason: str
 
 
-def choose_backend(
-    name: str, threads: int | None = None, *, exact: bool = False, dense_prompts: int = 0
-) -> BackendSelection:
+def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> BackendSelection:
     """The backend asked for; "auto" takes the best there is. Call it on the engine's thread.
 
     ``threads`` is for the native CPU kernels (None: all cores this process may use), and so is ``exact``:
-    attention over 4-bit pages that rounds queries and weights to 15 bits, not to 8. ``dense_prompts`` is for
-    Metal: rows of a prompt from which on MLX's own attention computes them (metal/dense.py).
-    Raises ValueError for an unknown name, for one that cannot run here, for dense prompts of a
-    backend that has none, and for an ``OCTAVO_CPU_*`` variable that says what cannot be.
+    attention over 4-bit pages that rounds queries and weights to 15 bits, not to 8.
+    Raises ValueError for an unknown name, for one that cannot run here, and for an ``OCTAVO_CPU_*``
+    variable that says what cannot be.
     """
-    choice = _choose(name, threads, exact=exact, dense_prompts=dense_prompts)
-    if dense_prompts and choice.backend.name != "metal":
-        raise ValueError(
-            f"metal_dense_prompts is {dense_prompts}, but attention runs on the {choice.backend.name} "
-            "backend here, and only Metal has dense prompts; leave it out, or set it to 0"
-        )
-    return choice
-
-
-def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) -> BackendSelection:
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
     if threads is not None and threads < 1:
@@ -66,7 +53,7 @@ def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) 
             "backend 'metal' cannot run: MLX finds no Metal device on this machine; use --backend auto"
         )
     if name == "metal" or (name == "auto" and mx.metal.is_available()):
-        return _choose_metal(asked_for=name == "metal", dense_prompts=dense_prompts)
+        return _choose_metal(asked_for=name == "metal")
     native, problem = _load_native(threads, exact=exact)
     if native is not None:
         return native
@@ -76,13 +63,6 @@ def _choose(name: str, threads: int | None, *, exact: bool, dense_prompts: int) 
             "or use --backend reference"
         )
     return BackendSelection(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
-
-
-def num_dense_layers(layers: Sequence[LayerSpec]) -> int:
-    """In how many of them Metal may compute long prompts densely (see ``choose_backend``)."""
-    from .metal.dense import may_be_dense
-
-    return sum(map(may_be_dense, layers))
 
 
 def set_up_device() -> None:
@@ -136,7 +116,7 @@ def wait_for_pool_memory(backend_name: str) -> None:
         time.sleep(0.02)
 
 
-def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:
+def _choose_metal(*, asked_for: bool) -> BackendSelection:
     """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
     from .metal.backend import MetalBackend
 
@@ -144,7 +124,7 @@ def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:
         raise ValueError(
             f"{IN_PLACE_VARIABLE} must be 0 or 1, got {asked!r}; leave it out to have a self-test decide"
         )
-    backend = MetalBackend(dense_prompts=dense_prompts)
+    backend = MetalBackend()
     in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
     # What passed in place was right: the other way of writing is checked where it is the one that serves.
     failure = None if asked_for or backend.writes_in_place else first_failure(backend)
@@ -154,18 +134,7 @@ def _choose_metal(*, asked_for: bool, dense_prompts: int) -> BackendSelection:
             if asked_for
             else "Metal kernels, right on a short self-test on this device"
         )
-        if dense_prompts and (problem := backend.dense_problem()) is not None:
-            raise ValueError(
-                f"metal_dense_prompts is {dense_prompts}, but its self-test fails on this device "
-                f"({problem}); leave it out, or set it to 0"
-            )
-        dense = (
-            f"; prompts from {dense_prompts} rows on may go densely through MLX's attention: their bits then "
-            "depend on their chunks"
-            if dense_prompts
-            else ""
-        )
-        return BackendSelection(backend, reason + in_place + dense)
+        return BackendSelection(backend, reason + in_place)
     return BackendSelection(
         ReferenceBackend(),
         f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "

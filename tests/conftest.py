@@ -38,7 +38,6 @@ LONGEST_FIRST = (
     "tests/kernels/metal/test_traffic.py",
     "tests/engine/executor/test_models.py",
     "tests/kernels/metal/test_latents.py",
-    "tests/kernels/metal/test_dense.py",
     "tests/kernels/cpu/test_attention.py",
     "tests/kernels/reference/test_attention.py",
     "tests/kernels/cpu/test_native_sampling.py",

@@ -28,7 +28,6 @@ from metal_emulator.tensors import Tensor  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata  # noqa: E402
 from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
-from octavo.kernels.metal.dense import FEWEST_ROWS, FUSED_DIMS  # noqa: E402
 from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays  # noqa: E402
@@ -104,12 +103,11 @@ def run_step(
     *,
     options: bool,
     latents: bool = False,
-    dense: bool = False,
 ) -> None:
     """Launch every kernel of one configuration; ``options``: with sinks and softcap; ``latents``: K
-    rows are latents and V rows are rotary keys; ``dense``: prompts go through MLX's attention."""
+    rows are latents and V rows are rotary keys."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
-    pool = MetalBackend(library, dense_prompts=FEWEST_ROWS if dense else 0).create_pool(spec)
+    pool = MetalBackend(library).create_pool(spec)
     metadata, heads = mixed_step(), layer.num_kv_heads * group
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
@@ -148,11 +146,10 @@ def write_in_place(
     dtype: mx.Dtype,
     *,
     latents: bool = False,
-    dense: bool = False,
 ) -> None:
     """Launch the kernels that only a pool written in place has: write, copy, and attention in their order."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
-    pool, metadata = InPlacePool(spec, library, FEWEST_ROWS if dense else 0), mixed_step()
+    pool, metadata = InPlacePool(spec, library), mixed_step()
     pool.copy_pages([(22, 23)])
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
@@ -199,11 +196,6 @@ def record_all() -> dict[str, str]:
         layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
         run_step(library, formats, layer, group, dtype, options=False)
         write_in_place(library, formats, layer, dtype)
-    for head_dim, formats in itertools.product(FUSED_DIMS, pairs):
-        if all(holds(name, head_dim) for name in formats):
-            layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
-            run_step(library, formats, layer, 2, dtype, options=False, dense=True)
-            write_in_place(library, formats, layer, dtype, dense=True)
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)

@@ -37,11 +37,11 @@ LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256), ("fp4", 512), ("fp5", 512), 
 
 
 def examine(
-    name: str, dim: int, group: int, *, only: str | None = None, latents: bool = False, dense: bool = False
+    name: str, dim: int, group: int, *, only: str | None = None, latents: bool = False
 ) -> dict[str, Resources]:
     """By kernel (quantize, decode, reduce, chunk; or ``only`` one), of K and V in one format; with
     ``latents`` (quantize, latent, reduce) of these in that format, beside 64 rotary values in bf16, and
-    ``group`` heads; with ``dense``, dense in place of chunk."""
+    ``group`` heads."""
     found: dict[str, Resources] = {}
     library = _measuring(found, only)
     if latents:
@@ -49,7 +49,7 @@ def examine(
         run_step(library, (name, "bf16"), layer, group, mx.float16, options=False, latents=True)
     else:
         layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)
-        run_step(library, (name, name), layer, group, mx.float16, options=False, dense=dense)
+        run_step(library, (name, name), layer, group, mx.float16, options=False)
     return found
 
 

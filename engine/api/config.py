@@ -189,15 +189,6 @@ class EngineConfig:
         "Metal backend where pages are written in place. The native CPU backend then builds graphs in the "
         "place of captured programs.",
     )  # fmt: skip
-    metal_dense_prompts: int = setting(
-        0, "on Metal, compute prompts with so many rows in a step by MLX's own attention, over pages that "
-        "are dequantized once per layer: bits of a prompt then depend on its chunks, unlike otherwise",
-        shown="0: none", kind="int", metavar="ROWS", low=0, remedy="0 leaves all to Octavo's kernel",
-        more="64 or 128, for chips whose matrix units MLX uses (M5); not yet measured on Apple hardware. It "
-        "takes memory for one layer's K and V in 16 bits. Layers with other head dims than 64, 80 and 128, "
-        "with softcap or with latents stay with Octavo's kernel, and so does all that has a residual window: "
-        "see --residual-pages.",
-    )  # fmt: skip
     prefix_cache: bool = setting(
         True, "keep the pages of finished requests, to be found by their contents", shown="yes",
         kind="switch", aliases=("--enable-prefix-caching",),
@@ -273,11 +264,6 @@ class EngineConfig:
             raise InvalidConfig(
                 f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
                 "to full, or leave exact out"
-            )
-        if self.metal_dense_prompts in range(1, 9):
-            raise InvalidConfig(
-                f"metal_dense_prompts must be 9 rows or more, got {self.metal_dense_prompts}: MLX has "
-                "another kernel for fewer; 64 is a start, 0 none"
             )
         self._check_residual()
         self._check_streaming()

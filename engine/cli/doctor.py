@@ -144,8 +144,7 @@ def batch_invariance(backend: str) -> tuple[bool, str]:
     """Whether a request's bits are promised not to depend on the requests beside it, and why."""
     reasons = {
         "cpu": "every sum of a native kernel has an order of its own; `octavo bench invariance` compares",
-        "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows; with "
-        "--metal-dense-prompts its attention does, too",
+        "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",
     }
     return backend == "cpu", reasons.get(backend, "MLX chooses its kernels by the number of rows")
 

@@ -1,5 +1,4 @@
-"""Attention of one step: decode rows to the decode kernel, chunk rows to the tiled one; long prompts densely
-to MLX's, where that is asked for.
+"""Attention of one step: decode rows to the decode kernel, chunk rows to the tiled one.
 
 Device arrays of the step's metadata are made when first needed and shared by every layer. What a layer's
 launches have in common in every step is put together once for the layer.
@@ -16,10 +15,9 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
-from .attention_units import CHUNK_SIMDGROUPS, DENSE_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
-from .dense import DensePlan, attend_densely, dense_sequences, may_be_dense, plan_dense
+from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import Kernel, KernelLibrary, Launch, padded
-from .plan import DecodePlan, plan_chunks, plan_decode, restore_order
+from .plan import DecodePlan, plan_chunks, plan_decode
 from .units import MIN_ELEMENTS, KernelSource
 
 _LOG2_E = 1.4426950408889634
@@ -98,12 +96,9 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Plans for one window and tile size, and their arrays on the device. ``order``: of the step's rows in
-    outputs of decode and dense, one after the other; None: in place, or the chunk kernel sees to it."""
+    """Plans for one window and tile size, and their arrays on the device."""
 
     decode: DecodePlan
-    dense: DensePlan | None
-    order: mx.array | None
     num_tiles: int
     items: mx.array
     joins: mx.array
@@ -115,7 +110,7 @@ class _Step:
     metadata: AttentionMetadata
     positions: mx.array
     page_table: mx.array
-    routes: dict[tuple[int | None, int, int, bool], _Routes] = field(default_factory=dict)
+    routes: dict[tuple[int | None, int, int], _Routes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -158,19 +153,16 @@ _UNITS: dict[str, Callable[[AttentionConfig], KernelSource]] = {
     "decode": lambda config: config.decode_unit(split=False),
     "split": lambda config: config.decode_unit(split=True),
     "reduce": lambda config: config.reduce_unit(),
-    "dense": lambda config: config.dense_unit(),
     "chunk": lambda config: config.chunk_unit(split=False),
     "split_chunk": lambda config: config.chunk_unit(split=True),
 }
 
 
 class PagedAttention:
-    """Launches the attention kernels of a pool. ``dense_prompts``: sequences with so many rows in a step are
-    attended to densely, where their layer and options allow that (dense.py); 0: none."""
+    """Launches the attention kernels of a pool."""
 
-    def __init__(self, spec: PoolSpec, library: KernelLibrary, dense_prompts: int = 0) -> None:
+    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
-        self._dense_prompts = dense_prompts
         self._library = library
         self._step: _Step | None = None
         self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether parts are made
@@ -203,26 +195,14 @@ class PagedAttention:
             "page_table": step.page_table,
         }
         routes = self._routes(spec, of_layer.config)
-        if not routes.num_tiles and routes.dense is None:
+        if not routes.num_tiles:
             return self._decode(of_layer, routes, inputs)
         inputs["decoded"] = queries  # nothing is taken from them where no row is decoded
-        outs: list[mx.array] = []
-        read: list[mx.array] = []
         if len(routes.decode.items):
             decoded = self._decode(of_layer, routes, inputs)
-            outs.append(decoded.out)
+            inputs["decoded"] = decoded.out
             if decoded.read is not None:
                 inputs["after"] = decoded.read
-        if routes.dense is not None:
-            keys, values, *read = _dense(of_layer, routes.dense, inputs)
-            outs += attend_densely(
-                routes.dense, queries, (keys, values), scale=options.scale, sinks=options.sinks
-            )
-        if outs:
-            inputs["decoded"] = outs[0] if len(outs) == 1 else mx.concatenate(outs)
-        if not routes.num_tiles:
-            out = inputs["decoded"]
-            return Attended(out if routes.order is None else out[routes.order], _made(read))
         inputs["tiles"] = routes.tiles
         output = ((tokens, num_heads, spec.value_dim), queries.dtype)
         launch = _chunk_launch(of_layer.config, routes.num_tiles, output)
@@ -311,21 +291,12 @@ class PagedAttention:
 
     def _routes(self, spec: LayerSpec, config: AttentionConfig) -> _Routes:
         step, chunk_tokens = self._begun, config.chunk_tokens
-        densely = self._dense_prompts > 0 and may_be_dense(spec) and not config.softcap
-        key = (spec.window, spec.keep, chunk_tokens, densely)
+        key = (spec.window, spec.keep, chunk_tokens)
         if key not in step.routes:
-            decode, dense = plan_decode(step.metadata, spec.window, spec.keep), None
-            if densely:
-                sequences = dense_sequences(step.metadata, self._dense_prompts)
-                dense = plan_dense(step.metadata, sequences, spec.window, spec.keep)
-            tiles = plan_chunks(step.metadata, chunk_tokens, None if dense is None else dense.rows)
-            order = None
-            if dense is not None and not len(tiles):
-                order = restore_order(decode.rows, dense.rows)
+            decode = plan_decode(step.metadata, spec.window, spec.keep)
+            tiles = plan_chunks(step.metadata, chunk_tokens)
             step.routes[key] = _Routes(
                 decode,
-                dense,
-                None if order is None else mx.array(order),
                 len(tiles),
                 items=padded(decode.items.ravel()),
                 joins=padded(decode.joins.ravel()),
@@ -343,21 +314,6 @@ class PagedAttention:
 def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
     launch = _decode_launch(of_layer.config, count, *_part_outputs(of_layer.config, count))
     return of_layer.run("split", inputs, launch)
-
-
-def _dense(of_layer: _Layer, plan: DensePlan, inputs: dict[str, mx.array]) -> list[mx.array]:
-    """Keys and values [keys, Hkv, D] of the plan's sequences, in the type of the queries; ``read``."""
-    config, dtype, threads = of_layer.config, inputs["queries"].dtype, 32 * DENSE_SIMDGROUPS
-    layer = config.layer
-    launch = Launch(
-        grid=(threads * len(plan.runs), layer.num_kv_heads, 2),
-        threadgroup=(threads, 1, 1),
-        outputs=tuple(
-            ((plan.num_keys, layer.num_kv_heads, dim), dtype) for dim in (layer.head_dim, layer.value_dim)
-        )
-        + (READ,) * config.ordered,
-    )
-    return of_layer.run("dense", inputs | {"runs": plan.device_runs}, launch)
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:

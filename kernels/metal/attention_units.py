@@ -26,7 +26,6 @@ MAX_GROUP = 16
 MAX_HEADS = 2
 REDUCE_SIMDGROUPS = 8
 CHUNK_SIMDGROUPS = 8
-DENSE_SIMDGROUPS = 4
 CHUNK_BYTES = 28672
 """Threadgroup memory for K and V of a chunk's tile at most: a core has about 60 KiB."""
 
@@ -208,32 +207,6 @@ class AttentionConfig(PageReaderConfig):
         suffix = f"{self.layer.value_dim}_h{self.layer.num_kv_heads * self.group}" + "_r" * rotates_values
         suffix += "_s" * self.sinks
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
-
-    def dense_unit(self) -> KernelSource:
-        """See sources/dense.metal. What queries see makes no difference to it."""
-        layer = self.layer
-        optional = (("k_scales", self.key_scales), ("v_scales", self.value_scales), ("after", self.ordered))
-        macros = self._macros() | {
-            "KEY_LANES": row_lanes(layer.head_dim),
-            "VALUE_LANES": row_lanes(layer.value_dim),
-            "NUM_SIMDGROUPS": DENSE_SIMDGROUPS,
-            "ORDERED": int(self.ordered),
-            "WINDOW": 0,
-            "SOFTCAP": 0,
-            "SINKS": 0,
-        }
-        for name in ("GROUP", "NUM_HEADS", "KEEP", "SINK(head)", "SINCE(row, position)"):
-            del macros[name]
-        return make_unit(
-            "dense",
-            f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_h{layer.num_kv_heads}"
-            f"_p{self.page_size}" + "_o" * self.ordered,
-            ("runs", "page_table", "k_codes", "v_codes", *(name for name, on in optional if on)),
-            ("keys", "values") + (("read",) if self.ordered else ()),
-            macros,
-            {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
-            ("rows", "attention"),
-        )
 
     def chunk_unit(self, *, split: bool) -> KernelSource:
         """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""

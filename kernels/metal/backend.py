@@ -7,7 +7,6 @@ import logging
 from ..interface import PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
-from .dense_check import LIMIT, dense_error
 from .in_place import InPlacePool
 from .in_place_check import copies_pages, overlaps_steps
 from .launch import KernelLibrary
@@ -19,17 +18,15 @@ log = logging.getLogger(__name__)
 
 
 class MetalBackend:
-    """``library`` says who compiles the kernels: MLX, unless given. ``dense_prompts`` as of
-    ``PagedAttention``, for pools without a residual window."""
+    """``library`` says who compiles the kernels: MLX, unless given."""
 
     name = "metal"
     has_model_ops = False
     rare_recurrent_kernels = None
     compiles_at_launch = True
 
-    def __init__(self, library: KernelLibrary | None = None, *, dense_prompts: int = 0) -> None:
+    def __init__(self, library: KernelLibrary | None = None) -> None:
         self._library = KernelLibrary() if library is None else library
-        self._dense_prompts = dense_prompts
         self._writes_in_place = False
         self._recurrences: MetalRecurrences | None = None
         self._asked_for_recurrences = False
@@ -63,7 +60,7 @@ class MetalBackend:
 
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool
-        return kind(spec, self._library, self._dense_prompts)
+        return kind(spec, self._library)
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         for layer, own in zip(spec.layers, residual.layers, strict=True):
@@ -75,17 +72,6 @@ class MetalBackend:
         from .residual import MetalResidualCache
 
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
-
-    def dense_problem(self) -> str | None:
-        """What is wrong with long prompts that go densely through MLX's attention on this device, by a
-        self-test; None: nothing."""
-        try:
-            error = dense_error(self._library)
-        except RuntimeError as failed:  # a kernel that does not compile, or launch
-            return (str(failed).strip() or type(failed).__name__).splitlines()[0]
-        if error < LIMIT:
-            return None
-        return f"outputs differ from the kernel's by {error:.2g} of the largest, {LIMIT} is the most"
 
     def try_in_place(self) -> str:
         """Write pages in place from now on, if a self-test passes on this device that writes, reads back,

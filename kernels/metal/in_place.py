@@ -35,8 +35,8 @@ class InPlacePool(MetalPool):
     last write made, bool [max(T, 8)]: tokens of which a row of any layer so far could not be stored.
     """
 
-    def __init__(self, spec: PoolSpec, library: KernelLibrary, dense_prompts: int = 0) -> None:
-        super().__init__(spec, library, dense_prompts)
+    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
+        super().__init__(spec, library)
         self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)
         self._rows: dict[int, mx.array] = {}
         self._no_flags: dict[int, mx.array] = {}

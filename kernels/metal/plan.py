@@ -85,19 +85,16 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
     return items.astype(np.int32), first.astype(np.int32)
 
 
-def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int, dense: Ints | None = None) -> Ints:
+def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
     """Tiles [N, 4] of the step's chunk rows, none if there are none: (first row, tokens, sequence, number of
-    tiles); then the rows beside them, computed before: (which one, 0, 0, row). ``dense``: rows that are
-    attended to densely, which come after those that are decoded."""
-    dense = np.zeros(0, np.int32) if dense is None else dense
-    rows = np.setdiff1d(chunk_rows(metadata), dense).astype(np.int32)
+    tiles); then the rows beside them, computed before: (which one, 0, 0, row)."""
+    rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
     sequences = metadata.row_sequences[rows]
     first, count = cut(rows, sequences, tokens_per_tile)
     tiles = np.stack([rows[first], count, sequences[first], np.full_like(first, len(first))], axis=1)
-    decoded = np.setdiff1d(np.arange(metadata.num_tokens), np.append(rows, dense))
-    decoded = np.append(decoded, dense)
+    decoded = np.setdiff1d(np.arange(metadata.num_tokens), rows)
     nothing = np.zeros_like(decoded)
     moved = np.stack([np.arange(len(decoded)), nothing, nothing, decoded], axis=1)
     return np.concatenate([tiles, moved]).astype(np.int32)

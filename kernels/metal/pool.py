@@ -30,15 +30,15 @@ from .units import (
 
 
 class MetalPool(ReferencePool):
-    """Writes and attends with kernels from ``library``; ``dense_prompts`` as of ``PagedAttention``."""
+    """Writes and attends with kernels from ``library``."""
 
-    def __init__(self, spec: PoolSpec, library: KernelLibrary, dense_prompts: int = 0) -> None:
+    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         _check(spec)
         super().__init__(spec)
         self._library = library
         self._formats = (page_format(spec.k_format), page_format(spec.v_format))
         self._row_units: dict[tuple[int, int], KernelSource] = {}
-        self._attention = PagedAttention(spec, library, dense_prompts)
+        self._attention = PagedAttention(spec, library)
         self._latents = LatentAttention(spec, library)
 
     def _plan(self, metadata: AttentionMetadata) -> None:

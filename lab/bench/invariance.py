@@ -97,11 +97,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         report.cases += found.cases
         report.different += found.different
         report.not_reached += [f"{name}: {case}" for case in found.not_reached]
-        if config.metal_dense_prompts:
-            print(
-                "  metal_dense_prompts: MLX sums these prompts in an order of its own, so their bits are not "
-                "promised; set it to 0 for the promise"
-            )
     for line in (*map(str, report.different), *(f"not reached: {case}" for case in report.not_reached)):
         print(line)
     return {
@@ -134,8 +129,6 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 def describe(config: EngineConfig) -> str:
     """The settings that change the arithmetic, in words."""
     pages = f"{config.weights} weights, {config.page_formats} pages"
-    if config.metal_dense_prompts:
-        pages += f", prompts from {config.metal_dense_prompts} rows on dense"
     if (residual := config.residual) is None:
         return pages
     return f"{pages} with {residual.sink_pages}+{residual.residual_pages} 16-bit pages"

@@ -11,7 +11,6 @@ import pytest
 
 from octavo.kernels import FORMAT_NAMES, FORMATS_WITH_KERNELS, backends, mlx_pin
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.verify.selftest import run_selftest
 
 
@@ -98,22 +97,6 @@ def test_auto_on_a_mac_takes_kernels_that_are_right(monkeypatch: pytest.MonkeyPa
     choice = choose_backend("auto")
     assert choice.backend.name == "metal"
     assert "self-test" in choice.reason
-
-
-@pytest.mark.usefixtures("metal")
-def test_dense_prompts_are_metals_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"is 64, but its self-test fails .*No Metal back-end.*; leave"):
-        choose_backend("metal", dense_prompts=64)
-    monkeypatch.setattr(MetalBackend, "dense_problem", lambda _: None)
-    choice = choose_backend("metal", dense_prompts=64)
-    assert "prompts from 64 rows on may go densely through MLX's attention: their bits" in choice.reason
-    assert "dense" not in choose_backend("metal").reason
-    refused = r"metal_dense_prompts is 64, but .* on the {} backend here, and only Metal has .*; leave it out"
-    with pytest.raises(ValueError, match=refused.format("reference")):  # the kernels fail their self-test
-        choose_backend("auto", dense_prompts=64)
-    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=refused.format("cpu")):
-        choose_backend("auto", dense_prompts=64)
 
 
 def test_an_unknown_backend_is_refused() -> None:

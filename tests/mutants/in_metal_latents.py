@@ -10,44 +10,24 @@ SG_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 LATENT = (
     Mutant("latents over latents", "latent", TG_BARRIER + "  // latents and products are done with", ""),
     Mutant(
-        "latents before they are there", "latent", TG_BARRIER + "  // the next keys are there", SG_BARRIER
-    ),
-    Mutant(
         "products of parts that are not there",
         "latent",
         TG_BARRIER + "  // products of all parts and the next rows are there",
         SG_BARRIER,
     ),
-    Mutant("a part's products left out", "latent", "p = 0; p < PARTS; ++p", "p = 0; p < PARTS - 1; ++p"),
     Mutant("products of another row group", "latent", "row_group * (PARTS * KEYS / 8 * 32)", "0"),
-    Mutant(
-        "latents' scale on rotary keys",
-        "latent",
-        "turned.thread_elements()[i] * key_rows[column].value_scale",
-        "turned.thread_elements()[i] * key_rows[column].key_scale",
-    ),
     Mutant(
         "rotary keys' scale on values",
         "latent",
         "weight * key_rows[now + column].key_scale",
         "weight * key_rows[now + column].value_scale",
     ),
-    Mutant("rotary queries scaled twice", "latent", "y[j] * LOG2_E", "y[j] * params[0]"),
     Mutant("rotary queries not in log2", "latent", "y[j] * LOG2_E", "y[j]"),
-    Mutant(
-        "rotary keys left out", "latent", "+\n                  turned", "+\n                  0.0f * turned"
-    ),
     Mutant(
         "all parts have the first rotary keys",
         "latent",
         "staged + HEAD_DIM + at * 8",
         "staged + HEAD_DIM + k * 8",
-    ),
-    Mutant(
-        "all parts have the first latents",
-        "latent",
-        "LatentFilling::STRIDE + at * 8, LatentFilling::STRIDE);",
-        "LatentFilling::STRIDE + n * 8, LatentFilling::STRIDE);",
     ),
     Mutant(
         "a tile begins with its token",
@@ -56,21 +36,9 @@ LATENT = (
         "ulong(first_row) * NUM_HEADS + r",
     ),
     Mutant(
-        "outputs begin with their token",
-        "latent",
-        "out_row * NUM_HEADS + skipped + r",
-        "out_row * NUM_HEADS + r",
-    ),
-    Mutant(
         "causal by the tile's first token",
         "latent",
         "positions[first_row + (skipped + my_row) / NUM_HEADS]",
-        "positions[first_row]",
-    ),
-    Mutant(
-        "keys of the tile's first token",
-        "latent",
-        "positions[first_row + (skipped + count - 1) / NUM_HEADS]",
         "positions[first_row]",
     ),
     Mutant(
@@ -79,21 +47,13 @@ LATENT = (
         "SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my",
         "SINCE(first_row, my",
     ),
-    Mutant("a split reads to the end", "latent", "min(item[6], ", "max(item[6], "),
     Mutant(
         "a split begins at the start",
         "latent",
         "int index = item[5] * STEPS, start = span.tile(item[5]) * 32",
         "int index = 0, start = span.tile(0) * 32",
     ),
-    Mutant("half of 32 keys", "latent", "(index + 1) % STEPS * KEYS", "0"),
     Mutant("old latents keep their weight", "latent", "output[n].thread_elements()[1] *= factor;", ""),
-    Mutant(
-        "rows past the tile's are written",
-        "latent",
-        "if (r < count) {  // the whole simdgroup",
-        "if (true) {",
-    ),
     Mutant(
         "latents stay rotated",
         "latent",
@@ -101,22 +61,10 @@ LATENT = (
         "if (false) hadamard<HEAD_DIM, KEY_LANE>(x",
     ),
     Mutant(
-        "rotary queries not rotated",
-        "latent",
-        "hadamard<ROTARY_DIM, ROTARY_LANE>(y",
-        "if (false) hadamard<ROTARY_DIM, ROTARY_LANE>(y",
-    ),
-    Mutant(
         "the second word of 16 codes",
         "format_fp4",
         "codes[row * (D / 8) + lane * E / 8 + w]",
         "codes[row * (D / 8) + lane * E / 8]",
-    ),
-    Mutant(
-        "the second octet's bits",
-        "format_fp5",
-        "planes[row * (D / 8) + lane * E / 8 + w]",
-        "planes[row * (D / 8) + lane * E / 8]",
     ),
 )
 

@@ -54,31 +54,14 @@ SHARED = (
         "* HEADS + head) * HEIGHT",
         "* HEADS + HEADS - 1 - head) * HEIGHT",
     ),
-    Mutant("rows beside the last are stored", "recurrent", "if (place.row_at(j) < HEIGHT) {", "if (true) {"),
     Mutant("a new sequence reads a slot", "recurrent", "if (slot >= 0) {", "if (true) {"),
-    Mutant("no sequence reads its slot", "recurrent", "if (slot >= 0) {", "if (false) {"),
     Mutant("recurrent: sums over half the lanes of a row", "recurrent", "step < LANES;", "step < LANES / 2;"),
-    Mutant(
-        "runs of lanes behind each other",
-        "recurrent",
-        "row + i * LANES + across * VECTOR",
-        "row + i + across * VALUES",
-    ),
     Mutant("all tiles are the first", "recurrent", "(tile * NUM_SIMDGROUPS + simd_index)", "simd_index"),
-    Mutant(
-        "simdgroups share their rows",
-        "recurrent",
-        "(tile * NUM_SIMDGROUPS + simd_index)",
-        "tile * NUM_SIMDGROUPS",
-    ),
     Mutant(
         "steps that vanish where they are small",
         "recurrent",
         "return fma(2.0f * s, series, x > 0.0f ? x : 0.0f);",
         "return x > 0.0f ? x + 2.0f * s : log(1.0f + e) * (e > 0.01f ? 1.0f : 0.0f);",
-    ),
-    Mutant(
-        "a series of two terms", "recurrent", "series = fma(series, z, 1.0f / 3.0f);", "series = 1.0f / 3.0f;"
     ),
     Mutant("sigmoid upside down", "recurrent", "1.0f / (1.0f + exp(-x))", "1.0f / (1.0f + exp(x))"),
 )
@@ -137,27 +120,11 @@ SSD = (
 
 CONV = (
     Mutant("conv: inputs behind the last row", "conv", "min(block + n, end - 1)", "block + n"),
-    Mutant("conv: rows behind a segment count", "conv", "if (t < end) {", "if (true) {"),
     Mutant("conv: the window of another sequence", "conv", "source >= 0 ? float", "true ? float"),
-    Mutant("conv: no window goes on", "conv", "source >= 0 ? float", "false ? float"),
     Mutant("conv: the newest input is left out", "conv", "sum = fma(taps[KEPT], inputs[n], sum);", ""),
-    Mutant("conv: the window stands still", "conv", "window[j] = window[j + 1];", ""),
     Mutant("conv: the window lags", "conv", "window[KEPT - 1] = inputs[n];", "window[KEPT - 1] = inputs[0];"),
-    Mutant("conv: silu upside down", "conv", "exp(-sum)", "exp(sum)"),
     Mutant("conv: no bias", "conv", "float sum = offset;", "float sum = 0.0f;"),
-    Mutant(
-        "conv: a window is kept a row late",
-        "conv",
-        "checkpoints[2 * kept] == t;",
-        "checkpoints[2 * kept] == t - 1;",
-    ),
     Mutant("conv: the second window that is kept is not", "conv", "++kept)", "kept = end_kept)"),
-    Mutant(
-        "conv: the window goes to the slot read",
-        "conv",
-        "store_window(to_pool, segment[3]",
-        "store_window(to_pool, segment[2]",
-    ),
     Mutant("conv: channels beside the last", "conv", "if (channel >= CHANNELS) {", "if (false) {"),
 )
 

@@ -42,7 +42,6 @@ LATENT_CASES = (
     (Case(((40, 1), (5, 9)), num_heads=20, latent=40, rotary=8, page_size=8), ("int8", "fp4")),
 )
 """A row that is split and tiles that end within tokens; row groups, and parts without a matrix."""
-DENSE = shape("", 80, 2, 16, window=40, keep=3, sequences=((37, 13), (20, 1), (0, 19), (5, 3)))
 RESIDUAL = shape("residual", 64, 2, 16, window=40, keep=3, sequences=((90, 1), (30, 9), (70, 1), (20, 33)))
 WIDE = shape("wide", 136, 3, 16, kv_heads=1, sequences=((20, 9), (0, 25)))
 
@@ -112,12 +111,6 @@ def looping() -> None:
     attend(LOOPING)
 
 
-def dense() -> None:
-    outcome, emulator = run_watched(DENSE, ("fp4", "int8"), mx.float32, dense_prompts=12)
-    assert outcome.error < TOLERANCES[mx.float32], f"error {outcome.error:.2g}"
-    assert len(emulator.ran("dense")) == 1
-
-
 def latents() -> None:
     worst = max(worst_latents(case, formats) for case, formats in LATENT_CASES)
     assert worst < LATENT_LIMIT, f"error {worst:.2g}"
@@ -167,7 +160,6 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "reduce": (split,),
     "attention": (everything, split),
     "chunk": (everything, plain, wide, residual),
-    "dense": (dense,),
     "latent": (latents, residual_latents),
     "tile": (everything, plain, wide),
     "rows": (write,),

@@ -1,15 +1,17 @@
 """Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
 
-``python tests/mutants/run.py [WORD]`` copies folders of the repository to a scratch folder, plants each
-bug of in_scheduler.py, in_policies.py, in_states.py, in_swap.py and in_engine.py (with WORD: those that
-have it in the name) there and runs the tests of its folder against it. Prints a table; exits 1 if the tests
-miss a bug, or fail without one. Some minutes.
+``python tests/mutants/run.py [--each 4] [--seed 0] [WORD]`` copies the package to a scratch folder, plants so
+many of the bugs that operators.py makes of each file in SUITES (with WORD: those that have it in their path)
+and runs the file's tests against each. Prints a table. Exits 1 if the tests fail without a bug, or catch less
+than ``SHARE`` of the bugs: some are no bugs, such as a limit that is one more. Some minutes for each file.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,97 +19,74 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import in_engine
-import in_policies
-import in_scheduler
-import in_states
-import in_swap
-from harness import hunt, run_tests, spoilt
-from mutant import FOLDERS, ROOT, Mutant
+from harness import hunt, run_tests
+from mutant import FOLDERS, ROOT
+from operators import Edit, edits
 
-Suite = tuple[str, ...]
-"""Tests that are to catch bugs of some files."""
-
-CONTROL_PLANE: Suite = (
+SHARE = 0.75
+BLOCKS = (
     "tests/block_manager/test_block_manager.py",
     "tests/block_manager/test_window_groups.py",
-    "tests/block_manager/test_passed_pages.py",
     "tests/block_manager/test_residual_pages.py",
-    "tests/block_manager/test_events.py",
-    "tests/scheduler/test_scheduler.py",
-    "tests/scheduler/test_commits.py",
-    "tests/scheduler/waiting/test_fair.py",
-    "tests/scheduler/test_long_prompts.py",
-    "tests/scheduler/test_arrivals.py",
-    "tests/scheduler/test_parallel_samples.py",
-    "tests/scheduler/test_priority.py",
-    "tests/scheduler/test_latency_target.py",
-    "tests/scheduler/test_targets.py",
-    "tests/scheduler/test_planned_drafts.py",
-    "tests/scheduler/test_step_cost.py",
-    "tests/scheduler/test_deadlines.py",
-    "tests/scheduler/test_orders.py",
-    "tests/scheduler/test_preemption.py",
+    "tests/block_manager/test_kv_group_spec.py",
     "tests/block_manager/test_machine.py",
     "tests/block_manager/test_prefix_oracle.py",
-    "tests/scheduler/test_serving.py",
-    "tests/scheduler/waiting/test_fairness.py",
-    "tests/scheduler/test_preemption_bounds.py",
-    "tests/scheduler/test_starvation.py",
-    "tests/scheduler/test_deadlines_at_random.py",
 )
-STATES: Suite = (
+EVENTS = ("tests/block_manager/test_events.py", "tests/engine/grpc/octavo_v1/test_cache_watch.py")
+STATES = (
     "tests/block_manager/test_recurrent_states.py",
+    "tests/block_manager/test_snapshot_order.py",
     "tests/block_manager/test_state_machine.py",
     "tests/scheduler/test_serving.py",
 )
-ENGINE: dict[str, Suite] = {
-    "engine/executor/batch.py": ("tests/engine/executor/test_batch.py",),
-    "engine/executor/capture/graph_runner.py": (
-        "tests/engine/executor/capture/test_fusion.py::test_steps_of_as_many_rows_are_told_apart",
-        "tests/engine/executor/test_models_runner.py::test_keys_that_are_not_finite_are_found_in_steps_that_repeat",
-        "tests/engine/executor/native/test_greedy_head.py",
-        "tests/engine/executor/capture/test_fusion.py",
-    ),
-    "kernels/cpu/backend.py": (
-        "tests/engine/executor/test_models_runner.py",
-        "tests/engine/executor/capture/test_fusion.py",
-    ),
-    "engine/executor/native/mapped.py": ("tests/engine/executor/native/test_mapped.py",),
+SCHEDULER = ("tests/scheduler",)
+SUITES: dict[str, tuple[str, ...]] = {
+    "block_manager/digests.py": BLOCKS,
+    "block_manager/kv_group.py": BLOCKS,
+    "block_manager/manager.py": BLOCKS + STATES,
+    "block_manager/page_pool.py": BLOCKS,
+    "block_manager/passed_pages.py": ("tests/block_manager/test_passed_pages.py", *BLOCKS),
+    "block_manager/prefix_search.py": BLOCKS + STATES,
+    "block_manager/snapshot_order.py": STATES,
+    "block_manager/spec.py": BLOCKS,
+    "block_manager/state_group.py": STATES,
+    "block_manager/truncation.py": BLOCKS + STATES,
+    "block_manager/events.py": EVENTS,
+    "scheduler/arrivals.py": SCHEDULER,
+    "scheduler/budget.py": SCHEDULER,
+    "scheduler/latency_target.py": SCHEDULER,
+    "scheduler/preemption.py": SCHEDULER,
+    "scheduler/resumption.py": SCHEDULER,
+    "scheduler/scheduler.py": SCHEDULER,
+    "scheduler/waiting/fair.py": SCHEDULER,
     "engine/core/overlap.py": ("tests/engine/core/test_overlap.py",),
+    "engine/executor/batch.py": ("tests/engine/executor/test_batch.py",),
     "engine/executor/device_step.py": ("tests/engine/executor/test_steps_in_flight.py",),
     "engine/executor/sampling/device_sampling.py": (
         "tests/engine/executor/sampling/test_device_sampling.py",
+    ),
+    "engine/executor/recurrent/segments.py": (
+        "tests/engine/executor/recurrent/test_speculation.py",
+        "tests/engine/executor/recurrent/test_recurrent_models.py",
     ),
     "engine/executor/recurrent/state_pool.py": (
         "tests/kernels/test_state_segments.py",
         "tests/engine/executor/recurrent/test_recurrent_models.py",
     ),
-    "engine/executor/recurrent/cuts.py": ("tests/engine/executor/recurrent/test_recurrent_models.py",),
-    "block_manager/state_group.py": ("tests/block_manager/test_recurrent_states.py",),
-    "engine/executor/recurrent/segments.py": ("tests/engine/executor/recurrent/test_speculation.py",),
-    "engine/executor/native/model_ops.py": ("tests/engine/executor/native/test_mapped.py",),
+    "engine/kv_store/host_tier.py": ("tests/scheduler/test_swap.py", "tests/engine/kv_store/test_windows.py"),
+    "engine/tokenizer/detokenizer.py": ("tests/engine/tokenizer",),
+    "kernels/residual.py": ("tests/kernels/test_residual_attention.py",),
 }
-
-
-SWAP: Suite = (
-    "tests/scheduler/test_swap.py",
-    "tests/engine/kv_store/test_windows.py::test_a_plan_reads_what_is_needed_and_no_more",
-)
-
-
-def suite_of(mutant: Mutant) -> Suite:
-    if mutant in in_swap.MUTANTS:
-        return SWAP
-    if mutant in in_states.MUTANTS and not mutant.file.startswith("engine/"):
-        return STATES
-    return ENGINE.get(mutant.file, CONTROL_PLANE)
-
-
 NO_REDIRECTION = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.startswith("_editable")]
 """
 """An editable installation finds the package before PYTHONPATH does."""
+
+
+def sample(file: str, count: int, seed: int) -> list[Edit]:
+    """Return some bugs of a file, the same ones for a seed while the file is the same."""
+    made = edits(ROOT, file)
+    return sorted(random.Random(f"{seed}:{file}").sample(made, min(count, len(made))))
 
 
 def copy_package(folder: Path) -> None:
@@ -115,21 +94,23 @@ def copy_package(folder: Path) -> None:
     (folder / "sitecustomize.py").write_text(NO_REDIRECTION)
     package = folder / "octavo"
     package.mkdir()
-    (package / "__init__.py").write_text('"""A copy with a bug."""\n')
+    (package / "__init__.py").write_text('"""A copy with a bug."""\n\n__version__ = "0"\n')
+    (folder / "octavo_lab").symlink_to(ROOT / "lab")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "_ext*.so"))
+    (package / "v1").symlink_to(package / "proto" / "octavo" / "v1")
 
 
-def attempt(mutant: Mutant | None, suite: Suite) -> str | None:
+def attempt(edit: Edit | None, suite: tuple[str, ...]) -> str | None:
     """Who caught it; None: nobody."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_package(folder)
-        if mutant is not None:
-            path = folder / "octavo" / mutant.file
-            path.write_text(spoilt(mutant, path.read_text()))
-        if mutant is None:
+        if edit is None:
             check_is_imported(folder)
+        else:
+            path = folder / "octavo" / edit.file
+            path.write_text(edit.apply(path.read_text()))
         return run_tests(suite, {"PYTHONPATH": str(folder), **native_extension()})
 
 
@@ -149,15 +130,15 @@ def native_extension() -> dict[str, str]:
 
 
 def main() -> int:
-    word = sys.argv[1] if len(sys.argv) > 1 else ""
-    control = in_scheduler.MUTANTS + in_policies.MUTANTS + in_states.MUTANTS
-    everything = control + in_swap.MUTANTS + in_engine.MUTANTS
-    mutants = [mutant for mutant in everything if word in mutant.name]
-    if lost := [mutant.name for mutant in mutants if not mutant.file]:
-        raise SystemExit(f"no file has what these replace, or several have it: {lost}")
-    suites = dict.fromkeys(map(suite_of, mutants))
-    clean = [partial(attempt, None, suite) for suite in suites]
-    return hunt(mutants, lambda mutant: attempt(mutant, suite_of(mutant)), clean=clean)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("word", nargs="?", default="", help="files with this in their path")
+    parser.add_argument("--each", type=int, default=4, help="bugs of each file")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    files = [file for file in SUITES if args.word in file]
+    bugs = [edit for file in files for edit in sample(file, args.each, args.seed)]
+    clean = [partial(attempt, None, suite) for suite in dict.fromkeys(SUITES[file] for file in files)]
+    return hunt(bugs, lambda edit: attempt(edit, SUITES[edit.file]), clean=clean, share=SHARE)
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
 class WatchedPool(MetalPool):
     """Tells the emulator which rows attention may read: those that a query of the step sees."""
 
-    def __init__(self, spec: PoolSpec, emulator: Emulator, dense_prompts: int = 0) -> None:
-        super().__init__(spec, emulator.backend().library, dense_prompts)
+    def __init__(self, spec: PoolSpec, emulator: Emulator) -> None:
+        super().__init__(spec, emulator.backend().library)
         self._emulator = emulator
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -166,14 +166,13 @@ def run_watched(
     dtype: mx.Dtype,
     *,
     emulator: Emulator | None = None,
-    dense_prompts: int = 0,
 ) -> tuple[Outcome, Emulator]:
     """The case's last step over an earlier one that only writes, in a NaN-poisoned pool.
 
     Reads of rows that no query sees are reported. (``run_case`` attends in both steps.)
     """
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
-    pool = WatchedPool(case.spec(*formats), emulator, dense_prompts)
+    pool = WatchedPool(case.spec(*formats), emulator)
     poison(pool)
     truth = OraclePool(pool.spec).layers[0]
     tables = shuffled_tables(case, rng, pool.spec.num_pages)

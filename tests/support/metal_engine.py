@@ -20,9 +20,9 @@ from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary
 
 
-def writing_backend(device: WritingDevice, dense_prompts: int = 0) -> MetalBackend:
+def writing_backend(device: WritingDevice) -> MetalBackend:
     """That writes pages in place, as after its self-test."""
-    backend = MetalBackend(KernelLibrary(device.compile), dense_prompts=dense_prompts)
+    backend = MetalBackend(KernelLibrary(device.compile))
     backend._writes_in_place = True
     return backend
 
@@ -40,7 +40,7 @@ def metal_engine(
         patch.setattr(
             load,
             "choose_device",
-            lambda config: BackendSelection(writing_backend(device, config.metal_dense_prompts), "emulated"),
+            lambda _: BackendSelection(writing_backend(device), "emulated"),
         )
         if isinstance(device, LateDevice):
             resolve = DeviceStep.resolve

@@ -36,7 +36,7 @@ from .discover import CacheLayout, discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
-from .prepare import choose_device, describe_dense_prompts, make_ready, model_ops
+from .prepare import choose_device, make_ready, model_ops
 from .probe import ProbeResult, describe, describe_states
 from .warm_up import warm_up
 
@@ -64,8 +64,6 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         if not config.residual_is_optional:
             log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
         config = config.without_residual()
-    if config.metal_dense_prompts:
-        log.info("%s: %s", config.model, describe_dense_prompts(config, layout))
     available = usable_memory(weight_bytes + draft_weight_bytes(config))
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
@@ -140,7 +138,7 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
         head=head,
     )
     if choice.backend.compiles_at_launch:
-        warm_up(runner, max_step_tokens=config.max_step_tokens, dense_prompts=config.metal_dense_prompts)
+        warm_up(runner, max_step_tokens=config.max_step_tokens)
     return runner
 
 

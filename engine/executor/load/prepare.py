@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from octavo.kernels.backends import BackendSelection, choose_backend, num_dense_layers, set_up_device
+from octavo.kernels.backends import BackendSelection, choose_backend, set_up_device
 from octavo.kernels.interface import AttentionBackend, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache
 
@@ -60,9 +60,7 @@ class ReadyModel:
 def choose_device(config: EngineConfig) -> BackendSelection:
     """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
     try:
-        choice = choose_backend(
-            config.backend, config.threads, exact=config.exact, dense_prompts=config.metal_dense_prompts
-        )
+        choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
         raise InvalidConfig(str(error)) from error
     set_up_device()
@@ -76,21 +74,6 @@ def model_ops(backend: AttentionBackend) -> ModelOps:
 
         return NativeOps()
     return MLXOps()
-
-
-def describe_dense_prompts(config: EngineConfig, layout: CacheLayout) -> str:
-    """What ``metal_dense_prompts`` does for the model, in one line."""
-    rows = config.metal_dense_prompts
-    if config.residual is not None:
-        return (
-            f"metal_dense_prompts {rows} changes nothing beside a residual window: all prompts stay with "
-            "Octavo's kernel; residual_pages 0 leaves the window out"
-        )
-    layers = f"{num_dense_layers(layout.layers)} of {len(layout.layers)}"
-    return (
-        f"metal_dense_prompts: prompts with {rows} rows or more in a step go through MLX's attention in "
-        f"{layers} layers with pages, if these have no softcap; bits of such prompts depend on their chunks"
-    )
 
 
 def make_ready(

@@ -20,33 +20,24 @@ from ..sampling.sampler import SampleState
 LONG = 140
 """Positions that are enough for a row to be split over its keys."""
 
-FEW = 8
-"""Rows of a prompt that never go densely."""
-
 Work = tuple[int, int, int]
 """A sequence, 0 or 1, and its new positions [start, stop)."""
 
 
-def warm_up(runner: PagedRunner, *, max_step_tokens: int, dense_prompts: int = 0) -> None:
+def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
     """Compute copies of pages; a prompt, also beside a row that is decoded; a long row, which is split over
-    its keys, and short ones; and a step that follows one in flight. As far as there is room. Where prompts
-    from ``dense_prompts`` rows on go another way (0: none do), the prompt begins with a few that do not."""
+    its keys, and short ones; and a step that follows one in flight. As far as there is room."""
     for storage in runner.storages:
         if storage.spec.num_pages > 1:
             storage.copy_pages([(0, 1)])
     info = runner.info
-    few = FEW if dense_prompts else 0
-    length = min(
-        max(LONG, few + dense_prompts), info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1
-    )
+    length = min(LONG, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 4:
         return
     # No step writes a slot twice: the last page of each pool is the short sequence's.
     most = min([max_step_tokens - 1, *((s.spec.num_pages - 1) * s.spec.page_size for s in runner.storages)])
     most = max(most, 1)
-    few = min(few, most, length - 1)
-    pieces: list[list[Work]] = [[(0, 0, few)]] if few else []
-    pieces += [[(0, at, min(at + most, length))] for at in range(few, length, most)]
+    pieces: list[list[Work]] = [[(0, at, min(at + most, length))] for at in range(0, length, most)]
     beside = max_step_tokens > 1
     if beside:
         pieces[-1].append((1, 0, 1))

@@ -25,7 +25,6 @@ from octavo.kernels.formats import FormatPair
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
         ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),
         ({"num_pages": 0}, "num_pages must be at least 1"),
-        ({"metal_dense_prompts": 8}, "metal_dense_prompts must be 9 rows or more, got 8: .* 64 is a start"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"page_size": 0}, "page_size must be at least 1, got 0"),
         ({"page_size": 24}, "page_size must be a power of two up to 1024, got 24"),

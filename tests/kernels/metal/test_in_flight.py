@@ -121,30 +121,3 @@ def test_a_missing_dependency_gives_other_results(
         with device.in_place_of_mlx():
             found.append(equal(results(device, bug), expected))
     assert not all(found)
-
-
-class Dense(InPlacePool):
-    """Prompts of 17 rows go through MLX's attention."""
-
-    def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
-        super().__init__(spec, library, dense_prompts=17)
-
-
-class DenseWritesEarly(Dense):
-    """A bug: a write does not wait for the dense rows of the step before."""
-
-    def _was_read(self, layer: int, read: mx.array | None) -> None:
-        pass
-
-
-def test_dense_prompts_keep_their_place_in_the_order() -> None:
-    expected = results(WritingDevice(), Dense)
-    found = []
-    for seed in range(4):
-        for pool_type, equals in ((Dense, [True]), (DenseWritesEarly, [True, False])):
-            device = LateDevice(order_seed=seed)
-            with device.in_place_of_mlx():
-                found.append(equal(results(device, pool_type), expected))
-            assert any(name.startswith("octavo_dense") for name in device.launched)
-            assert found[-1] in equals
-    assert not all(found), "a missing dependency is found"

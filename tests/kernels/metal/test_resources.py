@@ -49,13 +49,6 @@ def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group:
     assert chunk.threadgroup_bytes <= 30_000
 
 
-@pytest.mark.parametrize("name", ["fp4", "fp5", "affine4", "int8", "bf16"])
-def test_dense_rows_take_few_registers(name: str) -> None:
-    dense = examine(name, 128, 4, only="dense", dense=True)["dense"]
-    assert dense.registers <= 64, "memory is what limits it: many threadgroups in a core"
-    assert dense.scratch_bytes == dense.threadgroup_bytes == 0
-
-
 @pytest.mark.parametrize(("name", "heads"), [("fp4", 128), ("fp5", 16), ("bf16", 128), ("int8", 16)])
 def test_latents_fit_into_registers(name: str, heads: int) -> None:
     found = examine(name, 512, heads, latents=True)

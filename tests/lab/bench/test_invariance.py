@@ -12,7 +12,6 @@ import pytest
 import recurrent_models
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.cli import main
-from octavo.engine.cli.doctor import batch_invariance
 from octavo.engine.executor.native.linear import NativeEmbedding
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo_lab.bench import invariance
@@ -30,12 +29,6 @@ def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
     assert result["cases"] >= 24
     assert result.keys() >= {"bench", "model", "backend", "cases", "different"}
-
-
-def test_dense_prompts_are_named_as_excepted() -> None:
-    assert "prompts from 64 rows on dense" in invariance.describe(EngineConfig(metal_dense_prompts=64))
-    assert "dense" not in invariance.describe(EngineConfig())
-    assert "--metal-dense-prompts" in batch_invariance("metal")[1]
 
 
 def test_a_kernel_that_sums_in_another_order_for_some_row_counts_is_found(

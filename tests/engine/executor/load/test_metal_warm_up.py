@@ -67,20 +67,16 @@ def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -
         ("qwen3", {"kv_format": "fp4", "residual_pages": 0}),
         ("qwen3", {"kv_format": "fp4", "max_step_tokens": 32}),
         ("gemma3_text", {"kv_format": "fp4", "num_pages": 30}),
-        ("qwen3", {"kv_format": "fp4", "residual_pages": 0, "metal_dense_prompts": 32}),
     ],
-    ids=("split", "residual", "windows", "dense"),
+    ids=("split", "residual", "windows"),
 )
 def test_nothing_is_compiled_for_a_request(
     tmp_path: Path, architecture: str, settings: dict[str, Any]
 ) -> None:
-    dense = "metal_dense_prompts" in settings
-    wide = {"head_dim": 64} if dense else {}
-    folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16, **wide)
+    folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
     assert compiled_while_serving(folder, **settings) == set()
     kinds = kinds_of(compiled_while_serving(folder, warms_up=False, **settings))
     expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
-    expected |= {"dense"} if dense else set()
     assert expected <= kinds, "the check at load compiles other kernels"
 
 
