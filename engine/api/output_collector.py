@@ -51,11 +51,12 @@ class OutputCollector:
     def num_tokens(self) -> int:
         return len(self._token_ids if self._only is None else self._only.token_ids)
 
-    def add(self, delta: Delta) -> None:
-        """Append the sample's next delta."""
+    def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
+        """Append the sample's next delta. ``counts_prompt``: the memory of ``prompt_logprobs`` is counted here,
+        and not with another sample of the request, which shares it."""
         last = self._last
         assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
-        self.num_bytes += delta_bytes(delta)
+        self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)
         self._last = delta
         if last is None:
             self._only = delta
@@ -107,16 +108,21 @@ def completion_of(delta: Delta) -> Completion:
     )
 
 
-def delta_bytes(delta: Delta) -> int:
-    """About how much memory a delta takes."""
+def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
+    """About how much memory a delta takes, with its ``prompt_logprobs`` or without."""
     size = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + len(delta.text)
     if delta.logprobs:
         size += _logprobs_bytes(delta.logprobs)
-    if delta.prompt_logprobs is not None:
+    if counts_prompt and delta.prompt_logprobs is not None:
         size += _logprobs_bytes(delta.prompt_logprobs.rest)
     if delta.embedding is not None:
         size += _NUMBER_BYTES * len(delta.embedding)
     return size
+
+
+def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
+    """About how much memory the log probabilities of a prompt will take."""
+    return _LOGPROB_BYTES * num_prompt * (1 + num_alternatives)
 
 
 def _logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:

@@ -182,6 +182,7 @@ class AsyncEngine:
                         tenant=tenant.name,
                         constraint=await self._input.compile_beside(params, tenant.name),
                     )
+                    self._open.limiter.check_sendable(request)
                     await self._check_deadline(request)
                 self._check_open(request_id)  # once more: encoding may have taken a while
                 self._open.limiter.check(request.num_prompt)

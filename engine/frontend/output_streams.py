@@ -11,10 +11,9 @@ from ..api.errors import SlowReader
 from ..api.output_collector import OutputCollector
 from ..api.outputs import Delta
 from ..core.request import Request, Update
-from .request_limiter import RequestLimiter, UnreadOutput
+from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
 CHUNK_BYTES = 256 * 1024  # of memory: what a slow reader gets at once. A transport holds one such piece.
-MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
 
 
 class OutputStreams:
@@ -67,9 +66,10 @@ class OutputStreams:
                 break
 
     def _end_least_read(self) -> bool:
-        """End the stream with the most unread output; False when none has any."""
-        stream = max(self._read, key=lambda stream: stream.num_pending_bytes)
-        if not (num_bytes := stream.num_pending_bytes):
+        """End the stream with the most unread output, unless all of that is in its reader's hands, or about to
+        be: False then, for nobody else is to blame."""
+        stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
+        if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False
         if not stream.ended:
             self._abort(stream.request)
@@ -134,8 +134,19 @@ class Stream:
         self.num_pending_bytes = 0  # what waits here to be read, about, in bytes of memory
         self._num_given_bytes = 0  # of the delta that was read last
         self._unread = unread or UnreadOutput()
+        self._prompt_is_counted = False  # its log probabilities, which all samples share
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """What waits here and what the reader was given last, about, in bytes of memory."""
+        return self.num_pending_bytes + self._num_given_bytes
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader waits for output: it has not been offered what is pending."""
+        return self._reader is not None
 
     def push(self, delta: Delta) -> None:
         """Add what is new; it merges with what has not been read."""
@@ -168,7 +179,9 @@ class Stream:
         if not chunks or chunks[-1].num_bytes >= CHUNK_BYTES:
             chunks.append(OutputCollector())
         before = chunks[-1].num_bytes
-        chunks[-1].add(delta)
+        has_prompt = delta.prompt_logprobs is not None
+        chunks[-1].add(delta, counts_prompt=not self._prompt_is_counted)
+        self._prompt_is_counted = self._prompt_is_counted or has_prompt
         added = chunks[-1].num_bytes - before
         self.num_pending_bytes += added
         self._unread.num_bytes += added

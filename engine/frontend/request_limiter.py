@@ -15,9 +15,14 @@ from ..api.errors import (
     RequestTooLong,
     TooLate,
 )
+from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
 from ..core.request import Request
 from .ttft_forecast import TtftForecast
+
+
+MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
+MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities in memory; gRPC sends an eighth of that at once
 
 
 class UnreadOutput:
@@ -87,6 +92,18 @@ class RequestLimiter:
                 f"more than {self._max_tokens} (max_waiting_tokens); try again later",
                 waiting_tokens=waiting,
                 max_waiting_tokens=self._max_tokens,
+            )
+
+    def check_sendable(self, request: Request) -> None:
+        """RequestTooLong if the log probabilities of the prompt could not be sent once they are computed."""
+        if (num_alternatives := request.params.prompt_logprobs) is None:
+            return
+        size = prompt_logprobs_bytes(request.num_prompt, num_alternatives)
+        most = min(MAX_UNREAD_LIMITS * self._max_unread_bytes, MAX_PROMPT_BYTES)
+        if size > most:
+            raise RequestTooLong(
+                f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most {most} "
+                f"bytes of memory, they would take {size}; ask for fewer alternatives, or send a shorter prompt"
             )
 
     def is_late(self, request: Request, gauges: Gauges, num_cached: int = 0) -> bool:

@@ -16,7 +16,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from engines import Gate
 from fakes import FakeCore, small_config
-from octavo.engine.api.errors import Overloaded
+from octavo.engine.api.errors import InvalidRequest, Overloaded
+from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
@@ -223,3 +224,49 @@ async def test_pages_wait_for_no_reader() -> None:
         gate.open()
         await eventually(lambda: all_idle(its.engine), "all idle")
         assert len((await call.read()).token_ids) == 5
+
+
+async def test_log_probabilities_of_a_prompt_count_once_for_all_samples() -> None:
+    """Read at once, however many samples share them."""
+    num_prompt, num_samples = 500, 16
+    once = prompt_logprobs_bytes(num_prompt, 20)
+    config = small_config(max_unread_bytes=once, num_pages=400, max_running=num_samples)
+    asked = SamplingParams(max_tokens=2, prompt_logprobs=20, n=num_samples)
+    async with served(FakeCore(verify=False), config=config) as its:
+        found = await collect(its.client.generate([1] * num_prompt, asked))
+        assert len(found) == num_samples
+        for whole in found.values():
+            assert whole.prompt_logprobs is not None
+            assert len(whole.prompt_logprobs.rest) == num_prompt - 1
+        await eventually(lambda: _unread(its) == 0, "nothing is left of it")
+
+
+async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are_computed() -> None:
+    config = small_config(max_unread_bytes=prompt_logprobs_bytes(50, 20), num_pages=400)
+    async with served(FakeCore(verify=False), config=config) as its:
+        asked = SamplingParams(max_tokens=2, prompt_logprobs=20)
+        assert await collect(its.client.generate([1] * 100, asked))
+        steps = its.num_steps
+        with pytest.raises(InvalidRequest, match="prompt_logprobs 20 of 101 tokens must take at most"):
+            await collect(its.client.generate([1] * 101, asked))
+        assert its.num_steps == steps
+
+
+async def test_a_reader_that_waits_is_not_ended_for_one_large_delta() -> None:
+    """Nor is anybody else: output of 1 byte more than may be is in nobody's way for long."""
+    config = small_config(**CONFIG, max_unread_bytes=1)
+    gate = Gate()
+    async with served(FakeCore(verify=False, before_step=gate), config=config) as its:
+        calls = [its.client.stub.Generate(_final(number)) for number in range(4)]
+        await eventually(lambda: its.server.handler.num_active == 4, "all are in")
+        gate.open()
+        found = await asyncio.gather(*(call.read() for call in calls))
+        assert all(len(response.token_ids) == 200 for response in found)
+
+
+def _final(number: int) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        token_ids=pb.TokenIds(ids=[number]),
+        sampling=pb.SamplingParams(max_tokens=200, ignore_eos=True, logprobs=20),
+        output_mode=pb.OUTPUT_MODE_FINAL,
+    )
