@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import InvalidConfig
+
+EVERYWHERE = {"0.0.0.0", "::", ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,11 @@ class Address:
     def is_local(self) -> bool:
         """Whether only this machine reaches it."""
         return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+
+    def clashes_with(self, other: Address) -> bool:
+        """Whether not both can be listened on."""
+        hosts = {self.host, other.host}
+        return bool(self.port) and self.port == other.port and (len(hosts) == 1 or bool(hosts & EVERYWHERE))
 
     def with_port(self, port: int) -> Address:
         return Address(self.host, port)
@@ -47,6 +56,13 @@ def port_in_use(address: Address, flag: str) -> InvalidConfig:
         f"cannot listen on {address}: the port is in use or the host is not of this machine; "
         f"choose another {flag}, or port 0 for a free one"
     )
+
+
+def check_distinct(addresses: Mapping[str, Address | None]) -> None:
+    """Raise InvalidConfig if two options name one port."""
+    for (flag, one), (other_flag, other) in itertools.combinations(addresses.items(), 2):
+        if one is not None and other is not None and one.clashes_with(other):
+            raise InvalidConfig(f"{flag} {one} and {other_flag} {other} are one port; give each its own")
 
 
 def check_free(address: Address, flag: str) -> None:

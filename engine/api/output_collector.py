@@ -52,8 +52,8 @@ class OutputCollector:
         return len(self._token_ids if self._only is None else self._only.token_ids)
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """Append the sample's next delta. ``counts_prompt``: the memory of ``prompt_logprobs`` is counted here,
-        and not with another sample of the request, which shares it."""
+        """Append the sample's next delta. ``counts_prompt``: the memory of ``prompt_logprobs`` is counted
+        here, and not with another sample of the request, which shares it."""
         last = self._last
         assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
         self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)

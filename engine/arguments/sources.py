@@ -154,6 +154,8 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
         raise InvalidConfig(
             f"{CONFIG_FLAG} {path} cannot be read: {error.strerror}; give a TOML file"
         ) from error
+    except RecursionError as error:
+        raise InvalidConfig(f"{CONFIG_FLAG} {path} must not nest values so deep; options are flat") from error
     except ValueError as error:  # tomllib's own, and text that is not UTF-8
         raise InvalidConfig(f"{CONFIG_FLAG} {path} is not TOML: {error}") from error
     values: dict[str, Any] = {}

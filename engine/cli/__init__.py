@@ -14,7 +14,9 @@ import importlib
 import importlib.util
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 import octavo
@@ -41,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code, whatever happens but a bug."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _accept_any_encoding()
+    if arguments[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
+        # Before anything that takes time: as the first process of a container, which has no default actions,
+        # this one would not hear of it otherwise.
+        signal.signal(signal.SIGTERM, _leave_at_once)
     try:
         args = _parser().parse_args(arguments)
     except SystemExit as leave:  # argparse: after --help, --version or a usage error
@@ -76,6 +82,10 @@ def _accept_any_encoding() -> None:
     if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "strict":
         is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
         sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="surrogateescape")
+
+
+def _leave_at_once(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def command_parser(command: Sequence[str]) -> argparse.ArgumentParser:

@@ -11,7 +11,6 @@ import importlib
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
+from ..frontend.daemon_call import call_on_daemon
 from .metrics_port import MetricsSecurity
 from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
@@ -39,23 +39,16 @@ logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
 GRACE_S = 5.0  # after the drain timeout; then the process is ended
 LOADING_GRACE_S = 2.0
+EXPORT_GRACE_S = 2.0
 HANG_S = 120.0  # a step that takes so long will not end
 SWITCH_INTERVAL_S = 0.0005
 
 
 def run(args: argparse.Namespace) -> int:
-    # Before anything that takes time: as the first process of a container, which has no default
-    # actions, this one would not hear of it otherwise.
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _leave_at_once)
     set_up_logging(args)
     raise_descriptor_limit()
     # The deadline holds beyond the end of the loop, which joins threads: it ends with the process.
     return asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), ExitDeadline()))
-
-
-def _leave_at_once(*_: object) -> None:
-    raise SystemExit(0)
 
 
 async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:
@@ -97,7 +90,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             stack.callback(scrapes.close)
         for exporter in (tracing, exported):
             if exporter is not None:
-                stack.callback(exporter.close)
+                stack.push_async_callback(_close_exporter, exporter)
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping, deadline, with_http=options.http is not None):
             return 0
@@ -210,6 +203,14 @@ def _reload_on_hangup(
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
         logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
+
+
+async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
+    """Send what is left, unless the collector takes too long: it may accept and never answer."""
+    try:
+        await asyncio.wait_for(call_on_daemon(exporter.close, name="octavo-exporter"), EXPORT_GRACE_S)
+    except TimeoutError:
+        logger.warning("the collector has not answered within %g s; the rest is not sent", EXPORT_GRACE_S)
 
 
 async def _load(

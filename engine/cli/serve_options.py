@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api.address import Address, parse_address
+from ..api.address import Address, check_distinct, parse_address
 from ..api.errors import InvalidConfig
 from ..api.size import parse_size
 from ..arguments.options import add_engine_arguments, add_log_level_argument
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
 
 MODEL = "model_to_serve"
+MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-message-size",
-        type=checked(parse_size),
+        type=checked(_message_size),
         metavar="SIZE",
         help="largest message that is read (8 bytes per token of the model's length and 1 MiB)",
     )
@@ -164,12 +165,22 @@ def _above_zero(text: str) -> float:
     return value
 
 
+def _message_size(text: str) -> int:
+    if (size := parse_size(text)) > MAX_MESSAGE_SIZE:
+        raise InvalidConfig(
+            f"must be at most {MAX_MESSAGE_SIZE} bytes, the most that gRPC takes, got {text!r}"
+        )
+    return size
+
+
 def _metrics_address(text: str) -> Address | None:
     return None if text == "off" else parse_address(text)
 
 
 def serve_options(args: argparse.Namespace) -> ServeOptions:
     _check_one_model(args)
+    http = http_address(args)
+    check_distinct({"--listen": args.listen, "--metrics": args.metrics, "--http": http})
     return ServeOptions(
         listen=args.listen,
         metrics=args.metrics,
@@ -185,5 +196,5 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         api_key=args.api_key,
         metrics_tls=metrics_tls_files(args),
         metrics_token_file=args.metrics_token_file,
-        http=http_address(args),
+        http=http,
     )

@@ -80,7 +80,7 @@ def below(folder: Path, path: str, *, what: str) -> Path:
     """A path that a client named, below a folder. Raises InvalidRequest for one that leads
     elsewhere, by its parts or by a link on the way."""
     parts = path.split("/")
-    if not path or "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+    if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")
     target = folder.resolve()
     for part in parts:

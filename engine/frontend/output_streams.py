@@ -66,8 +66,8 @@ class OutputStreams:
                 break
 
     def _end_least_read(self) -> bool:
-        """End the stream with the most unread output, unless all of that is in its reader's hands, or about to
-        be: False then, for nobody else is to blame."""
+        """End the stream with the most unread output, unless its reader has all of that, or is about to get
+        it: False then, for no other stream is to blame."""
         stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
         if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False

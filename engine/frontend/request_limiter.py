@@ -20,9 +20,8 @@ from ..api.stats import Gauges
 from ..core.request import Request
 from .ttft_forecast import TtftForecast
 
-
 MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
-MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities in memory; gRPC sends an eighth of that at once
+MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB on the wire
 
 
 class UnreadOutput:
@@ -103,7 +102,7 @@ class RequestLimiter:
         if size > most:
             raise RequestTooLong(
                 f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most {most} "
-                f"bytes of memory, they would take {size}; ask for fewer alternatives, or send a shorter prompt"
+                f"bytes of memory, they would take {size}; ask for fewer alternatives, or shorten the prompt"
             )
 
     def is_late(self, request: Request, gauges: Gauges, num_cached: int = 0) -> bool:

@@ -145,6 +145,7 @@ def test_every_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "no such option": ('kv_formt = "fp4"', "kv-format"),
+    "nested too deep": ("a = " + 50_000 * "[", "not nest"),
     "not TOML": ("kv_format = fp4", "not TOML"),
     "twice": ('kv_format = "fp4"\nkv-format = "fp5"', "second time"),
     "a table": ("[serve]\nthreads = 1", "'serve'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +19,10 @@ from engines import until
 from fakes import FakeCore, small_config
 from octavo.engine import AsyncEngine, SamplingParams
 from octavo.engine.api.address import Address
-from octavo.engine.api.errors import EngineDead
+from octavo.engine.api.errors import EngineDead, InvalidConfig
 from octavo.engine.cli import serve
 from octavo.engine.cli.serve import HANG_S, ServerProbes
+from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.grpc.security import Security
 
@@ -174,3 +176,30 @@ async def test_a_server_lives_on_after_sighup_and_ends_with_0() -> None:
         await asyncio.sleep(0.2)
         assert server.returncode is None
     assert server.returncode == 0
+
+
+def test_sigterm_ends_a_server_before_it_has_read_its_options() -> None:
+    code = (
+        "import os, signal, octavo.engine.cli as cli\n"
+        "cli._parser = lambda: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "cli.main(['serve'])"
+    )
+    assert python(code).returncode == 0
+
+
+async def test_a_collector_that_never_answers_does_not_keep_a_server() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="needs the extra `tracing`")
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        flags = ["--otlp-traces-endpoint", url, "--otlp-metrics-endpoint", url, "--drain-timeout", "1"]
+        server = ServerProcess(["--model", "demo", "--num-pages", "64", *flags], stop_timeout=60)
+        await server.start()
+        async with Client(server.ready["grpc"]) as client:
+            assert [delta async for delta in client.generate("a", SamplingParams(max_tokens=2))]
+        assert await server.stop() == 0
+
+
+def test_memory_for_swapping_must_be_there() -> None:
+    config = small_config(swap_memory=100 << 40)
+    with pytest.raises(InvalidConfig, match="swap_memory must be at most"):
+        FakeCore()(config)

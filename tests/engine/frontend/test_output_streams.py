@@ -7,7 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.output_collector import prompt_logprobs_bytes
+from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.output_streams import Stream
 
@@ -84,3 +85,11 @@ def test_no_token_is_lost_or_out_of_order(interval: int, lengths: list[int], ord
         return read
 
     assert asyncio.run(run()) == {index: list(range(1, length + 1)) for index, length in enumerate(lengths)}
+
+
+async def test_log_probabilities_of_a_prompt_count_once_for_all_samples() -> None:
+    shared = PromptLogprobs(1, (TokenLogprob(token_id=1, logprob=-1.0, top=((1, -1.0),) * 20),) * 500)
+    stream = make_stream(n=16)
+    for index in range(16):
+        stream.push(Delta(request_id="r", index=index, token_ids=(1,), prompt_logprobs=shared))
+    assert prompt_logprobs_bytes(500, 20) <= stream.num_pending_bytes < 2 * prompt_logprobs_bytes(500, 20)

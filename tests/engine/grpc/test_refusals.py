@@ -190,3 +190,22 @@ def _status(error: grpc.aio.AioRpcError) -> Any:
 async def _drain(its: Served, request: pb.GenerateRequest) -> None:
     async for _ in its.client.stub.Generate(request):
         pass
+
+
+async def test_a_refusal_that_quotes_much_arrives_as_what_it_is() -> None:
+    """A status beyond 8 KiB of headers is RESOURCE_EXHAUSTED to clients, which try again then."""
+    long = "x" * 100_000
+    async with served() as its:
+        asks = (
+            _request(sampling={"speculate": long}),
+            _request(request_id=long),
+            _request(sampling={"structured": {"regex": "(" + "a" * 20_000}}),
+        )
+        for request in asks:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await _drain(its, request)
+            assert caught.value.code() is INVALID, caught.value.details()
+            assert len(caught.value.details() or "") <= 2010
+        rerank = pb.RerankRequest(query="q", documents=["d"], yes="y" * 200_000, no="n")
+        with pytest.raises(InvalidRequest, match="yes must be one token"):
+            await its.client.unary(its.client.stub.Rerank, rerank)

@@ -7,6 +7,7 @@ import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -31,7 +32,7 @@ from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.grpc.security import Security, TlsFiles, read_tokens
+from octavo.engine.grpc.security import Security, TlsFiles, Tokens, read_tokens
 from octavo.engine.grpc.tenant_salts import TenantSalts, load_tenant_salts
 from served import collect, eventually, eventually_async, served, wholes
 
@@ -379,3 +380,21 @@ async def test_the_command_serves_tls_and_reloads_on_hangup(
         assert "secret" not in "".join(server.last_errors)
     assert server.returncode == 0
     assert ALICE not in capsys.readouterr().err
+
+
+def test_looking_up_a_token_does_not_walk_all_tokens(tmp_path: Path) -> None:
+    class Unwalked(dict[bytes, str]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("10,000 of them are walked for each call")
+
+        def items(self) -> NoReturn:
+            raise AssertionError("10,000 of them are walked for each call")
+
+    path = tmp_path / "tokens"
+    path.write_text("".join(f"tenant-{number} token-{number}\n" for number in range(100)))
+    tokens = Tokens(path)
+    tokens._tenants = Unwalked(tokens._tenants)
+    assert tokens.tenant_of([("authorization", "Bearer token-77")]) == "tenant-77"
+    with pytest.raises(Unauthenticated):
+        tokens.tenant_of([("authorization", "Bearer token-100")])
+    assert tokens.num_tenants == 100

@@ -226,21 +226,6 @@ async def test_pages_wait_for_no_reader() -> None:
         assert len((await call.read()).token_ids) == 5
 
 
-async def test_log_probabilities_of_a_prompt_count_once_for_all_samples() -> None:
-    """Read at once, however many samples share them."""
-    num_prompt, num_samples = 500, 16
-    once = prompt_logprobs_bytes(num_prompt, 20)
-    config = small_config(max_unread_bytes=once, num_pages=400, max_running=num_samples)
-    asked = SamplingParams(max_tokens=2, prompt_logprobs=20, n=num_samples)
-    async with served(FakeCore(verify=False), config=config) as its:
-        found = await collect(its.client.generate([1] * num_prompt, asked))
-        assert len(found) == num_samples
-        for whole in found.values():
-            assert whole.prompt_logprobs is not None
-            assert len(whole.prompt_logprobs.rest) == num_prompt - 1
-        await eventually(lambda: _unread(its) == 0, "nothing is left of it")
-
-
 async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are_computed() -> None:
     config = small_config(max_unread_bytes=prompt_logprobs_bytes(50, 20), num_pages=400)
     async with served(FakeCore(verify=False), config=config) as its:

@@ -110,7 +110,7 @@ async def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
     (folder / "link").symlink_to(tmp_path)
     async with served(config=small_config(save_dir=folder)) as its:
         await say(its, PROMPT)
-        for path in ("../x", "/tmp/x", "", "link/x", "a/../../x"):
+        for path in ("../x", "/tmp/x", "", "link/x", "a/../../x", "x\n", "a\x1b/x"):
             for call in (its.client.cache.save, its.client.cache.load):
                 with pytest.raises(InvalidRequest, match="path"):
                     await call(path)
