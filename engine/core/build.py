@@ -31,7 +31,6 @@ from ..executor.load import load_runner
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
-from ..memory.budget import available_memory, format_size
 from ..speculation.drafting import Speculation
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -145,7 +144,6 @@ def assemble(
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:
-        _check_swap(config.swap_memory)
         swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
     scheduler = Scheduler(blocks, limits, swap or disk, waiting=waiting_queue(config, blocks))
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
@@ -168,15 +166,6 @@ def assemble(
         overlaps=config.async_steps is not False,  # where the runner can
         clock=clock,
     )
-
-
-def _check_swap(size: int) -> None:
-    """Raise InvalidConfig if there is less memory: pages are taken as they come, long after the start."""
-    if size > (free := available_memory()):
-        raise InvalidConfig(
-            f"swap_memory must be at most the {format_size(free)} that are free here, got "
-            f"{format_size(size)}; give less"
-        )
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:

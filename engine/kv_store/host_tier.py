@@ -11,7 +11,9 @@ from octavo.block_manager import BlockManager, Digest, PageId
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, NoConnector, SchedulerOutput, Sequence
 
+from ..api.errors import InvalidConfig
 from ..api.swap_counters import SwapCounts
+from ..memory.budget import available_memory, format_size
 from .adoption import adopt
 from .prefetch import FetchedPage, PrefetchJob
 from .rate import Rate
@@ -46,6 +48,13 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Raise InvalidConfig if ``max_bytes`` of memory are not free: pages are taken as they come, long after
+        the start."""
+        if max_bytes > (free := available_memory()):
+            raise InvalidConfig(
+                f"swap_memory must be at most the {format_size(free)} that are free here, got "
+                f"{format_size(max_bytes)}; give less"
+            )
         self._access = access
         self._blocks = blocks
         self._transfer = transfer
