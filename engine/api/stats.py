@@ -60,7 +60,8 @@ class Gauges(NamedTuple):
     recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
     ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
     before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
-    were not in the prefix cache. ``tenants``: of those who have a name, at most a second old.
+    were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who
+    have a name, at most a second old.
 
     A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
@@ -76,6 +77,7 @@ class Gauges(NamedTuple):
     prompt_token_s: float | None = None
     prompt_miss_share: float = 1.0
     tenants: Mapping[str, TenantLoad] = NO_TENANTS
+    pages_pinned: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,6 +293,9 @@ class ServerProbes:
         except OctavoError:  # still loading, or dead: nothing runs and no page is in use
             return Gauges()
 
+    def holders(self) -> dict[str, int]:
+        return {} if self.server is None else self.server.holders.counts()
+
     def alive(self) -> str | None:
         if (death := self._engine.death) is not None:
             return f"the engine has died: {death}"

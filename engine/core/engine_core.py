@@ -214,7 +214,7 @@ class EngineCore:
 
     def measure(self) -> None:
         """Bring ``gauges`` up to date."""
-        self.gauges = self._gauge_source.measure()
+        self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned)
 
     def finish(self) -> list[Update]:
         """Abort whatever is left; return the last news."""

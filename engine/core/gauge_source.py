@@ -31,7 +31,7 @@ class GaugeSource:
         self._store_counts, self._swap_counts = store_counts, swap_counts
         self._tenants = TenantLoads(scheduler, clock)
 
-    def measure(self) -> Gauges:
+    def measure(self, *, pages_pinned: int = 0) -> Gauges:
         scheduler, blocks = self._scheduler, self._blocks
         held, idle_cached, idle_empty = blocks.counts
         return Gauges(
@@ -47,4 +47,5 @@ class GaugeSource:
             prompt_token_s=scheduler.prompt_pace.token_s,
             prompt_miss_share=scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),
+            pages_pinned=pages_pinned,
         )

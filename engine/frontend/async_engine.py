@@ -79,6 +79,11 @@ class AsyncEngine:
         """How the engine stood after its last step."""
         return self._running_core().gauges
 
+    @property
+    def num_streams(self) -> int:
+        """Outputs that are computed, or that somebody still reads."""
+        return self._open.num_read
+
     async def start(self) -> None:
         """Load the model; returns when requests can be served.
 

@@ -49,6 +49,11 @@ class OutputStreams:
         self._none_left.clear()
         return stream
 
+    @property
+    def num_read(self) -> int:
+        """Streams that somebody reads, ended ones included."""
+        return len(self._read)
+
     def find(self, request_id: str) -> Stream | None:
         return self._by_id.get(request_id)
 

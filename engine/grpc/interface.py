@@ -55,6 +55,11 @@ class Engine(Protocol):
 
     def gauges(self) -> Gauges: ...
 
+    @property
+    def num_streams(self) -> int:
+        """Outputs that are computed, or that somebody still reads."""
+        ...
+
     def generate(
         self,
         prompt: Prompt,

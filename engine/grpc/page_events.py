@@ -36,7 +36,7 @@ class PageEventHub:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._watchers = Holders("watchers", "streams watch the cache", MAX_WATCHERS)
+        self.holders = Holders("watchers", "streams watch the cache", MAX_WATCHERS)
         self._task: asyncio.Task[None] | None = None
         self._error: Exception | None = None
         self._news = Notifier()
@@ -46,7 +46,7 @@ class PageEventHub:
 
     @property
     def num_watchers(self) -> int:
-        return self._watchers.total
+        return self.holders.total
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
@@ -56,7 +56,7 @@ class PageEventHub:
         tokens   keep the tokens of pages that are published from now on
         """
         try:
-            with self._watchers.held(tenant):
+            with self.holders.held(tenant):
                 self._follow()
                 yield await self._engine.ask(SubscribeEvents(tokens))
         finally:
@@ -103,7 +103,7 @@ class PageEventHub:
     async def _run(self) -> None:
         """Follow the log until nobody watches."""
         try:
-            while self._watchers.total:
+            while self.holders.total:
                 await self._fetch_while_watched()
                 self._forget()
                 await self._engine.ask(UnsubscribeEvents())
@@ -119,7 +119,7 @@ class PageEventHub:
     async def _fetch_while_watched(self) -> None:
         self._next = (await self._engine.ask(SubscribeEvents())).number
         self._news.send()  # to those who began before, and may have missed the last ones
-        while self._watchers.total:
+        while self.holders.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))

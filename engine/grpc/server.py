@@ -20,6 +20,8 @@ from octavo.proto import (
 )
 
 from ..api.address import Address, port_in_use
+from ..api.stats import Gauges
+from ..frontend.holders import HolderRegistry
 from ..memory.malloc import give_memory_back
 from .call_limiter import CallLimiter
 from .interface import Engine
@@ -105,6 +107,7 @@ class GrpcServer:
             interceptors=[*self.security.interceptors(), self.limiter],
             options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
         )
+        self.holders = self._registry()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._watches: list[asyncio.Task[None]] = []
         self.died = asyncio.Event()
@@ -122,6 +125,25 @@ class GrpcServer:
         if with_reflection:
             self.services += (reflection.SERVICE_NAME,)
             reflection.enable_server_reflection(self.services, self._server)
+
+    def _registry(self) -> HolderRegistry:
+        """All that clients of this server hold, and what their requests hold of the engine."""
+        held, handler, engine = HolderRegistry(), self.handler, self._engine
+        for holders in (self.limiter.calls, self.limiter.health_calls, handler.page_events.holders):
+            held.add_holders(holders)
+        held.add("requests", lambda: handler.num_active)
+        held.add("streams", lambda: engine.num_streams)
+        held.add("text_calls", lambda: handler.texts.num_pending)
+
+        def gauges() -> Gauges:
+            return Gauges() if engine.death is not None else engine.gauges()
+
+        held.add("sequences", lambda: gauges().num_running + gauges().num_waiting)
+        held.add("pages", lambda: gauges().pages_held - gauges().pages_pinned)
+        held.add("pinned_pages", lambda: gauges().pages_pinned)
+        held.add("residual_pages", lambda: 0 if (of := gauges().residual) is None else of.held)
+        held.add("state_slots", lambda: 0 if (of := gauges().states) is None else of.held)
+        return held
 
     async def start(self, address: Address) -> Address:
         """Listen and say SERVING; returns the address with its real port.

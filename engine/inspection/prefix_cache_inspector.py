@@ -70,6 +70,11 @@ class PrefixCacheInspector:
         if lookup.num_hit:
             self.reused.add(lookup.sequence, lookup.num_hit)
 
+    @property
+    def num_pinned(self) -> int:
+        """Pages that pins hold."""
+        return self._pins.num_pages
+
     def totals(self) -> CacheTotals:
         blocks = self.blocks
         return CacheTotals(

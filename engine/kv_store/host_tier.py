@@ -48,8 +48,7 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raise InvalidConfig if ``max_bytes`` of memory are not free: pages are taken as they come, long after
-        the start."""
+        """Raise InvalidConfig if ``max_bytes`` of memory are not free now: pages are taken much later."""
         if max_bytes > (free := available_memory()):
             raise InvalidConfig(
                 f"swap_memory must be at most the {format_size(free)} that are free here, got "

@@ -10,7 +10,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, socket
 from typing import Any, Protocol
@@ -83,6 +83,11 @@ class Metrics:
             "state_slots",
             "State slots of recurrent layers by state (held, snapshot, empty), if the model has such layers.",
             "state",
+        )
+        self._holders = gauge(
+            "holders",
+            "Calls, streams, pages and others held now, by kind; 0 when nothing is served or pinned.",
+            "kind",
         )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
         self._queried = counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.")
@@ -229,6 +234,11 @@ class Metrics:
         self._tenants.set_loads(gauges.tenants)
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
+    def set_holders(self, counts: Mapping[str, int]) -> None:
+        """What clients and requests hold now, by kind."""
+        for kind, count in counts.items():
+            self._holders.labels(kind).set(count)
+
     def render(self) -> bytes:
         """Everything in the Prometheus text format."""
         text: bytes = generate_latest(self.registry)
@@ -239,6 +249,7 @@ class Metrics:
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
         """Content type and text of an answer to a scrape, which is fresh also while no step runs."""
+        self.set_holders(probes.holders())
         self.set_gauges(probes.gauges())
         return CONTENT_TYPE_LATEST, self.render()
 
@@ -247,6 +258,10 @@ class Probes(Protocol):
     """What the HTTP port asks of the server, from its own threads."""
 
     def gauges(self) -> Gauges: ...
+
+    def holders(self) -> Mapping[str, int]:
+        """What clients and requests hold now, by kind."""
+        ...
 
     def alive(self) -> str | None:
         """Why the process should be restarted; None while it is well."""

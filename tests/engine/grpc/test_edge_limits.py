@@ -37,8 +37,8 @@ from octavo.engine.grpc.octavo_v1.generation import TEXT_LENGTHS
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.server import message_bytes
 from octavo.engine.tokenizer.tokenizer import Tokenizer
+from octavo.proto import cache_pb2, cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
-from octavo.proto import generation_pb2_grpc
 from served import Served, collect, eventually, served
 from vllm_worker import ask
 
@@ -435,3 +435,32 @@ async def test_a_batch_with_nothing_to_do_is_ended() -> None:
         while await asyncio.wait_for(busy.read(), 20) is not END:
             pass
         assert await busy.code() is grpc.StatusCode.OK
+
+
+async def test_every_holder_is_counted_until_it_lets_go() -> None:
+    gate = Gate()
+    config = small_config(max_pinned_pages=8)
+    async with served(FakeCore(before_step=gate), config=config) as its, its.channel() as channel:
+        counts = its.server.holders.counts
+        gate.allow(4)
+        assert await collect(its.client.generate("x" * 8, SamplingParams(max_tokens=2)))
+        await its.client.cache.pin("a", cache_pb2.Prefix(text="x" * 8))
+        await eventually(lambda: counts()["pinned_pages"] == 2, "two pages are pinned")
+        watch = cache_pb2_grpc.CacheStub(channel).Watch(  # type: ignore[no-untyped-call]
+            cache_pb2.WatchRequest()
+        )
+        health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await asyncio.gather(watch.read(), health.read())
+        asked = its.client.stub.Generate(pb.GenerateRequest(text="abcdefgh"))
+        await eventually(lambda: gate.is_waiting, "its step has begun")
+        await eventually(lambda: bool(counts()["sequences"]), "the engine has it")
+        held = {kind for kind, count in counts().items() if count}
+        assert held >= {"calls", "watchers", "health_calls", "requests", "streams", "sequences"}
+        gate.allow(1)
+        await asked.read()
+        await eventually(lambda: counts()["pages"] > 0, "it has pages")
+        for call in (watch, health, asked):
+            call.cancel()
+        gate.open()
+        await its.client.cache.unpin("a")
+        await eventually(lambda: not any(counts().values()), "nobody holds anything")

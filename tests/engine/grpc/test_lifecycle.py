@@ -163,7 +163,7 @@ async def test_the_command_ends_with_1_when_its_engine_dies(monkeypatch: pytest.
         assert "loaded" in str(probes.ready())
         probes.server = its.server
         assert (probes.ready(), probes.alive()) == (None, None)
-        ending = asyncio.create_task(serve._serve_until_end(its.server, None, asyncio.Event(), 30.0))
+        ending = asyncio.create_task(serve._serve_until_end(its.server, asyncio.Event(), 30.0))
         with pytest.raises(EngineDead, match="out of luck"):
             await collect(its.client.generate("hello", SamplingParams(max_tokens=2)))
         await asyncio.wait_for(its.server.died.wait(), 10)

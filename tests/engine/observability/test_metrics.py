@@ -222,6 +222,9 @@ class FakeProbes:
     def gauges(self) -> Gauges:
         return Gauges(num_waiting=11)
 
+    def holders(self) -> dict[str, int]:
+        return {"calls": 5, "watchers": 0}
+
     def alive(self) -> str | None:
         return self.dead
 
@@ -254,6 +257,7 @@ def test_a_scrape_shows_how_the_engine_stands_now(server: MetricsServer) -> None
     status, text = _get(server, "/metrics")
     assert status == 200
     assert _samples(text)["octavo_requests_waiting"] == 11
+    assert _samples(text)["octavo_holders,kind=calls"] == 5
 
 
 def test_probes(server: MetricsServer, probes: FakeProbes) -> None:

@@ -228,7 +228,7 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
 ) -> None:
     async with served() as its:
         handler = its.server.handler
-        monkeypatch.setattr(handler.writer, "_timeout_s", 0.5)
+        monkeypatch.setattr(handler.writer, "timeout_s", 0.5)
         write, stalled = handler.writer.write, asyncio.Event()
 
         class Stalled:
