@@ -72,6 +72,7 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
+        self.held: abc.Set[Sequence] = frozenset()  # the next steps go without these
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
@@ -199,6 +200,8 @@ class Scheduler:
         """Return the sequences that can never end, right after ``plan`` has returned None.
 
         There are none unless the scheduler has a bug. Abort them, and others can be served."""
+        if self.held:
+            return ()
         if self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all()):
             return (*self._queues.running, *self._queues.waiting)
         return ()
@@ -283,7 +286,8 @@ class Scheduler:
         chunks: list[Sequence] = []
         all_plain = True
         new, chunk, append = tuple.__new__, ScheduledChunk, work.append  # its constructor takes twice as long
-        for sequence in tuple(self._queues.running):
+        running = self._queues.running
+        for sequence in [s for s in running if s not in self.held] if self.held else tuple(running):
             table = sequence.table
             if table is None:  # made room for an older one
                 continue

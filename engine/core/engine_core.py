@@ -76,7 +76,15 @@ class EngineCore:
         self._stats = StepStats(observer)
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
-        self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, Grammars()))
+        self._parts = StepParts(
+            (
+                PromptScores(),
+                PromptEmbeddings(),
+                *parts,
+                self.drafts,
+                Grammars(may_be_late=blocks.states is None),
+            )
+        )
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps
         self._in_flight: _InFlight | None = None  # between two calls of ``step``
@@ -134,9 +142,12 @@ class EngineCore:
             self._live.updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> SchedulerOutput | None:
+        self._scheduler.held = held = self._parts.held()
         step = self._scheduler.plan(now)
         self.passed("plan")
-        if not step:
+        if not step and held:
+            time.sleep(HELD_S)  # for their masks: nothing else can be computed
+        elif not step:
             self._live.fail_stuck()
         elif not step.plain:
             for lookup in step.lookups:
@@ -190,7 +201,7 @@ class EngineCore:
         self.passed("accept")
         self._scheduler.commit(flight.step, results)
         if live := self._parts.live():
-            going_on = self._live.going_on(flight.draws)
+            going_on = self._live.got_tokens(flight.draws, results)
             for part in live:
                 part.prepare(going_on)
         self.passed("commit")
@@ -229,6 +240,9 @@ class EngineCore:
         self._scheduler.close()
         self._parts.close()
         self._runner.close()
+
+
+HELD_S = 0.002  # pause when every sequence waits for a mask
 
 
 def _ignore(_: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.scheduler import Sequence as Served
+
 from .request import Request, Sample
 from .step_parts import StepPart
 
@@ -12,15 +14,27 @@ class Grammars(StepPart):
     """Begins the next masks when all tokens of a step are known: accepting a token waits for the masks of its
     own grammar."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_be_late: bool) -> None:
+        """``may_be_late``: a row whose mask is not there in time may be computed again."""
         self._samples: set[Sample] = set()
+        self._may_be_late = may_be_late
 
     @property
     def is_live(self) -> bool:
         return bool(self._samples)
 
     def begin(self, request: Request) -> None:
-        self._samples.update(sample for sample in request.samples if sample.state.constraint is not None)
+        for sample in request.samples:
+            if sample.state.constraint is not None:
+                sample.state.mask_may_be_late = self._may_be_late
+                self._samples.add(sample)
+
+    def held(self) -> set[Served]:
+        return {
+            sample.sequence
+            for sample in self._samples
+            if (constraint := sample.state.constraint) is not None and constraint.is_late
+        }
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
         for sample in going_on:

@@ -58,6 +58,10 @@ class LiveSamples:
         found = self.by_sequence.get
         return [sample for each, _ in draws if (sample := found(each)) is not None]
 
+    def got_tokens(self, draws: Draws, results: list[SampleResult]) -> list[Sample]:
+        """Return the samples of a step that have not ended and whose rows are not computed again."""
+        return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
+
     def take_news(self) -> tuple[list[Update], list[str]]:
         """Return what is new, and the ids of requests that have ended, since the last call."""
         updates, self.updates = self.updates, []
@@ -82,11 +86,14 @@ class LiveSamples:
             if sample is None or index in output.void:  # ended while the step was in flight, or is repeated
                 next(drawn)
                 results.append(SampleResult(None, void=True))
+                continue
+            first, *others = [next(drawn) for _ in (None, *drafts)]
+            if first.is_late:
+                results.append(SampleResult(None, void=True))
             elif drafts:
-                run = [next(drawn) for _ in (None, *drafts)]
-                results.append(self._accept_drafts(sample, drafts, run, now))
+                results.append(self._accept_drafts(sample, drafts, [first, *others], now))
             else:
-                results.append(self._accept(sample, next(drawn), now))
+                results.append(self._accept(sample, first, now))
         assert next(drawn, None) is None, "more was drawn than asked for"
         return results
 
@@ -106,7 +113,7 @@ class LiveSamples:
         tokens: list[int] = []
         last = SampleResult(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
-            if tokens and sampled.invalid:
+            if tokens and (sampled.invalid or sampled.is_late):
                 break  # the next step draws it again, and says what is wrong
             last = self._accept(sample, sampled, now)
             if last.token is None:

@@ -7,7 +7,7 @@ they are asked and get results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from octavo.kernels.metadata import Ints
 from octavo.scheduler import SchedulerOutput
+from octavo.scheduler import Sequence as Served
 
 from ..api.outputs import TokenLogprob
 from ..executor.base import RunOutput
@@ -56,6 +57,10 @@ class StepPart:
 
     def begin(self, request: Request) -> None:
         """A request was queued."""
+
+    def held(self) -> Set[Served]:
+        """Return the sequences that the next step goes without, because they wait for something of theirs."""
+        return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
         """Return what the part adds to a step, which is planned; None for nothing."""
@@ -143,6 +148,11 @@ class StepParts:
 
     def live(self) -> list[StepPart]:
         return [part for part in self._parts if part.is_live]
+
+    def held(self) -> Set[Served]:
+        """Return the sequences that the next step goes without."""
+        live = self.live()
+        return frozenset().union(*(part.held() for part in live)) if live else frozenset()
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
         """Ask the live parts for their rows of a step."""

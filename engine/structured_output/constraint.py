@@ -151,17 +151,23 @@ class Constraint:
         assert tuple(drafts) == self._drafts[: len(drafts)], "nobody has asked the grammar about these drafts"
         return BehindDrafts(self, len(drafts))
 
-    def _bits_behind(self, num_drafts: int) -> bytes:
-        self._next_bits()
+    def _bits_behind(self, num_drafts: int, *, may_be_late: bool) -> bytes:
+        self._next_bits(may_be_late=may_be_late)
         if num_drafts > len(self._behind):
             raise ConstraintFailed(f"{self._kind} was not followed that far")
         return self._behind[num_drafts - 1]
 
-    def allowed(self, *, may_end: bool = True) -> Mask:
+    @property
+    def is_late(self) -> bool:
+        """Whether the next mask is being computed for so long that steps go on without this sample."""
+        job = self._job
+        return job is not None and job.is_over and self._threads.has_failed(job) is None
+
+    def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """[V] tokens that may come next, never none of them. Without ``may_end`` the end tokens
         are not among them, unless nothing else may follow. Waits for ``prepare``, but not for ever.
-        ConstraintFailed if nobody can say, or if it costs too much."""
-        return self._mask(self._next_bits(), may_end=may_end)
+        ConstraintFailed if nobody can say, or if it costs too much. ``may_be_late``: see ``MaskThreads``."""
+        return self._mask(self._next_bits(may_be_late=may_be_late), may_end=may_end)
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
         bits = np.frombuffer(packed, np.uint8)
@@ -175,14 +181,14 @@ class Constraint:
             raise ConstraintFailed(f"{self._kind} allows no token of this model's vocabulary to come next")
         return mask
 
-    def _next_bits(self) -> bytes:
+    def _next_bits(self, *, may_be_late: bool = False) -> bytes:
         if self._bits is None or self._job is not None:
             if self._is_lost or self.is_stuck:
                 raise ConstraintFailed(f"{self._kind} could not be followed: {TOO_COSTLY}")
             self.prepare()
             assert self._job is not None
             try:
-                self._bits = self._threads.wait(self._job)
+                self._bits = self._threads.wait(self._job, may_be_late=may_be_late)
                 self._behind = self._job.behind
             except MaskFailed as error:
                 raise ConstraintFailed(f"{self._kind} could not be followed: {error}") from error
@@ -217,7 +223,8 @@ class BehindDrafts:
         self._constraint = constraint
         self._num_drafts = num_drafts
 
-    def allowed(self, *, may_end: bool = True) -> Mask:
+    def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """As ``Constraint.allowed``. ConstraintFailed also where looking so far ahead was given up."""
         constraint = self._constraint
-        return constraint._mask(constraint._bits_behind(self._num_drafts), may_end=may_end)
+        bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
+        return constraint._mask(bits, may_end=may_end)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .limits import (
     MAX_DEPTH,
     MAX_GRAMMAR_BYTES,
+    MAX_LITERAL_BYTES,
     MAX_PROPERTIES,
     MAX_REFERENCES,
     MAX_RULES,
@@ -26,6 +27,9 @@ from .schema_check import check_schema
 # Between the elements of JSON: models that may write any white space tend to write nothing else.
 WHITESPACE = r"[ \n]?"
 _RULE = re.compile(r"^\s*[?!]?[\w.\-]+(?:\[[^\]\n]*\])?(?:\.\d+)?\s*(?:::=|:)", re.MULTILINE)
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/')
+_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # of a regular expression: what is between them is literal
+_PROSE = {"title", "description", "$comment", "examples", "default"}  # of a schema: no tokens follow them
 _TAG_KEYS = {"type", "triggers", "structures"}
 
 
@@ -47,14 +51,18 @@ def _grammar_of(kind: str, source: str) -> str:
         case "json_object":
             return _json_grammar({"type": "object"})
         case "regex":
+            _check_literals(_OPERATORS.split(source))
             return LLMatcher.grammar_from_regex(source)
         case "grammar":
             _check_number("rules", len(_RULE.findall(source)), MAX_RULES)
             for schema in _schemas_in(source):
                 check_schema(schema)
+            _check_literals(_QUOTED.findall(source))
             return grammar_from("grammar", source)
         case "choice":
-            alternatives = " | ".join(json.dumps(choice) for choice in json.loads(source))
+            choices = json.loads(source)
+            _check_literals(choices)
+            alternatives = " | ".join(json.dumps(choice) for choice in choices)
             return LLMatcher.grammar_from_lark(f"start: {alternatives}")
         case "structural_tag":
             return _tag_grammar(_parsed(source))
@@ -99,6 +107,9 @@ def _check_size(value: object) -> None:
             if isinstance(item, dict):
                 _check_number("keys in one object", len(item), MAX_PROPERTIES)
                 references.add(str(item.get("$ref")))
+                _check_literals([*item, *(each for key, each in item.items() if key not in _PROSE)])
+            elif isinstance(item, list):
+                _check_literals(item)
     _check_number("values", num_values, MAX_VALUES)
     _check_number("different $ref", len(references), MAX_REFERENCES)
 
@@ -114,6 +125,13 @@ def _levels(value: object) -> Iterator[list[object]]:
             elif isinstance(item, list):
                 inner.extend(item)
         level = inner
+
+
+def _check_literals(values: Iterable[object]) -> None:
+    """ValueError for a string that is too long: each mask in it takes the longer the more of it is left."""
+    longest = max((len(each.encode()) for each in values if isinstance(each, str)), default=0)
+    if longest > MAX_LITERAL_BYTES:
+        raise ValueError(f"it has a literal of {longest} bytes, at most {MAX_LITERAL_BYTES} may be")
 
 
 def _check_number(what: str, number: int, most: int) -> None:

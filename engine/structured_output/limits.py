@@ -14,6 +14,7 @@ MAX_VALUES = 50_000  # objects, lists, strings and numbers of a schema
 MAX_PROPERTIES = 2_000  # of one object: compiling takes the square of their number
 MAX_TAGS = 500
 MAX_GRAMMAR_BYTES = 4 * MIB  # what llguidance is given in the end
+MAX_LITERAL_BYTES = 2**14  # of one string: the first mask of a longer one takes 20 ms and more
 
 # Of the parser while it runs: about 7 ms of its lexer and 2 ms of its items for one mask, as documented.
 STEP_LEXER_FUEL = 100_000
@@ -28,6 +29,7 @@ class CompileLimits:
     """Of one compilation, and of those that wait for one.
 
     compile_s            CPU seconds that it may take to be accepted: the engine's process spends them again
+    first_mask_s         CPU seconds that the mask of the first token may take
     cpu_s                CPU seconds after which the system ends the helper process; whole seconds
     wall_s               seconds after which the helper process is ended, however busy the machine is
     start_s              seconds that a helper process may take to start and to read the tokenizer
@@ -40,6 +42,7 @@ class CompileLimits:
     """
 
     compile_s: float = 1.0
+    first_mask_s: float = 0.02
     cpu_s: int = 2
     wall_s: float = 10.0
     start_s: float = 60.0

@@ -11,6 +11,7 @@ import threading
 
 BURST_S = 0.25  # what the bucket holds, and is full of at first
 TOKEN_S = 0.0015  # each token of a request's first sample fills it by so much
+LATE_S = 0.01  # CPU seconds of one mask, after which steps go on without its request
 OTHER_TOKEN_S = 0.0002  # ... and each of its other samples
 
 
@@ -50,5 +51,16 @@ class MaskBudget:
         return self._left < 0
 
     @property
+    def used_s(self) -> float:
+        """Seconds that are missing in the bucket."""
+        return BURST_S - self._left
+
+    @property
     def is_half_spent(self) -> bool:
         return self._left < BURST_S / 2
+
+    def is_over(self, running_s: float) -> bool:
+        """Whether a mask that has been computed for so long, and is not done, has used up half of the rest.
+
+        Such a request waits for its mask alone, while others go on."""
+        return self._left - running_s < BURST_S / 2 or running_s > LATE_S

@@ -6,6 +6,8 @@ to its thread. There are two threads, and one more for each of the few that are 
 
 from __future__ import annotations
 
+import itertools
+import math
 import queue
 import threading
 import time
@@ -25,13 +27,17 @@ MAX_WAIT_S = 2.0  # for one mask, however busy the machine is
 SLOW_MASK_S = 0.005  # of a mask that takes so long, none is computed for drafts
 MAX_WAITS_S = 0.25  # of waiting, for all requests: from then on those that have spent half must end
 WAITS_SHARE = 0.25  # of the time that passes is taken off that
-_LOOK_S = 0.02  # how often a mask that is waited for is looked at
+_LOOK_S = 0.005  # how often a mask that is waited for is looked at
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
 
 
 class MaskFailed(Exception):
     """There is no mask, and the message says why."""
+
+
+class MaskLate(Exception):
+    """The mask is still being computed, and its request has to wait for it alone."""
 
 
 class SharedLexer:
@@ -64,9 +70,11 @@ class MaskJob:
         "budget",
         "done",
         "error",
+        "is_late",
         "is_left",
         "is_needed",
         "lexer",
+        "submitted_at",
     )
 
     def __init__(
@@ -90,6 +98,8 @@ class MaskJob:
         self.done.acquire()
         self.is_left = False  # whoever waited has gone, while it was being computed
         self.is_needed = True
+        self.is_late = False  # steps go on without its request
+        self.submitted_at = time.monotonic()
         self._clock: int | None = None
         self._began: float | None = None
 
@@ -129,6 +139,13 @@ class MaskJob:
             if taken >= SLOW_MASK_S:
                 break
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is not done and its request has to wait for it alone."""
+        if not self.done.locked():
+            return False
+        return self.is_late or self.budget.is_over(self.taken_s())
+
     def taken_s(self) -> float:
         """CPU seconds that it has taken so far; seconds where the system has no clocks of threads."""
         began = self._began
@@ -151,7 +168,8 @@ class MaskThreads:
     ``close`` is for any."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[MaskJob | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[float, int, MaskJob | None]] = queue.PriorityQueue()
+        self._number = itertools.count()
         self._lock = threading.Lock()
         self._num_threads = 0  # that take jobs
         self._num_stuck = 0
@@ -164,14 +182,31 @@ class MaskThreads:
         return self._num_stuck
 
     def submit(self, job: MaskJob) -> None:
+        """Compute a mask: those of requests whose budgets have most left come first."""
         if self._num_threads < NUM_THREADS:
             self._fill_up()
-        self._jobs.put(job)
+        self._put(job)
 
-    def wait(self, job: MaskJob) -> bytes:
-        """The mask's bits. Raises MaskFailed if there are none, or if its request costs too much."""
+    def _put(self, job: MaskJob | None) -> None:
+        used_s = math.inf if job is None else job.budget.used_s
+        self._jobs.put((used_s, next(self._number), job))
+
+    def has_failed(self, job: MaskJob) -> str | None:
+        """Return why a mask that is not done is not waited for any longer, or None."""
+        if not self._num_threads:
+            why = "the engine was stopped" if self._is_closed else "too many other masks are stuck"
+            return f"its mask cannot be computed: {why}"
+        waited_s = time.monotonic() - job.submitted_at
+        if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited_s > MAX_WAIT_S:
+            return f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
+        return None
+
+    def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:
+        """Return the mask's bits. Raises MaskFailed if there are none, or if its request costs too much.
+
+        ``may_be_late``: raise MaskLate rather than wait for one that takes long."""
         if not job.done.acquire(blocking=False):
-            self._wait(job)
+            self._wait(job, may_be_late=may_be_late)
         job.done.release()
         if job.error is not None:
             raise MaskFailed(job.error)
@@ -189,21 +224,18 @@ class MaskThreads:
         with self._lock:
             self._is_closed = True
             for _ in range(self._num_threads):
-                self._jobs.put(None)
+                self._put(None)
 
-    def _wait(self, job: MaskJob) -> None:
+    def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
         try:
             while not job.done.acquire(timeout=_LOOK_S):
-                waited = time.monotonic() - began
-                if not self._num_threads:
-                    why = "the engine was stopped" if self._is_closed else "too many other masks are stuck"
-                    raise MaskFailed(f"its mask cannot be computed: {why}")
-                if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited > MAX_WAIT_S:
+                if (why := self.has_failed(job)) is not None:
                     self._leave(job)
-                    raise MaskFailed(
-                        f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
-                    )
+                    raise MaskFailed(why)
+                if may_be_late and job.is_over:
+                    job.is_late = True
+                    raise MaskLate
         finally:
             self._note_wait(time.monotonic() - began)
 
@@ -233,7 +265,7 @@ class MaskThreads:
                 threading.Thread(target=self._work, name="octavo-masks", daemon=True).start()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()[-1]) is not None:
             job.run()
             with self._lock:
                 if job.is_left:

@@ -92,6 +92,11 @@ class ReasoningGate:
         return self._constraint is not None and self._constraint.is_stuck
 
     @property
+    def is_late(self) -> bool:
+        """See ``Constraint``."""
+        return self._constraint is not None and self._constraint.is_late
+
+    @property
     def is_complete(self) -> bool:
         """See ``Constraint``."""
         answers = self._stage is _Stage.ANSWERING and self._constraint is not None
@@ -126,12 +131,12 @@ class ReasoningGate:
             return self._constraint.after(drafts)
         return self
 
-    def allowed(self, *, may_end: bool = True) -> Mask:
+    def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """See ``Constraint``."""
         constraint, marks = self._constraint, self._marks
         match self._stage:
             case _Stage.ANSWERING if constraint is not None:
-                return constraint.allowed(may_end=may_end)
+                return constraint.allowed(may_end=may_end, may_be_late=may_be_late)
             case _Stage.ANSWERING:
                 return self._any(may_end=may_end)
             case _Stage.THINKING:
@@ -141,7 +146,10 @@ class ReasoningGate:
         nexts = self._opening_ids()
         if self._path:
             return self._only(nexts)
-        mask = self._any(may_end=may_end) if constraint is None else constraint.allowed(may_end=may_end)
+        if constraint is None:
+            mask = self._any(may_end=may_end)
+        else:
+            mask = constraint.allowed(may_end=may_end, may_be_late=may_be_late)
         if self._budget != 0:
             mask[nexts] = True
         return mask

@@ -79,20 +79,22 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
     while True:
         job = inbox.get()
         _limit_cpu(limits["cpu_s"])
-        write_all(out, packed(_vetted(tokenizer, job, limits["compile_s"])))
+        answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
+        write_all(out, packed(answer))
 
 
-def _vetted(tokenizer: LLTokenizer, job: dict[str, Any], compile_s: float) -> dict[str, Any]:
+def _vetted(
+    tokenizer: LLTokenizer, job: dict[str, Any], compile_s: float, *, first_mask_s: float
+) -> dict[str, Any]:
     began = time.thread_time()
     try:
         grammar = grammar_of(job["kind"], job["source"])
-        matcher = make_matcher(tokenizer, grammar)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            return {"refused": first_line(matcher.get_error())}
-        copy = matcher.deep_copy()
-        del matcher, copy  # freeing recurses, too
+        mask_s, error = _try_out(tokenizer, grammar)
+        if mask_s > first_mask_s and not error:  # a busy machine may be the cause: the better of two counts
+            again, error = _try_out(tokenizer, grammar)
+            mask_s = min(mask_s, again)
+        if error:
+            return {"refused": error}
     except MemoryError:
         return {"refused": "compiling it takes too much memory"}
     except BaseException as error:  # what comes from a client must not end this process: it is slow to start
@@ -100,7 +102,25 @@ def _vetted(tokenizer: LLTokenizer, job: dict[str, Any], compile_s: float) -> di
     cpu_s = time.thread_time() - began
     if cpu_s > compile_s:
         return {"refused": f"compiling it takes {cpu_s:.1f} s, at most {compile_s:g} s may be"}
+    if mask_s > first_mask_s:
+        return {
+            "refused": f"the mask of its first token takes {mask_s * 1e3:.0f} ms, at most "
+            f"{first_mask_s * 1e3:g} ms may be; allow fewer or shorter strings"
+        }
     return {"grammar": grammar, "cpu_s": cpu_s}
+
+
+def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
+    """Compile a grammar and compute its first mask; return the mask's CPU seconds, and what went wrong."""
+    matcher = make_matcher(tokenizer, grammar)
+    began = time.thread_time()
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    mask_s = time.thread_time() - began
+    error = first_line(matcher.get_error()) or "it is not well formed" if matcher.is_error() else ""
+    copy = matcher.deep_copy()
+    del matcher, copy  # freeing recurses, too
+    return mask_s, error
 
 
 def _limit_cpu(seconds: int) -> None:

@@ -55,6 +55,26 @@ def hidden_chain(length: int) -> StructuredOutput:
     return StructuredOutput(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
 
 
+def literals(length: int) -> dict[str, StructuredOutput]:
+    """One string of so many characters, in every form that may hold one."""
+    text = "a" * length
+    return {
+        "gbnf": StructuredOutput(grammar=f'root ::= "{text}"\n'),
+        "lark pattern": StructuredOutput(grammar=f"start: /{text}/\n"),
+        "regex": StructuredOutput(regex=text),
+        "choice": StructuredOutput(choice=(text, "b")),
+        "const": StructuredOutput(json_schema={"const": text}),
+        "enum": StructuredOutput(json_schema={"enum": [text]}),
+        "property": StructuredOutput(json_schema={"type": "object", "properties": {text: {}}}),
+        "tag": StructuredOutput(structural_tag=tag({"const": text})),
+    }
+
+
+def joined_literals(length: int, count: int) -> StructuredOutput:
+    """One symbol of the lexer, of many strings that are each within their limit."""
+    return StructuredOutput(grammar="start: T\nT: " + " ".join([f'"{"a" * length}"'] * count) + "\n")
+
+
 def slow(number: int = 0) -> StructuredOutput:
     """One that takes half a minute to compile, given memory; another one for each number."""
     return StructuredOutput(regex="(?:a*)*" * (30_000 + number))

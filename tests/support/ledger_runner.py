@@ -21,9 +21,10 @@ from octavo.engine.api.engine_info import EngineInfo
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.executor.base import Pending, RunOutput
 from octavo.engine.executor.batch import Batch
-from octavo.engine.executor.sampling.sampler import Sampled, SampleState
+from octavo.engine.executor.sampling.sampler import LATE, Sampled, SampleState
 from octavo.engine.kv_store.page_runs import PageLayoutKey, StateKind
 from octavo.engine.structured_output.constraint import ConstraintFailed
+from octavo.engine.structured_output.mask_threads import MaskLate
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
@@ -294,6 +295,8 @@ class LedgerRunner:
         if state.constraint is not None:
             try:
                 token = _allowed_token(state, token)
+            except MaskLate:
+                return LATE
             except ConstraintFailed as error:
                 return Sampled(None, error=str(error))
         return Sampled(token, None if state.params.logprobs is None else TokenLogprob(token, -0.5))

@@ -15,8 +15,9 @@ from octavo.kernels import _ext
 
 from ...api.outputs import TokenLogprob
 from ...structured_output.constraint import ConstraintFailed
+from ...structured_output.mask_threads import MaskLate
 from .logit_rows import Target, float_row
-from .sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_finite
+from .sampler import LATE, NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_finite
 
 
 class NativeSampler:
@@ -31,6 +32,8 @@ class NativeSampler:
                 draws.append(_draw_of(state, row, vocab_size))
             except ConstraintFailed as error:
                 failed[i] = Sampled(token=None, error=str(error), invalid=True)
+            except MaskLate:
+                failed[i] = LATE
         drawn = map(_sampled, _ext.draw_tokens(logits, draws))
         sampled = [failed[i] if i in failed else next(drawn) for i in range(len(states))]
         for i, (row, state) in enumerate(zip(rows, states, strict=True)):

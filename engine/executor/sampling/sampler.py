@@ -22,6 +22,7 @@ from ...api.errors import InvalidRequest
 from ...api.outputs import TokenLogprob
 from ...api.sampling_params import SamplingParams
 from ...structured_output.constraint import BehindDrafts, ConstraintFailed, Mask
+from ...structured_output.mask_threads import MaskLate
 from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
@@ -41,6 +42,10 @@ class Sampled(NamedTuple):
     logprob: TokenLogprob | None = None
     error: str | None = None
     invalid: bool = False
+    is_late: bool = False  # the mask of its grammar is not there yet: the row is to be computed again
+
+
+LATE = Sampled(token=None, is_late=True)
 
 
 class SampleState:
@@ -75,6 +80,7 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
+        self.mask_may_be_late = False  # whether a step may go on without the token
         self._behind: BehindDrafts | ReasoningGate | None = (
             None  # what takes its place, of a state that lies ahead
         )
@@ -144,13 +150,15 @@ class SampleState:
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
     def allowed(self) -> Mask | None:
-        """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed."""
+        """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed, MaskLate."""
         grammar = self.constraint if self._behind is None else self._behind
-        return None if grammar is None else grammar.allowed(may_end=self.may_end)
+        if grammar is None:
+            return None
+        return grammar.allowed(may_end=self.may_end, may_be_late=self.mask_may_be_late)
 
     def adjust_in_place(self, logits: Floats) -> None:
         """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
-        ConstraintFailed."""
+        ConstraintFailed or MaskLate."""
         if (changes := self.changes) is not None:
             changes.apply(logits)
         if (allowed := self.allowed()) is not None:
@@ -196,6 +204,8 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
         state.adjust_in_place(logits)
     except ConstraintFailed as error:
         return Sampled(token=None, error=str(error), invalid=True)
+    except MaskLate:
+        return LATE
     if not state.is_unprocessed and not np.isfinite(logits.max()):
         return Sampled(token=None, error=NO_TOKEN_LEFT, invalid=True)
     return None

@@ -68,6 +68,33 @@ def test_a_chain_that_nobody_can_count_is_refused(compiler: ConstraintCompiler) 
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("form", bombs.literals(1))
+def test_a_string_is_bounded_in_every_form(compiler: ConstraintCompiler, form: str) -> None:
+    """Each mask inside of a long one takes as long as what is left of it."""
+    compiler.compile(bombs.literals(4_000)[form])
+    with pytest.raises(InvalidRequest, match=r"it has a literal of \d+ bytes, at most 16384 may be"):
+        compiler.compile(bombs.literals(17_000)[form])
+
+
+def test_prose_of_a_schema_may_be_long(compiler: ConstraintCompiler) -> None:
+    compiler.compile(StructuredOutput(json_schema={"type": "integer", "description": "a" * 50_000}))
+
+
+def test_a_first_mask_that_takes_too_long_is_refused() -> None:
+    own = make(CompileLimits(first_mask_s=1e-9))
+    with pytest.raises(InvalidRequest, match=r"the mask of its first token takes \d+ ms, at most 1e-06 ms"):
+        own.compile(StructuredOutput(regex="ab"))
+    own.close()
+
+
+def test_many_strings_in_one_symbol_are_refused_by_their_first_mask() -> None:
+    """Each is within its limit, and together they take some hundred milliseconds."""
+    own = make(PATIENT)
+    with pytest.raises(InvalidRequest, match="the mask of its first token takes"):
+        own.compile(bombs.joined_literals(16_000, 16))
+    own.close()
+
+
 def test_time_is_bounded_and_a_refusal_is_remembered() -> None:
     own = make(replace(QUICK, memory_bytes=2**30))
     with pytest.raises(InvalidRequest, match=r"regex cannot be used: compiling it takes .* s"):

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import grammar_bombs as bombs
-from engines import running
+from engines import Gate, running
 from fakes import VOCAB_SIZE, byte_tokenizer
+from octavo.block_manager import RecurrentState
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
@@ -25,7 +26,7 @@ from octavo.engine.structured_output import mask_budget, mask_threads
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
 from octavo.engine.structured_output.mask_budget import BURST_S, OTHER_TOKEN_S, TOKEN_S, MaskBudget
-from octavo.engine.structured_output.mask_threads import MAX_STUCK, NUM_THREADS, MaskThreads
+from octavo.engine.structured_output.mask_threads import MAX_STUCK, NUM_THREADS, MaskLate, MaskThreads
 
 ENDS = np.array([3])
 NUM_TOKENS = 8
@@ -265,6 +266,108 @@ async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
             FinishReason.LENGTH,
         }
     assert not budgets[0].is_half_spent
+
+
+def test_masks_of_requests_that_have_used_least_come_first() -> None:
+    """A queue of costly masks does not hold up a cheap one."""
+    threads, gate, order = MaskThreads(), threading.Event(), list[str]()
+
+    class Noted(Matcher):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def compute_bitmask(self) -> bytes:
+            order.append(self.name)
+            return super().compute_bitmask()
+
+    busy = [constraint(threads, Matcher(gate)) for _ in range(NUM_THREADS)]
+    for each in busy:
+        each.prepare()
+    costly = [constraint(threads, Noted(f"costly {number}")) for number in range(3)]
+    for each in costly:
+        each._budget.charge(BURST_S * 0.4)
+        each.prepare()
+    cheap = constraint(threads, Noted("cheap"))
+    cheap.prepare()
+    gate.set()
+    assert cheap.allowed().any()
+    for each in (*busy, *costly):
+        each.allowed()
+    assert order[:1] == ["cheap"]
+    threads.close()
+
+
+def test_a_mask_is_charged_while_it_is_computed(threads: MaskThreads) -> None:
+    gate = threading.Event()
+    own = constraint(threads, Matcher(gate))
+    own._budget.charge(BURST_S * 0.6)
+    own.prepare()
+    assert own.is_late, "the budget has less than half left, and the mask is not there"
+    with pytest.raises(MaskLate):
+        own.allowed(may_be_late=True)
+    gate.set()
+    assert own.allowed().any(), "late is not failed"
+    assert not own.is_late
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+async def test_a_request_over_its_budget_waits_and_others_do_not(recurrent: bool) -> None:
+    """Its mask is computed for as long as the others' streams take."""
+    states = RecurrentState(num_slots=24, slot_bytes=16) if recurrent else None
+    honest = SamplingParams(max_tokens=60, ignore_eos=True)
+    slow = SamplingParams(
+        max_tokens=60,
+        ignore_eos=True,
+        structured=StructuredOutput(regex="[a-z ]{200}"),
+        temperature=1.0,
+        seed=5,
+    )
+    async with running(states=states) as (engine, _, _):
+        alone, expected = await _whole(engine, honest), await _whole(engine, slow)
+    gate = Gate()
+    async with running(gate=gate, states=states) as (engine, fake, _):
+        gate.allow(3)
+        stream = engine.generate("x", slow)
+        first = await anext(stream)
+        assert fake.core is not None
+        (sample,) = fake.core._live.by_sequence.values()
+        own = sample.state.constraint
+        assert isinstance(own, Constraint)
+        masks = threading.Event()
+        slowed = Slowed(own._matcher, masks)
+        own._matcher = slowed  # type: ignore[assignment]
+        own._budget.charge(BURST_S * 0.6)
+        gate.open()
+        while not slowed.waits:
+            await asyncio.sleep(0.001)
+        num_slow = len(sample.sequence.tokens)
+        assert (await _whole(engine, honest))[0].token_ids == alone[0].token_ids
+        assert len(sample.sequence.tokens) == num_slow, "it waits for its mask"
+        masks.set()
+        collector = OutputCollector()
+        collector.add(first)
+        async for delta in stream:
+            collector.add(delta)
+        merged = collector.take()
+        assert merged.finish_reason is FinishReason.LENGTH
+        assert merged.token_ids == expected[0].token_ids
+
+
+class Slowed:
+    """A matcher whose masks wait for a gate."""
+
+    def __init__(self, matcher: Any, gate: threading.Event) -> None:
+        self._matcher, self._gate = matcher, gate
+        self.waits = False
+
+    def compute_bitmask(self) -> bytes:
+        self.waits = True
+        assert self._gate.wait(60)
+        return bytes(self._matcher.compute_bitmask())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
 
 
 def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
