@@ -14,7 +14,7 @@ from typing import Any
 from octavo.block_manager import ResidualWindow
 from octavo.kernels.formats import FORMAT_NAMES, known_formats
 
-from ..api.config import EngineConfig
+from ..api.config import AUTO, EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.sampling_params import PARAMETERS
 from ..api.setting import Setting, settings_of
@@ -120,7 +120,6 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 VLLM_FORMATS = {
-    "auto": DEFAULTS.kv_format,
     "bfloat16": "bf16",
     "float16": "fp16",
 }  # spellings of --kv-cache-dtype
@@ -128,9 +127,9 @@ VLLM_FORMATS = {
 
 def _formats(name: str) -> str:
     name = VLLM_FORMATS.get(name, name)
-    if not known_formats(name):
+    if name != AUTO and not known_formats(name):
         raise argparse.ArgumentTypeError(
-            f"{name!r} is not a page format; use one of {', '.join(FORMAT_NAMES)}, or two as K/V"
+            f"{name!r} is not a page format; use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
         )
     return name
 

@@ -75,13 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _accept_any_encoding() -> None:
-    """Write characters that the encoding of the output lacks as escapes, and read bytes that are not in the
-    encoding of the input for later checks: strict streams would end the command with a traceback."""
+    """Write characters that the output's encoding lacks as escapes, and read UTF-8 where the input is said to
+    be ASCII: Python would end the command with a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
-    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.errors == "strict":
-        is_ascii = codecs.lookup(sys.stdin.encoding).name == "ascii"
-        sys.stdin.reconfigure(encoding="utf-8" if is_ascii else None, errors="surrogateescape")
+    if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
+        sys.stdin.reconfigure(encoding="utf-8")
 
 
 def _leave_at_once(*_: object) -> None:

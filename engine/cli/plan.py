@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.residual import RESIDUAL_SETTINGS
 
-from ..api.config import StateSnapshots
+from ..api.config import AUTO, StateSnapshots
 from ..api.size import parse_size
 from ..arguments.options import (
     ATTENTION_SINKS,
@@ -82,7 +82,7 @@ def _residual(args: argparse.Namespace) -> dict[str, int]:
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
     """The pair asked for, or every format there is and the recommended pair."""
-    if args.kv_format or args.k_format or args.v_format:
+    if args.kv_format not in (None, AUTO) or args.k_format or args.v_format:
         name = args.kv_format or DEFAULTS.kv_format
         return [format_pair(name, k_format=args.k_format, v_format=args.v_format)]
     return [format_pair(name) for name in (*FORMAT_NAMES, RECIPE)]

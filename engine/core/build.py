@@ -20,14 +20,15 @@ from octavo.scheduler.waiting import (
     WaitingQueue,
 )
 
-from ..api.config import EngineConfig
+from ..api.config import AUTO, EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig
+from ..api.outputs import TokenLogprob
 from ..api.sampling_params import Speculate
 from ..api.stats import Observer
 from ..executor.base import ModelRunner
 from ..executor.draft_config import draft_config
-from ..executor.load import load_runner
+from ..executor.load import load_runner, model_folder
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
@@ -40,6 +41,7 @@ from .draft_tables import BatchDrafter
 from .engine_core import EngineCore
 from .gauge_source import GaugeSource
 from .mtp_drafts import MTPDrafts
+from .text_scores import score_tokens, text_ids
 
 CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said
 
@@ -56,15 +58,24 @@ def build_core(
     """
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
-    runner = load_runner(config)
+    path = model_folder(config)
+    tokenizer = load_tokenizer(
+        path,
+        config.chat_template,
+        reasoning_parser=config.reasoning_parser,
+        tool_call_parser=config.tool_call_parser,
+    )
+
+    def score(trial: ModelRunner, of_trial: EngineConfig) -> list[TokenLogprob]:
+        info = trial.info
+        ids = text_ids(tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        return score_tokens(assemble(of_trial, trial, tokenizer), tokenizer, ids)
+
+    runner = load_runner(config, score=score)
+    if config.kv_format == AUTO:
+        config = config.with_format(runner.info.kv_format)
     drafts: BatchDrafter | None = None
     try:
-        tokenizer = load_tokenizer(
-            runner.info.path,
-            config.chat_template,
-            reasoning_parser=config.reasoning_parser,
-            tool_call_parser=config.tool_call_parser,
-        )
         if config.draft_model is not None:
             drafts = load_draft_model(config, runner, tokenizer)
         elif (head := runner.head) is not None:

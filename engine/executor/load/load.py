@@ -15,7 +15,7 @@ from octavo.kernels.groups import without_unreached_windows
 from octavo.kernels.interface import PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
 
-from ...api.config import EngineConfig
+from ...api.config import AUTO, EngineConfig
 from ...api.engine_info import EngineInfo, MemoryBudget
 from ...api.errors import InvalidConfig
 from ...memory.budget import (
@@ -36,14 +36,17 @@ from .discover import CacheLayout, discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
-from .prepare import choose_device, make_ready, model_ops
+from .page_loss import MAX_TEXT, ScoreText, settle_format
+from .prepare import ReadyModel, choose_device, make_ready, model_ops
 from .probe import ProbeResult, describe, describe_states
 from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
 
 
-def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedRunner:
+def load_paged_runner(
+    config: EngineConfig, *, is_draft: bool = False, score: ScoreText | None = None
+) -> PagedRunner:
     """See ``load_runner``. What can be refused without reading the weights is refused first."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
@@ -79,6 +82,16 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
     bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))
+    settled = config
+    if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
+        settled = settle_format(
+            config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
+        )
+    elif config.kv_format == AUTO:  # nothing has pages, or nobody has a text
+        settled = config.with_format("bf16")
+    if settled != config:
+        config = settled
+        size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     kv_cache = (
         _create_kv_cache(config, choice, bounded_layout, size, num_pages)
         if layout.layers
@@ -140,6 +153,50 @@ def load_paged_runner(config: EngineConfig, *, is_draft: bool = False) -> PagedR
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens)
     return runner
+
+
+def _trial(
+    config: EngineConfig,
+    choice: BackendSelection,
+    loaded: LoadedModel,
+    layout: CacheLayout,
+    ready: ReadyModel,
+    max_model_len: int,
+) -> tuple[PagedRunner, EngineConfig]:
+    """A runner of the model with pages for one text, and the configuration that it is made with."""
+    result, length = ready.result, min(MAX_TEXT, max_model_len)
+    slot = slot_bytes(result.entries)
+    config = replace(
+        config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
+        keep_tokens=None, speculate="off", max_pinned_pages=0, cache_dir=None, cache_dir_bytes=None,
+        save_dir=None, swap_memory=0, state_memory=8 * slot or None, async_steps=False,
+    )  # fmt: skip
+    assert config.num_pages is not None
+    size = sizing_of(config, layout.layers, length)
+    states = _plan_states(config, result.entries, size, 8 * slot)
+    pool = None if states is None else _state_pool(config, states, result)
+    bounded = replace(layout, layers=without_unreached_windows(layout.layers, length))
+    model = PagedModel(
+        loaded.model,
+        layout,
+        _create_kv_cache(config, choice, bounded, size, config.num_pages),
+        mask_dims=result.mask_dims,
+        selection=ready.selection if result.selects_rows else None,
+        recurrent=result.recurrent,
+        states=pool,
+    )
+    budget = MemoryBudget(weights=0, pages=0, workspace=0)
+    groups = size.page_groups(config.num_pages)
+    info = replace(_info(config, choice, loaded, result, layout, budget, length, groups), states=states)
+    ops = model_ops(choice.backend)
+    return PagedRunner(
+        model,
+        info,
+        dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
+        exact=config.exact,
+        sampling=ops.sampler(),
+        on_device=not choice.backend.has_model_ops,
+    ), config
 
 
 def _rooms(

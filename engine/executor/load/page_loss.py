@@ -1,0 +1,74 @@
+"""What quantized pages cost, measured on a short text while a model is loaded.
+
+The loss is the mean divergence (Kullback-Leibler, nats) of predictions over quantized pages from predictions
+over 16-bit pages: by this much the perplexity rises of text that the model itself would write.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+from ...api.config import AUTO, CHOSEN_FROM, EngineConfig
+from ...api.errors import InvalidConfig
+from ...api.outputs import TokenLogprob
+from ..base import ModelRunner
+
+log = logging.getLogger(__name__)
+
+MOST_CHOSEN = 0.01  # nats: loss of a format that auto chooses
+MOST_UNWARNED = 0.05  # nats: loss of a format that was asked for, without a warning
+MAX_TEXT = 257  # positions: of the text, and one that follows
+MIN_TOKENS = 16  # a text that is shorter says nothing
+
+Scores = Sequence[TokenLogprob]
+ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
+"""Scores of a text by a runner that was made for it with this configuration."""
+
+
+def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
+    """Return the configuration with a format in the place of ``auto``. Warns of a format that was asked for
+    and changes predictions much. ``score``: of the text, over pages as a configuration says."""
+    base = score(config.with_format("bf16"))
+    if len(base) < MIN_TOKENS:
+        return config.with_format("bf16") if config.kv_format == AUTO else config
+    if config.kv_format != AUTO:
+        loss = divergence(base, score(config))
+        if not loss <= MOST_UNWARNED:
+            log.warning(
+                "%s: kv_format %s changes what the model predicts: perplexity of a short text rises by "
+                "%.0f %%, as it does where some channels of K are far larger than others; "
+                "use kv_format auto, or bf16",
+                config.model, config.page_formats, 100 * math.expm1(min(loss, 2.0)),
+            )  # fmt: skip
+        return config
+    losses = []
+    for name in CHOSEN_FROM:
+        try:
+            loss = divergence(base, score(config.with_format(name)))
+        except InvalidConfig as error:  # a format that does not hold such heads, or not on this backend
+            log.info("%s: kv_format %s cannot be chosen: %s", config.model, name, error)
+            continue
+        losses.append(f"{name} {100 * loss:.2g} %")
+        if loss <= MOST_CHOSEN:
+            break
+    else:
+        name = "bf16"
+    log.info("%s: kv_format auto is %s; losses on a short text: %s", config.model, name, ", ".join(losses))
+    return config.with_format(name)
+
+
+def divergence(base: Scores, other: Scores) -> float:
+    """Return the mean divergence in nats of ``other`` from ``base``, over the tokens among the likeliest of
+    both and all others as one: a lower bound of the divergence over the vocabulary. Infinite if ``other`` has
+    no scores."""
+    if len(other) != len(base):
+        return math.inf
+    total = 0.0
+    for mine, theirs in zip(base, other, strict=True):
+        known = dict(theirs.top)
+        pairs = [(math.exp(p), math.exp(known[token])) for token, p in mine.top if token in known]
+        rest = [max(1 - sum(side), 1e-9) for side in zip(*pairs, strict=True)] if pairs else [1.0, 1e-9]
+        total += sum(p * math.log(p / q) for p, q in [*pairs, (rest[0], rest[1])] if p > 0 and q > 0)
+    return total / max(len(base), 1)

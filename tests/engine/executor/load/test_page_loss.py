@@ -1,0 +1,104 @@
+"""Page formats by what they lose on a short text: chosen by auto, warned of when asked for."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import octavo.engine
+from octavo.engine import LLM, EngineConfig
+from octavo.engine.api.config import CHOSEN_FROM
+from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.outputs import TokenLogprob
+from octavo.engine.executor.load.page_loss import MIN_TOKENS, Scores, divergence, settle_format
+
+DEMO = Path(octavo.engine.__file__).parent / "demo"
+
+
+def scores(chance: float, length: int = MIN_TOKENS) -> list[TokenLogprob]:
+    """Predictions that give token 1 this chance, and token 2 nearly all of the rest."""
+    top = ((1, math.log(chance)), (2, math.log(0.99 - chance)))
+    return [TokenLogprob(1, top[0][1], top)] * length
+
+
+def with_large_channels(folder: Path, scale: float) -> Path:
+    """The demo model with a rotary pair of K so much larger and of Q as much smaller: the same outputs."""
+    shutil.copytree(DEMO, folder)
+    weights = cast("dict[str, mx.array]", mx.load(str(DEMO / "model.safetensors")))
+    for name, weight in weights.items():
+        if name.endswith(("k_norm.weight", "q_norm.weight")):
+            values = np.array(weight.astype(mx.float32))
+            values[[3, 3 + len(values) // 2]] *= scale if name.endswith("k_norm.weight") else 1 / scale
+            weights[name] = mx.array(values).astype(weight.dtype)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    return folder
+
+
+def test_divergence_is_that_of_two_distributions() -> None:
+    base, other = scores(0.6), scores(0.5)
+    by_hand = 0.6 * math.log(0.6 / 0.5) + 0.39 * math.log(0.39 / 0.49)
+    assert divergence(base, other) == pytest.approx(by_hand)
+    assert divergence(base, base) == 0
+    assert divergence(base, []) == math.inf
+    elsewhere = [TokenLogprob(7, 0.0, ((7, math.log(0.9)),))] * MIN_TOKENS
+    assert divergence(base, elsewhere) > 10
+
+
+@pytest.mark.parametrize(
+    ("lossy", "refused", "chosen"),
+    [
+        ((), (), "fp4"),
+        (("fp4", "nvfp4"), (), "fp5/fp4"),
+        (("fp4",), ("nvfp4", "fp5/fp4"), "int8/fp4"),
+        (CHOSEN_FROM, (), "bf16"),
+    ],
+)
+def test_auto_is_the_smallest_format_that_loses_less_than_a_hundredth(
+    lossy: tuple[str, ...], refused: tuple[str, ...], chosen: str
+) -> None:
+    def score(config: EngineConfig) -> Scores:
+        if config.kv_format in refused:
+            raise InvalidConfig("no such heads")
+        return scores(0.3 if config.kv_format in lossy else 0.6)
+
+    assert settle_format(EngineConfig(kv_format="auto"), score).kv_format == chosen
+    assert settle_format(EngineConfig(kv_format="auto"), lambda _: scores(0.6, 3)).kv_format == "bf16"
+
+
+@pytest.mark.parametrize("settings", [{"k_format": "int8"}, {"v_format": "fp4"}])
+def test_auto_chooses_both_formats(settings: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfig, match="which chooses both; leave these out"):
+        EngineConfig(kv_format="auto", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
+def test_auto_is_settled_before_the_pool_is_made(model: str) -> None:
+    with LLM(EngineConfig(model=model, num_pages=32, kv_format="auto", sink_pages=1)) as llm:
+        chosen = llm.info.kv_format
+        assert chosen in (*CHOSEN_FROM, "bf16")
+        assert model == "demo-hybrid" or chosen == "fp4"
+        assert llm.info.residual_pages == (0 if chosen == "bf16" else 2)
+        assert len(llm.generate(["Once there was"], progress=False)[0].outputs[0].token_ids) > 1
+
+
+def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = str(with_large_channels(tmp_path / "model", 128.0))
+    with caplog.at_level(logging.WARNING, "octavo"):
+        with LLM(EngineConfig(model=folder, num_pages=32, kv_format="auto")) as llm:
+            assert llm.info.kv_format == "bf16"
+        LLM(EngineConfig(model=folder, num_pages=32)).close()
+        LLM(EngineConfig(num_pages=32, kv_format="fp4")).close()
+        assert not caplog.records
+        LLM(EngineConfig(model=folder, num_pages=32, kv_format="int8")).close()
+    (record,) = caplog.records
+    assert "kv_format int8 changes what the model predicts" in record.getMessage()
+    assert record.getMessage().endswith("use kv_format auto, or bf16")
