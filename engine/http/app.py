@@ -23,15 +23,22 @@ from .completion_types import CompletionRequest
 from .completions import serve_completions
 from .embeddings import EmbeddingRequest, serve_embeddings
 from .endpoint import Endpoint, Route, Services
-from .errors import HttpRefusal, ModelNotServed, error_body
+from .errors import HttpRefusal, ModelNotServed, error_form
 from .exchange import Exchange
+from .messages import serve_count, serve_messages
+from .messages_types import CountRequest, MessagesRequest
 from .rerank import RerankRequest, serve_rerank
+from .responses import serve_responses
+from .responses_types import ResponsesRequest
 from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
 
 Render = Callable[[], tuple[str, bytes]]  # content type and metrics
 Check = Callable[[], str | None]  # why the server takes no requests
 POSTS: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, serve_chat),
+    "/v1/messages": (MessagesRequest, serve_messages),
+    "/v1/messages/count_tokens": (CountRequest, serve_count),
+    "/v1/responses": (ResponsesRequest, serve_responses),
     "/v1/completions": (CompletionRequest, serve_completions),
     "/v1/embeddings": (EmbeddingRequest, serve_embeddings),
     "/v1/rerank": (RerankRequest, serve_rerank),
@@ -73,7 +80,7 @@ def _refuse(request: Request, error: Exception) -> Response:
     text = f"there is no {path:.200} here; see the HTTP reference"
     if error.status_code == 405:
         text = f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another')}"
-    body = json.dumps(error_body(HttpRefusal(error.status_code, text)))
+    body = json.dumps(error_form(path).body(HttpRefusal(error.status_code, text)))
     return Response(body, error.status_code, dict(error.headers or {}), "application/json")
 
 

@@ -12,7 +12,7 @@ from ..api.outputs import Delta
 from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from .answer_models import usage_info
-from .chat_reply import PlainReader, ReplyPart, ReplyReader
+from .chat_reply import AnswerReply, ReplyPart, ReplyReader
 from .chat_types import (
     ChatChoice,
     ChatCompletion,
@@ -30,14 +30,15 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
-from .request_model import not_served, only
+from .request_model import only
+from .turns import NO_THINKING, prepare_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A request as the engine gets it, and how what comes out is read."""
 
-    prompt: ChatPrompt | list[int]
+    prompt: Prompt
     params: SamplingParams
     make_reader: Callable[[], ReplyReader]
 
@@ -72,24 +73,28 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 async def prepare(services: Services, request: ChatRequest) -> Conversation:
     """Return what the engine is asked. Raise InvalidRequest for what is not served."""
-    for field in ("tool_choice", "parallel_tool_calls"):
-        if getattr(request, field) is not None:
-            raise not_served(field)
-    prompt = conversation_prompt(request)
     params = request.sampling(
         services.files.sampling,
         max_tokens=_max_tokens(request),
         logprobs=_num_logprobs(request),
         structured=request.structured(),
     )
-    return Conversation(prompt=prompt, params=params, make_reader=PlainReader)
+    turn = await prepare_turn(
+        services,
+        conversation_prompt(request),
+        params,
+        tools=request.tools,
+        choice=request.tool_choice,
+        is_parallel=request.parallel_tool_calls is not False,
+    )
+    return Conversation(
+        prompt=turn.prompt, params=turn.params, make_reader=lambda: AnswerReply(turn.reader())
+    )
 
 
 def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     """Return the prompt of a conversation. Raise FieldError for what is not served."""
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
-    if request.tools is not None:
-        raise not_served("tools")
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
     for index, message in enumerate(request.messages):
@@ -98,6 +103,8 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     for field in ("documents", "reasoning_effort"):
         if (value := getattr(request, field)) is not None:
             variables[field] = value
+    if request.reasoning_effort == "none":
+        variables |= NO_THINKING
     if request.continue_final_message and request.add_generation_prompt:
         raise FieldError(
             "continue_final_message",
@@ -105,6 +112,7 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
         )
     return ChatPrompt(
         [message_of(message, f"messages[{index}]") for index, message in enumerate(request.messages)],
+        tools=request.tools or None,
         variables=variables,
         open_turn=request.add_generation_prompt is not False and not request.continue_final_message,
         continue_final_message=bool(request.continue_final_message),
@@ -260,7 +268,8 @@ def _message(part: ReplyPart) -> ReplyMessage:
     """A whole message: without text, its content is null if it has something else."""
     fields: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
     if part.reasoning:
-        fields["reasoning_content"] = part.reasoning
+        fields["reasoning_content"] = fields["reasoning"] = part.reasoning
+        fields["content"] = part.content or None
     if part.tool_calls:
         fields["content"] = part.content or None
         fields["tool_calls"] = [_without_index(call) for call in part.tool_calls]
@@ -278,7 +287,7 @@ def _delta(part: ReplyPart, is_first: bool) -> ReplyDelta:
     if part.content:
         fields["content"] = part.content
     if part.reasoning:
-        fields["reasoning_content"] = part.reasoning
+        fields["reasoning_content"] = fields["reasoning"] = part.reasoning
     if part.tool_calls:
         fields["tool_calls"] = list(part.tool_calls)
     return ReplyDelta.model_construct(**fields)

@@ -9,8 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..api.outputs import Delta
-from .chat_types import ToolCall
+from ..api.outputs import Delta, FinishReason
+from ..chat.answer import AnswerReader
+from ..chat.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallMalformed,
+    ContentText,
+    ReasoningText,
+)
+from .chat_types import FunctionCall, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +44,49 @@ class ReplyReader(Protocol):
         ...
 
 
-class PlainReader:
-    """All text is content."""
+class AnswerReply:
+    """Reads a sample with the parsers of the model's family."""
 
-    has_called_tools = False
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self.has_called_tools = False
 
     def read(self, delta: Delta) -> ReplyPart:
-        return ReplyPart(content=delta.text)
+        events = self._reader.add(delta.text)
+        if delta.finish_reason is not None:
+            events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)
+        content, reasoning = [], []
+        calls: dict[int, ToolCall] = {}
+        for event in events:
+            match event:
+                case ContentText(text):
+                    content.append(text)
+                case ReasoningText(text):
+                    reasoning.append(text)
+                case CallBegin(index, call_id, name):
+                    calls[index] = _piece(index, "", call_id, name)
+                case CallArguments(index, text):
+                    calls[index] = _longer(calls.get(index) or _piece(index, ""), text)
+                case CallMalformed(text, begun):
+                    content.append(text)
+                    if begun is not None:  # what of it is out already stays what it is
+                        calls.pop(begun, None)
+                case CallEnd():
+                    self.has_called_tools = True
+        return ReplyPart(
+            content="".join(content), reasoning="".join(reasoning), tool_calls=tuple(calls.values())
+        )
+
+
+def _piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> ToolCall:
+    """A piece of a call; the first of them has the id and the name."""
+    if call_id is None:
+        function = FunctionCall.model_construct(arguments=arguments)
+        return ToolCall.model_construct(index=index, function=function)
+    function = FunctionCall.model_construct(name=name, arguments=arguments)
+    return ToolCall.model_construct(index=index, id=call_id, type="function", function=function)
+
+
+def _longer(piece: ToolCall, arguments: str) -> ToolCall:
+    piece.function.arguments += arguments
+    return piece

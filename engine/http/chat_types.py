@@ -116,6 +116,7 @@ class ReplyMessage(AnswerModel):
     content: str | None
     refusal: None
     reasoning_content: str
+    reasoning: str
     tool_calls: list[ToolCall]
 
 
@@ -125,6 +126,7 @@ class ReplyDelta(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str
+    reasoning: str
     tool_calls: list[ToolCall]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,6 +21,10 @@ STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
 }  # others are 500
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_MESSAGE_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "unavailable"}
 
 
@@ -72,3 +78,28 @@ def error_body(error: Exception) -> dict[str, Any]:
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     param = error.param if isinstance(error, FieldError) else None
     return {"error": {"message": text_of(error), "type": kind, "param": param, "code": code}}
+
+
+def message_error_body(error: Exception) -> dict[str, Any]:
+    """Return the error as the Anthropic API gives it."""
+    status = status_of(error)
+    kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": text_of(error)}, "request_id": None}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How errors are written. ``event``: their name in a stream, which ``last`` ends."""
+
+    body: Callable[[Exception], dict[str, Any]]
+    event: str = ""
+    last: bytes = b"data: [DONE]\n\n"
+
+
+_OPENAI = ErrorForm(error_body)
+_ANTHROPIC = ErrorForm(message_error_body, event="error", last=b"")
+
+
+def error_form(path: str) -> ErrorForm:
+    """Return the form of errors that clients of this path know."""
+    return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI

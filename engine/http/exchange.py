@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from ..api.errors import Overloaded, RequestTooLong
 from ..grpc.request_handler import ResponseWriter
-from .errors import HttpRefusal, error_body, headers_of, status_of
+from .errors import HttpRefusal, error_form, headers_of, status_of
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -81,7 +81,10 @@ class Exchange:
         self._headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
+        if (key := self.header("x-api-key")) and not self.header("authorization"):  # Anthropic's clients
+            self._headers.append(("authorization", f"Bearer {key}"))
         self.request_id = self.header("x-request-id")
+        self.error_form = error_form(scope["path"])
         self._sent_headers: list[tuple[bytes, bytes]] = []
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
@@ -177,22 +180,24 @@ class Exchange:
             ],
         )
 
-    async def event(self, data: bytes) -> None:
+    async def event(self, data: bytes, *, name: str = "") -> None:
         """Send one event, whose data has no line break."""
-        await self._write_body(b"data: %b\n\n" % data, more=True)
+        head = f"event: {name}\n".encode() if name else b""
+        await self._write_body(b"%bdata: %b\n\n" % (head, data), more=True)
 
     async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
         await self._write_body(last, more=False)
 
     async def refuse(self, error: Exception) -> None:
         """Answer with an error, or end a stream of events with one."""
-        body = json.dumps(error_body(error), ensure_ascii=False).encode()
+        form = self.error_form
+        body = json.dumps(form.body(error), ensure_ascii=False).encode()
         if not self.is_started:
             self._sent_headers += headers_of(error)
             await self.answer(body, status=status_of(error))
         elif self._is_events:
-            await self.event(body)
-            await self.end_events()
+            await self.event(body, name=form.event)
+            await self.end_events(form.last)
         else:
             await self.abort()
 

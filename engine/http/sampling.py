@@ -14,7 +14,8 @@ from .request_model import RequestModel, only
 
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
+    "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
+    "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
 )  # fmt: skip
 
 
@@ -115,6 +116,8 @@ class SamplingFields(RequestModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    max_reasoning_tokens: int | None = None
+    thinking_token_budget: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -148,7 +151,6 @@ class SamplingFields(RequestModel):
         )
         only("use_beam_search", self.use_beam_search, (False,))
         only("include_stop_str_in_output", self.include_stop_str_in_output, (False,))
-        only("skip_special_tokens", self.skip_special_tokens, (True,))
         only("spaces_between_special_tokens", self.spaces_between_special_tokens, (True, False))
         only("truncate_prompt_tokens", self.truncate_prompt_tokens, ())
         if self.stream_options is not None:
@@ -201,6 +203,8 @@ class SamplingFields(RequestModel):
             given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's are signed
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        if self.thinking_token_budget is not None:  # vLLM's name
+            given.setdefault("max_reasoning_tokens", self.thinking_token_budget)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +46,84 @@ class ChatTemplate:
 
     def render(self, chat: ChatPrompt) -> str:
         """The conversation as text; InvalidRequest if it is not acceptable."""
-        messages = chat.messages
-        if not messages:
+        if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
-        names = {"tools": None, **self._special_tokens, **chat.variables}
+        messages = [_for_template(index, message) for index, message in enumerate(chat.messages)]
+        names = {"tools": None, "documents": None, **self._special_tokens, **chat.variables}
         if chat.tools:
             names["tools"] = list(chat.tools)
-        names |= {"messages": list(messages), "add_generation_prompt": chat.open_turn}
+        names |= {"messages": messages, "add_generation_prompt": chat.open_turn}
         try:
-            text = self._template.render(names)
+            try:
+                text = self._template.render(names)
+            except TypeError:  # some templates take the arguments of earlier calls as text
+                text = self._template.render({**names, "messages": list(map(_with_texts, messages))})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         except TypeError as error:  # a content that is not a string, mostly
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
         return _within_last(text, messages[-1]) if chat.continue_final_message else text
+
+
+def _for_template(index: int, message: object) -> dict[str, Any]:
+    """A message as templates take it: its content one text, and arguments of calls as objects."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
+        raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
+    found = {**message, "content": _one_text(index, message.get("content"))}
+    if calls:
+        found["tool_calls"] = [_with_arguments(call, _loaded) for call in calls]
+    return found
+
+
+def _one_text(index: int, content: object) -> object:
+    """The content of a message; parts that are texts as one text."""
+    if content is None:
+        return ""
+    if not isinstance(content, list | tuple):
+        return content
+    for place, part in enumerate(content):
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            raise InvalidRequest(
+                f'content part {place} of message {index} must be of type "text" with a text, got '
+                f"{kind!r:.60}; "
+                "this model reads text alone"
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_arguments(call, _dumped) for call in calls]}
+
+
+def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": change(function["arguments"])}}
+
+
+def _loaded(arguments: Any) -> Any:
+    """Arguments as an object, where they are the text of one."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        loaded = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return loaded if isinstance(loaded, dict) else arguments
+
+
+def _dumped(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _within_last(text: str, message: Message) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -25,7 +26,9 @@ VOCAB_SIZE = 258
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
-def byte_tokenizer(*, eos_ids: frozenset[int] = frozenset({EOS})) -> Tokenizer:
+def byte_tokenizer(
+    *, eos_ids: frozenset[int] = frozenset({EOS}), template: str = CHAT_TEMPLATE, **parsers: Any
+) -> Tokenizer:
     """Ids 0 to 255 are bytes, 256 ends a text, 257 is another special token."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     backend = tokenizers.Tokenizer(
@@ -34,7 +37,7 @@ def byte_tokenizer(*, eos_ids: frozenset[int] = frozenset({EOS})) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>", "<pad>"])
-    return Tokenizer(backend, eos_ids=eos_ids, chat_template=ChatTemplate(CHAT_TEMPLATE, {}))
+    return Tokenizer(backend, eos_ids=eos_ids, chat_template=ChatTemplate(template, {}), **parsers)
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -104,8 +107,10 @@ class FakeCore:
         groups: tuple[KVGroupSpec, ...] = (),
         states: RecurrentState | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self._clock = clock
+        self._tokenizer = tokenizer or byte_tokenizer()
         self._options = {
             "ends_every": ends_every,
             "poison": poison,
@@ -122,7 +127,7 @@ class FakeCore:
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups, states=self._states)
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
-        self.core = assemble(config, self.runner, byte_tokenizer(), observer, clock=self._clock)
+        self.core = assemble(config, self.runner, self._tokenizer, observer, clock=self._clock)
         return self.core
 
 

@@ -1,0 +1,288 @@
+"""/v1/messages and /v1/messages/count_tokens, in the form of the Anthropic API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from ..api.prompt import ChatPrompt
+from ..api.sampling_params import SamplingParams
+from ..api.structured_output import StructuredOutput
+from .endpoint import Services
+from .errors import FieldError
+from .exchange import Exchange
+from .generation import new_id
+from .messages_types import ContentBlock, CountRequest, InputMessage, MessageFields, MessagesRequest
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, prepare_turn
+
+_KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
+
+
+async def serve_messages(services: Services, request: MessagesRequest, exchange: Exchange) -> None:
+    """Answer a request, whole or as a stream of events."""
+    request.check_served()
+    name = services.check_model(request.model)
+    turn = await _turn(services, request, _params(services, request))
+    answer = _Answer(
+        turn, name, shows_thinking=not (request.thinking and request.thinking.display == "omitted")
+    )
+    if request.stream:
+        await answer.stream(exchange)
+    else:
+        await answer.whole(exchange)
+
+
+async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:
+    """Answer with the number of the prompt's tokens."""
+    services.check_model(request.model)
+    turn = await _turn(services, request, SamplingParams())
+    ids = turn.prompt_ids or await services.handler.engine.encode(turn.prompt)
+    await exchange.answer(json.dumps({"input_tokens": len(ids)}).encode())
+
+
+def _params(services: Services, request: MessagesRequest) -> SamplingParams:
+    given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
+    for field in ("temperature", "top_p", "top_k"):
+        if (value := getattr(request, field)) is not None:
+            given[field] = value
+    thinking, output = request.thinking, request.output_config
+    thinks = services.handler.engine.tokenizer.chat_format.reasoning is not None
+    if thinking is not None and thinks:  # other models keep every budget
+        given["max_reasoning_tokens"] = 0 if thinking.type == "disabled" else thinking.budget_tokens
+    if output is not None and output.format is not None:
+        if output.format.type != "json_schema" or output.format.schema_ is None:
+            raise FieldError(
+                "output_config.format",
+                "output_config.format must be of type json_schema with a schema, got "
+                f"{output.format.type!r:.60}; "
+                "give one, or leave it out",
+            )
+        given["structured"] = StructuredOutput(json_schema=output.format.schema_)
+    return SamplingParams(**given, max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ()))
+
+
+async def _turn(services: Services, request: MessageFields, params: SamplingParams) -> Turn:
+    variables: dict[str, Any] = {}
+    if request.thinking is not None and request.thinking.type != "adaptive":
+        variables = dict.fromkeys(NO_THINKING, request.thinking.type == "enabled")
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    choice = request.tool_choice
+    return await prepare_turn(
+        services,
+        ChatPrompt(list(_conversation(request)), variables=variables),
+        params,
+        tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
+        choice=None if choice is None else _choice(choice.type, choice.name),
+        is_parallel=not (choice is not None and choice.disable_parallel_tool_use),
+    )
+
+
+def _choice(kind: str, name: str | None) -> str | Mapping[str, Any]:
+    """A tool choice in the form of the OpenAI API."""
+    if kind == "tool":
+        return {"type": "function", "function": {"name": name}}
+    found = {"auto": "auto", "any": "required", "none": "none"}.get(kind)
+    if found is None:
+        raise FieldError(
+            "tool_choice.type", f"tool_choice.type must be auto, any, tool or none, got {kind!r:.60}; use one"
+        )
+    return found
+
+
+def _tool(index: int, tool: Any) -> dict[str, Any]:
+    """A tool in the form of the OpenAI API."""
+    if tool.type not in (None, "custom"):
+        raise FieldError(
+            f"tools[{index}].type",
+            f'tools[{index}].type must be "custom" here, got {tool.type!r:.60}; tools of the '
+            "server's own are not "
+            "served",
+        )
+    parameters = tool.input_schema or {"type": "object", "properties": {}}
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    function["strict"] = tool.strict
+    given = {field: value for field, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _conversation(request: MessageFields) -> Iterator[dict[str, Any]]:
+    """Messages in the form of the OpenAI API, which chat templates take."""
+    if request.system:
+        yield {"role": "system", "content": _texts(request.system, "system", "\n\n")}
+    if not request.messages:
+        raise FieldError("messages", "messages must have at least one message, got none; add one")
+    for index, message in enumerate(request.messages):
+        yield from _messages(message, f"messages[{index}]")
+
+
+def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
+    if message.role not in ("user", "assistant", "system"):
+        raise FieldError(
+            f"{where}.role", f"{where}.role must be user or assistant, got {message.role!r:.60}; use one"
+        )
+    blocks = message.content
+    if isinstance(blocks, str):
+        yield {"role": message.role, "content": blocks}
+        return
+    texts: list[str] = []
+    found: dict[str, Any] = {"role": message.role, "content": ""}
+    for place, block in enumerate(blocks):
+        name = f"{where}.content[{place}]"
+        match block.type, message.role:
+            case "text", _:
+                texts.append(_given(block.text, f"{name}.text"))
+            case "thinking", "assistant":
+                found["reasoning_content"] = _given(block.thinking, f"{name}.thinking")
+            case "tool_use", "assistant":
+                function = {"name": _given(block.name, f"{name}.name"), "arguments": block.input or {}}
+                call = {"id": _given(block.id, f"{name}.id"), "type": "function", "function": function}
+                found.setdefault("tool_calls", []).append(call)
+            case "tool_result", "user":
+                content = "" if block.content is None else _texts(block.content, f"{name}.content", "\n")
+                yield {
+                    "role": "tool",
+                    "tool_call_id": _given(block.tool_use_id, f"{name}.tool_use_id"),
+                    "content": f"Error: {content}" if block.is_error else content,
+                }
+            case kind, role:
+                raise FieldError(
+                    f"{name}.type",
+                    f"{name}.type must be one of a message of the {role} that is served here, got "
+                    f"{kind!r:.60}; "
+                    "this model reads text alone",
+                )
+    found["content"] = "\n".join(texts)
+    if texts or message.role != "user":
+        yield found
+
+
+def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> str:
+    if isinstance(content, str):
+        return content
+    for place, block in enumerate(content):
+        if block.type != "text":
+            raise FieldError(
+                f"{where}[{place}].type",
+                f'{where}[{place}].type must be "text" here, got {block.type!r:.60}; this model reads '
+                "text alone",
+            )
+    return between.join(_given(block.text, f"{where}[{place}].text") for place, block in enumerate(content))
+
+
+def _given(value: str | None, where: str) -> str:
+    if value is None:
+        raise FieldError(where, f"{where} must be given, got nothing; add it")
+    return value
+
+
+class _Answer:
+    """Writes the answer to one request."""
+
+    def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
+        self._answer = TurnAnswer(turn)
+        self._name = name
+        self._shows_thinking = shows_thinking
+        self._id = new_id("msg")
+        self._places: dict[int, int] = {}  # of blocks that are shown
+
+    async def whole(self, exchange: Exchange) -> None:
+        answer = self._answer
+        async with aclosing(answer.steps(exchange, final_only=True)) as steps:
+            async for _ in steps:
+                pass
+        content = [self._block(block) for block in answer.blocks.shown if self._is_shown(block)]
+        message = self._message(content) | self._end()
+        await exchange.answer(json.dumps(message, ensure_ascii=False).encode())
+
+    async def stream(self, exchange: Exchange) -> None:
+        answer = self._answer
+        async with aclosing(answer.steps(exchange, final_only=False)) as changes:
+            async for steps in changes:
+                if not exchange.is_started:
+                    await exchange.start_events()
+                    await _send(exchange, "message_start", message=self._message([]))
+                for step in steps:
+                    if self._is_shown(step[1]):
+                        await self._write(exchange, step)
+        end = self._end()
+        usage = end.pop("usage")
+        await _send(exchange, "message_delta", delta=end, usage=usage)
+        await _send(exchange, "message_stop")
+        await exchange.end_events(b"")
+
+    def _is_shown(self, block: Block) -> bool:
+        return self._shows_thinking or block.kind != "reasoning"
+
+    async def _write(self, exchange: Exchange, step: Step) -> None:
+        kind, block, text = step
+        place = self._places.setdefault(block.index, len(self._places))
+        if kind == "start":
+            empty = self._block(Block(block.index, block.kind, name=block.name, call_id=block.call_id))
+            await _send(exchange, "content_block_start", index=place, content_block=empty)
+        elif kind == "stop":
+            if block.kind == "reasoning":
+                delta = {"type": "signature_delta", "signature": _SIGNATURE}
+                await _send(exchange, "content_block_delta", index=place, delta=delta)
+            await _send(exchange, "content_block_stop", index=place)
+        else:
+            named = {
+                "reasoning": ("thinking_delta", "thinking"),
+                "text": ("text_delta", "text"),
+                "call": ("input_json_delta", "partial_json"),
+            }[block.kind]
+            delta = {"type": named[0], named[1]: text}
+            await _send(exchange, "content_block_delta", index=place, delta=delta)
+
+    def _block(self, block: Block) -> dict[str, Any]:
+        found: dict[str, Any] = {"type": _KINDS[block.kind]}
+        match block.kind:
+            case "reasoning":
+                return found | {"thinking": block.text, "signature": _SIGNATURE if block.text else ""}
+            case "text":
+                return found | {"text": block.text}
+        return found | {"id": block.call_id, "name": block.name, "input": json.loads(block.text or "{}")}
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._name,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _end(self) -> dict[str, Any]:
+        """Return why the answer ended, and its tokens."""
+        last = self._answer.last
+        assert last is not None
+        reason, sequence = "end_turn", None
+        if self._answer.was_cut:
+            reason = "max_tokens"
+        elif self._answer.blocks.has_calls:
+            reason = "tool_use"
+        elif isinstance(last.stop_match, str):
+            reason, sequence = "stop_sequence", last.stop_match
+        return {"stop_reason": reason, "stop_sequence": sequence, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, int]:
+        usage = self._answer.usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+_SIGNATURE = "octavo"  # thinking is not signed here, and clients want some text
+
+
+async def _send(exchange: Exchange, name: str, **fields: Any) -> None:
+    data = json.dumps({"type": name, **fields}, ensure_ascii=False).encode()
+    await exchange.event(data, name=name)

@@ -1,0 +1,125 @@
+"""Requests of /v1/messages, in the form of the Anthropic API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+
+from .errors import FieldError
+from .request_model import RequestModel, only
+
+
+class ContentBlock(RequestModel):
+    """A block of a message's content; the type says which fields it has."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[ContentBlock] | None = None
+    is_error: bool | None = None
+    cache_control: dict[str, Any] | None = None  # prefixes are cached without being asked
+    citations: list[Any] | None = None
+    caller: dict[str, Any] | None = None
+
+
+class InputMessage(RequestModel):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[ContentBlock]
+
+
+class ToolParam(RequestModel):
+    """A tool that the client executes."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+
+
+class ToolChoice(RequestModel):
+    """``tool_choice``."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestModel):
+    """``thinking``."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+def _without_underscore(name: str) -> str:
+    """The field's name where pydantic has one of its own."""
+    return name.rstrip("_")
+
+
+class OutputFormat(RequestModel):
+    """``output_config.format``."""
+
+    type: str
+    schema_: dict[str, Any] | None = None
+
+    model_config = ConfigDict(alias_generator=_without_underscore)
+
+
+class OutputConfig(RequestModel):
+    """``output_config``."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class MessageFields(RequestModel):
+    """Fields that messages and the counting of their tokens share."""
+
+    model: str | None = None
+    messages: list[InputMessage]
+    system: str | list[ContentBlock] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class CountRequest(MessageFields):
+    """A request of /v1/messages/count_tokens."""
+
+
+class MessagesRequest(MessageFields):
+    """A request of /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    metadata: dict[str, Any] | None = None  # names the client's own user
+    service_tier: str | None = None
+
+    def check_served(self) -> None:
+        """Raise FieldError for values that are not served."""
+        only("service_tier", self.service_tier, ("auto", "standard_only"))
+        if self.thinking is not None and self.thinking.type not in ("enabled", "disabled", "adaptive"):
+            raise FieldError(
+                "thinking.type",
+                "thinking.type must be enabled, disabled or adaptive, got "
+                f"{self.thinking.type!r:.60}; use one",
+            )
+        only("thinking.display", self.thinking and self.thinking.display, ("summarized", "omitted"))

@@ -1,0 +1,324 @@
+"""/v1/responses, in the form of the OpenAI API, without anything stored."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from ..api.prompt import ChatPrompt
+from ..api.sampling_params import SamplingParams
+from ..api.structured_output import StructuredOutput
+from .endpoint import Services
+from .errors import FieldError
+from .exchange import Exchange
+from .generation import new_id
+from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, prepare_turn
+
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+async def serve_responses(services: Services, request: ResponsesRequest, exchange: Exchange) -> None:
+    """Answer a request, whole or as a stream of events."""
+    request.check_served()
+    name = services.check_model(request.model)
+    answer = _Answer(await _turn(services, request), request, name)
+    if request.stream:
+        await answer.stream(exchange)
+    else:
+        await answer.whole(exchange)
+
+
+async def _turn(services: Services, request: ResponsesRequest) -> Turn:
+    given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
+    for field in ("temperature", "top_p"):
+        if (value := getattr(request, field)) is not None:
+            given[field] = value
+    variables: dict[str, Any] = {}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        variables["reasoning_effort"] = request.reasoning.effort
+        if request.reasoning.effort == "none":
+            variables |= NO_THINKING
+    params = SamplingParams(**given, max_tokens=request.max_output_tokens, structured=_structured(request))
+    return await prepare_turn(
+        services,
+        ChatPrompt(_conversation(request), variables=variables),
+        params,
+        tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
+        choice=_choice(request.tool_choice),
+        is_parallel=request.parallel_tool_calls is not False,
+    )
+
+
+def _structured(request: ResponsesRequest) -> StructuredOutput | None:
+    form = request.text.format if request.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return StructuredOutput(json_object=True)
+    if form.type != "json_schema" or form.schema_ is None:
+        raise FieldError(
+            "text.format",
+            "text.format must be of type text, json_object or json_schema with a schema, got "
+            f"{form.type!r:.60}; "
+            "use one of them",
+        )
+    return StructuredOutput(json_schema=form.schema_)
+
+
+def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    """A tool choice in the form of chat completions."""
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and "name" in choice:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return choice
+
+
+def _tool(index: int, tool: FunctionTool) -> dict[str, Any]:
+    """A tool in the form of chat completions."""
+    if tool.type != "function":
+        raise FieldError(
+            f"tools[{index}].type",
+            f'tools[{index}].type must be "function" here, got {tool.type!r:.60}; tools of the '
+            "server's own are "
+            "not served",
+        )
+    function = {"name": tool.name}
+    for field in ("description", "parameters", "strict"):
+        if (value := getattr(tool, field)) is not None:
+            function[field] = value
+    return {"type": "function", "function": function}
+
+
+def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """Messages in the form of chat completions; what an assistant did before its text is one message."""
+    found: list[dict[str, Any]] = []
+    if request.instructions:
+        found.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*found, {"role": "user", "content": request.input}]
+    if not request.input:
+        raise FieldError("input", "input must have at least one item, got none; add one")
+    for index, item in enumerate(request.input):
+        role, fields = _item(item, f"input[{index}]")
+        last = found[-1] if found else {}
+        if (
+            role == "assistant"
+            and last.get("role") == "assistant"
+            and not (fields["content"] and last["content"])
+        ):
+            last["content"] = last["content"] or fields["content"]
+            for name in ("tool_calls", "reasoning_content"):
+                if name in fields:
+                    last[name] = last[name] + fields[name] if name in last else fields[name]
+        else:
+            found.append({"role": role, **fields})
+    return found
+
+
+def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
+    """The role and the fields of an item's message."""
+    match item.type:
+        case "message" | None:
+            role = _ROLES.get(item.role or "")
+            if role is None:
+                raise FieldError(
+                    f"{where}.role",
+                    f"{where}.role must be user, assistant, system or developer, got "
+                    f"{item.role!r:.60}; use one",
+                )
+            return role, {"content": _text(item.content, f"{where}.content")}
+        case "function_call":
+            function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+            call = {"id": item.call_id or "", "type": "function", "function": function}
+            return "assistant", {"content": "", "tool_calls": [call]}
+        case "function_call_output":
+            content = _text(item.output, f"{where}.output")
+            return "tool", {"tool_call_id": item.call_id or "", "content": content}
+        case "reasoning":
+            text = _text(item.content, f"{where}.content") or _decoded(item.encrypted_content)
+            text = text or _text(item.summary, f"{where}.summary")
+            return "assistant", {"content": "", "reasoning_content": text}
+    raise FieldError(
+        f"{where}.type",
+        f"{where}.type must be message, function_call, function_call_output or reasoning, got "
+        f"{item.type!r:.60}; "
+        "other items are not served",
+    )
+
+
+def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type not in _PARTS or part.text is None:
+            raise FieldError(
+                f"{where}[{index}].type",
+                f"{where}[{index}].type must be input_text or output_text with a text, got "
+                f"{part.type!r:.60}; this "
+                "model reads text alone",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _decoded(content: str | None) -> str:
+    """The reasoning that an earlier answer had; not encrypted, for it is the client's own."""
+    try:
+        return base64.b64decode(content or "", validate=True).decode()
+    except ValueError:
+        return ""
+
+
+class _Answer:
+    """Writes the answer to one request."""
+
+    def __init__(self, turn: Turn, request: ResponsesRequest, name: str) -> None:
+        self._answer = TurnAnswer(turn)
+        self._request = request
+        self._name = name
+        self._id = new_id("resp")
+        self._created = int(time.time())
+        self._ids: dict[int, str] = {}  # of items, by block
+        self._sequence = 0
+
+    async def whole(self, exchange: Exchange) -> None:
+        answer = self._answer
+        async with aclosing(answer.steps(exchange, final_only=True)) as steps:
+            async for _ in steps:
+                pass
+        items = [self._item(block, self._status_of(block)) for block in answer.blocks.shown]
+        await exchange.answer(json.dumps(self._response(items), ensure_ascii=False).encode())
+
+    async def stream(self, exchange: Exchange) -> None:
+        answer = self._answer
+        async with aclosing(answer.steps(exchange, final_only=False)) as changes:
+            async for steps in changes:
+                if not exchange.is_started:
+                    await exchange.start_events()
+                    begun = self._response([], status="in_progress")
+                    await self._send(exchange, "response.created", response=begun)
+                    await self._send(exchange, "response.in_progress", response=begun)
+                for step in steps:
+                    for name, fields in self._events(step):
+                        await self._send(exchange, name, **fields)
+        items = [self._item(block, self._status_of(block)) for block in answer.blocks.all]
+        response = self._response(items)
+        await self._send(exchange, f"response.{response['status']}", response=response)
+        await exchange.end_events(b"")
+
+    async def _send(self, exchange: Exchange, kind: str, /, **fields: Any) -> None:
+        event = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        await exchange.event(json.dumps(event, ensure_ascii=False).encode(), name=kind)
+
+    def _events(self, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
+        kind, block, text = step
+        here = {"output_index": block.index, "item_id": self._id_of(block)}
+        part = {**here, "content_index": 0}
+        stem = "reasoning_text" if block.kind == "reasoning" else "output_text"
+        more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        if kind == "start":
+            empty = Block(block.index, block.kind, name=block.name, call_id=block.call_id)
+            item = self._item(empty, "in_progress")
+            if block.kind != "call":
+                item["content"] = []
+            yield "response.output_item.added", {"output_index": block.index, "item": item}
+            if block.kind != "call":
+                yield "response.content_part.added", {**part, "part": _part(block.kind, "")}
+        elif kind == "delta" and block.kind == "call":
+            yield "response.function_call_arguments.delta", {**here, "delta": text}
+        elif kind == "delta":
+            yield f"response.{stem}.delta", {**part, "delta": text, **more}
+        else:
+            if block.kind != "call":
+                yield f"response.{stem}.done", {**part, "text": block.text, **more}
+                yield "response.content_part.done", {**part, "part": _part(block.kind, block.text)}
+            elif block.is_whole:
+                done = {**here, "name": block.name, "arguments": block.text}
+                yield "response.function_call_arguments.done", done
+            item = self._item(block, self._status_of(block))
+            yield "response.output_item.done", {"output_index": block.index, "item": item}
+
+    def _id_of(self, block: Block) -> str:
+        prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[block.kind]
+        return self._ids.setdefault(block.index, new_id(prefix))
+
+    def _status_of(self, block: Block) -> str:
+        last = block is self._answer.blocks.all[-1]
+        return "completed" if block.is_whole and not (last and self._answer.was_cut) else "incomplete"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item: dict[str, Any] = {"id": self._id_of(block), "status": status}
+        match block.kind:
+            case "text":
+                part = _part("text", block.text)
+                return item | {"type": "message", "role": "assistant", "content": [part]}
+            case "reasoning":
+                item |= {"type": "reasoning", "summary": [], "content": [_part("reasoning", block.text)]}
+                if ENCRYPTED in (self._request.include or ()):
+                    item["encrypted_content"] = _encoded(block.text)
+                return item
+        return item | {
+            "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text,
+        }  # fmt: skip
+
+    def _response(self, items: list[dict[str, Any]], status: str | None = None) -> dict[str, Any]:
+        request, answer = self._request, self._answer
+        if status is None:
+            status = "incomplete" if answer.was_cut else "completed"
+        params = answer.turn.params
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._name,
+            "output": items,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}} if request.text is None else _given(request.text),
+            "tool_choice": request.tool_choice or "auto",
+            "tools": [_given(tool) for tool in request.tools or ()],
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": None if status == "in_progress" else self._usage(),
+            "metadata": request.metadata or {},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage, tokenizer = self._answer.usage, self._answer.turn.services.handler.engine.tokenizer
+        texts = (block.text for block in self._answer.blocks.all if block.kind == "reasoning")
+        num_reasoning = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(num_reasoning, usage.completion_tokens)},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _given(model: Any) -> dict[str, Any]:
+    """The fields that a client has sent."""
+    return dict(model.model_dump(exclude_unset=True, by_alias=True))

@@ -1,0 +1,121 @@
+"""Requests of /v1/responses, in the form of the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import FieldError
+from .request_model import RequestModel, only
+from .sampling import JsonSchemaFormat
+
+
+class InputPart(RequestModel):
+    """A part of an item's content."""
+
+    type: str
+    text: str | None = None
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputItem(RequestModel):
+    """An item of the conversation; the type says which fields it has."""
+
+    type: str | None = None
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionTool(RequestModel):
+    """A function that the client executes."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(JsonSchemaFormat):
+    """``text.format``."""
+
+    type: str
+
+
+class TextConfig(RequestModel):
+    """``text``."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(RequestModel):
+    """``reasoning``."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesStreamOptions(RequestModel):
+    """``stream_options``."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(RequestModel):
+    """A request of /v1/responses. Nothing is stored: each has the whole conversation."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    truncation: str | None = None
+    top_logprobs: int | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    def check_served(self) -> None:
+        """Raise FieldError for values that are not served."""
+        only("store", self.store, (False,), "nothing is stored")
+        only("background", self.background, (False,))
+        only("truncation", self.truncation, ("disabled",))
+        only("top_logprobs", self.top_logprobs, (0,))
+        only("service_tier", self.service_tier, ("auto", "default"))
+        if self.text is not None:
+            only("text.verbosity", self.text.verbosity, ("medium",))
+        if self.reasoning is not None:
+            only("reasoning.summary", self.reasoning.summary, ("auto",), "the reasoning itself is given")
+        if self.stream_options is not None:
+            only("stream_options.include_obfuscation", self.stream_options.include_obfuscation, (False,))
+        for each in self.include or ():
+            if each != ENCRYPTED:
+                raise FieldError(
+                    "include", f"include must hold {ENCRYPTED} alone, got {each!r:.60}; leave it out"
+                )
+
+
+ENCRYPTED = "reasoning.encrypted_content"

@@ -1,0 +1,183 @@
+"""Turns of a chat, whatever the API: what the engine is asked, and the answer as a row of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from ..api.outputs import Delta, FinishReason
+from ..api.prompt import ChatPrompt, Prompt
+from ..api.sampling_params import SamplingParams
+from ..chat.answer import AnswerReader
+from ..chat.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallMalformed,
+    ContentText,
+    Event,
+    ReasoningText,
+)
+from ..chat.tool_choice import ToolUse, tool_use
+from .endpoint import Services
+from .exchange import Exchange
+from .generation import Job, Usage, run
+
+NO_THINKING = {"enable_thinking": False, "thinking": False}  # the names that templates have for it
+Kind: TypeAlias = Literal["reasoning", "text", "call"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A request as the engine gets it. ``prompt_ids``: of a model that thinks, whose answer they begin."""
+
+    prompt: Prompt
+    params: SamplingParams
+    use: ToolUse
+    services: Services
+    prompt_ids: list[int] | None = None
+
+    def reader(self) -> AnswerReader:
+        """A reader for one sample."""
+        return self.use.reader(self.services.handler.engine.tokenizer, self.prompt_ids)
+
+
+async def prepare_turn(
+    services: Services,
+    chat: ChatPrompt,
+    params: SamplingParams,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    choice: str | Mapping[str, Any] | None = None,
+    is_parallel: bool = True,
+) -> Turn:
+    """Return what the engine is asked; tools are in the form of the OpenAI API. Raise InvalidRequest for what
+    is not served, RequestTooLong and Overloaded."""
+    engine = services.handler.engine
+    tokenizer = engine.tokenizer
+    use = tool_use(tokenizer, tools, choice, is_parallel=is_parallel, structured=params.structured)
+    reasoning = tokenizer.chat_format.reasoning
+    if use.form is not None or reasoning is not None:  # whose marks may be special tokens
+        params = replace(params, structured=use.structured, skip_special_tokens=False)
+    chat = replace(chat, tools=use.shown or None)
+    if reasoning is None:
+        return Turn(prompt=chat, params=params, use=use, services=services)
+    prompt_ids = await engine.encode(chat)
+    return Turn(prompt=prompt_ids, params=params, use=use, services=services, prompt_ids=prompt_ids)
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer. ``text``: of a call, its arguments as JSON.
+
+    is_whole   the model has ended it; never a call that was cut or is malformed
+    """
+
+    index: int
+    kind: Kind
+    text: str = ""
+    name: str = ""
+    call_id: str = ""
+    is_whole: bool = False
+
+
+Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Blocks of one answer in their order, of which the last may be open."""
+
+    all: list[Block] = field(default_factory=list)
+    _open: Block | None = None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a whole call."""
+        return any(block.kind == "call" and block.is_whole for block in self.all)
+
+    @property
+    def shown(self) -> list[Block]:
+        """Blocks of a whole answer: without calls that are none, or that were cut."""
+        return [block for block in self.all if block.kind != "call" or block.is_whole]
+
+    def add(self, events: Iterable[Event]) -> list[Step]:
+        """Take what is new; return how the blocks change."""
+        steps: list[Step] = []
+        for event in events:
+            match event:
+                case ReasoningText(text):
+                    steps += self._append("reasoning", text)
+                case ContentText(text) | CallMalformed(text, _):
+                    steps += self._append("text", text)
+                case CallBegin(_, call_id, name):
+                    steps += self.end()
+                    steps.append(self._start("call", name=name, call_id=call_id))
+                case CallArguments(_, text):
+                    steps += self._append("call", text)
+                case CallEnd():
+                    assert self._open is not None
+                    self._open.is_whole = True
+                    steps += self.end()
+        return steps
+
+    def end(self) -> list[Step]:
+        """Close the open block."""
+        if (block := self._open) is None:
+            return []
+        block.is_whole = block.is_whole or block.kind != "call"
+        self._open = None
+        return [("stop", block, "")]
+
+    def _append(self, kind: Kind, text: str) -> list[Step]:
+        steps: list[Step] = []
+        if self._open is None or self._open.kind != kind:
+            steps += self.end()
+            steps.append(self._start(kind))
+        assert self._open is not None
+        self._open.text += text
+        steps.append(("delta", self._open, text))
+        return steps
+
+    def _start(self, kind: Kind, *, name: str = "", call_id: str = "") -> Step:
+        self._open = Block(len(self.all), kind, name=name, call_id=call_id)
+        self.all.append(self._open)
+        return "start", self._open, ""
+
+
+@dataclass(slots=True)
+class TurnAnswer:
+    """The answer to a turn with one sample, while it is generated."""
+
+    turn: Turn
+    blocks: Blocks = field(default_factory=Blocks)
+    usage: Usage = field(default_factory=Usage)
+    last: Delta | None = None
+
+    async def steps(self, exchange: Exchange, *, final_only: bool) -> AsyncGenerator[list[Step], None]:
+        """Yield how the blocks change, once for each delta; ``last`` is set with the last one."""
+        job = Job(
+            prompts=[self.turn.prompt],
+            params=self.turn.params,
+            request_id=exchange.request_id,
+            final_only=final_only,
+        )
+        reader = self.turn.reader()
+        async with aclosing(run(self.turn.services, exchange, job)) as deltas:
+            async for _, delta in deltas:
+                self.usage.add(0, delta)
+                events = reader.add(delta.text)
+                if delta.finish_reason is not None:
+                    self.last = delta
+                    events += reader.finish(was_cut=self.was_cut)
+                steps = self.blocks.add(events)
+                if delta.finish_reason is not None:
+                    steps += self.blocks.end()
+                yield steps
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the model had more to say."""
+        return self.last is not None and self.last.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,116 @@
+"""HTTP servers whose model says what a test has written, piece by piece; all around it is real."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from fakes import FakeCore, byte_tokenizer
+from http_served import HttpServed, http_served
+from octavo.engine.api.output_collector import OutputCollector
+from octavo.engine.api.outputs import Delta, FinishReason
+from octavo.engine.api.prompt import Prompt
+from octavo.engine.api.sampling_params import SamplingParams
+
+# In the manner of Qwen3: tools at the top, <think> opened, calls and results as turns.
+TEMPLATE = """\
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools>
+{% endif -%}
+{%- for m in messages -%}
+<{{ m.role }}>{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}{{ "\n" }}
+{%- endfor -%}
+<assistant>{% if enable_thinking is not defined or enable_thinking %}<think>
+{% else %}<think>
+
+</think>
+
+{% endif %}"""
+PLAIN_TEMPLATE = TEMPLATE.partition("{% if enable_thinking")[0]
+
+
+@dataclass(slots=True)
+class Script:
+    """What the model says, and what it was asked."""
+
+    pieces: Sequence[str] = ()
+    finish: FinishReason = FinishReason.STOP
+    stop_match: str | int | None = None
+    asked: list[tuple[str, SamplingParams]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Scripted:
+    """A server with its script."""
+
+    script: Script
+    served: HttpServed
+    openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
+
+    def says(self, text: str, *, size: int = 3, **ends: Any) -> None:
+        """From now on the model says this text, in pieces of so many characters."""
+        self.script.pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        self.script.finish = ends.get("finish", FinishReason.STOP)
+        self.script.stop_match = ends.get("stop_match")
+
+    @property
+    def prompt(self) -> str:
+        """The latest prompt."""
+        return self.script.asked[-1][0]
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of the latest request."""
+        return self.script.asked[-1][1]
+
+
+@asynccontextmanager
+async def scripted(template: str = TEMPLATE, **parsers: Any) -> AsyncIterator[Scripted]:
+    """A started server, which is stopped whatever happens."""
+    tokenizer = byte_tokenizer(template=template, **parsers)
+    async with http_served(FakeCore(tokenizer=tokenizer)) as served:
+        script, handler = Script(), served.below.server.handler
+
+        async def generate(
+            prompt: Prompt, params: SamplingParams, *, request_id: str, final_only: bool = False, **_: Any
+        ) -> AsyncGenerator[Delta, None]:
+            assert not isinstance(prompt, str)
+            ids = await served.below.engine.encode(prompt)
+            script.asked.append((tokenizer.decode(ids), params))
+            whole = OutputCollector()
+            for index, piece in enumerate(script.pieces):
+                is_last = index == len(script.pieces) - 1
+                delta = Delta(
+                    request_id=request_id,
+                    index=0,
+                    token_ids=(65,),
+                    text=piece,
+                    finish_reason=script.finish if is_last else None,
+                    stop_match=script.stop_match if is_last else None,
+                    prompt_tokens=len(ids),
+                    cached_tokens=4,
+                )
+                if not final_only:
+                    yield delta
+                whole.add(delta)
+            if final_only:
+                yield whole.take()
+
+        handler.generate = generate  # type: ignore[method-assign]
+        url, options = f"http://{served.address}", {"api_key": "none", "max_retries": 0, "timeout": 30}
+        async with (
+            AsyncOpenAI(base_url=f"{url}/v1", **options) as openai,  # type: ignore[arg-type]
+            AsyncAnthropic(base_url=url, **options) as anthropic,  # type: ignore[arg-type]
+        ):
+            yield Scripted(script, served, openai, anthropic)
