@@ -53,6 +53,7 @@ class TenantTokens(NamedTuple):
 
 
 NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
+NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
@@ -61,7 +62,8 @@ class Gauges(NamedTuple):
     ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
     before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
     were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who
-    have a name, at most a second old.
+    have a name, at most a second old. ``prompts_left``: prompt tokens that are still to be computed of each
+    unfinished request that was begun, by its number; None while it is preempted without a first token.
 
     A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
@@ -78,6 +80,7 @@ class Gauges(NamedTuple):
     prompt_miss_share: float = 1.0
     tenants: Mapping[str, TenantLoad] = NO_TENANTS
     pages_pinned: int = 0
+    prompts_left: Mapping[int, int | None] = NO_PROMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

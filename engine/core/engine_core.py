@@ -13,7 +13,6 @@ from ..api.engine_info import EngineInfo
 from ..api.stats import Observer
 from ..executor.base import ModelRunner, Pending
 from ..executor.batch import Batch, build_batch
-from ..executor.sampling.sampler import SampleState
 from ..inspection.prefix_cache_inspector import PrefixCacheInspector
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
@@ -26,6 +25,7 @@ from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Update
+from .request_builder import RequestBuilder
 from .step_parts import AskedRows, StepPart, StepParts
 from .step_stats import StepStats
 
@@ -73,6 +73,7 @@ class EngineCore:
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
+        self.builder = RequestBuilder(runner.info, tokenizer)
         self._stats = StepStats(observer)
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
@@ -153,6 +154,7 @@ class EngineCore:
             for lookup in step.lookups:
                 self.cache.record(self._live.by_sequence[lookup.sequence].request.request_id, lookup)
             self._live.note_started(step, now)
+            self.gauges = self.gauges._replace(prompts_left=self._live.progress.measure())
         return step
 
     def _submit(self, step: SchedulerOutput | None, after: Pending | None = None) -> _InFlight | None:
@@ -162,21 +164,9 @@ class EngineCore:
         batch = asked.added_to(build_batch(step, self._blocks.page_size, self._blocks.groups))
         self.passed("batch")
         draws = step.draws()
-        pending = self._runner.submit(batch, self._states(draws, is_ahead=after is not None), after)
+        pending = self._runner.submit(batch, self._live.states(draws, is_ahead=after is not None), after)
         self.passed("run")
         return _InFlight(step, draws, batch, pending, asked)
-
-    def _states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
-        """Return what each token of a step is drawn with. ``is_ahead``: the token before it is not known."""
-        samples, states = self._live.by_sequence, list[SampleState]()
-        for sequence, drafts in draws:
-            state = samples[sequence].state
-            if is_ahead:
-                state = state.after((0,))  # whatever it is: see ``SampleState.is_foreseen``
-            states.append(state)
-            if drafts:
-                states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
-        return states
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
         """Submit the step after one in flight, where nothing in it depends on what that gives but its
@@ -225,7 +215,8 @@ class EngineCore:
 
     def measure(self) -> None:
         """Bring ``gauges`` up to date."""
-        self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned)
+        left = self._live.progress.measure()
+        self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, prompts_left=left)
 
     def finish(self) -> list[Update]:
         """Abort whatever is left; return the last news."""
@@ -239,6 +230,7 @@ class EngineCore:
         self._in_flight = None
         self._scheduler.close()
         self._parts.close()
+        self.builder.grammars.close()
         self._runner.close()
 
 

@@ -11,11 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from ..api.errors import EngineStopping
+from ..api.engine_info import EngineInfo
+from ..api.engine_request import EngineRequest, News
+from ..api.errors import EngineStopping, OctavoError
 from ..api.outputs import Delta, FinishReason
+from ..api.stats import Gauges
+from ..tokenizer.tokenizer import Tokenizer
 from .commands import AnswerT, Command, CommandTarget
+from .engine_client import GrammarCompiler, Listener
 from .engine_core import EngineCore
 from .request import Request, Update
 
@@ -25,30 +30,14 @@ EXIT_TIMEOUT_S = 10.0
 COMMANDS_PER_STEP = 16  # executed between two steps, at most: whoever asks much holds up nobody
 
 
-class Listener(Protocol):
-    """Hears from the engine's thread, on that thread: must be quick and must not raise."""
-
-    def ready(self, core: EngineCore) -> None: ...
-
-    def updates(self, updates: list[Update]) -> None: ...
-
-    def cache_changed(self) -> None:
-        """There are new page events, for those who watch."""
-        ...
-
-    def ended(self, error: BaseException | None) -> None:
-        """The thread is about to end, after ``stop`` (None) or because of an error."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Add:
-    request: Request
+    request: EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    request: Request
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +63,60 @@ class _PendingCommand:
 
 
 class EngineThread:
-    """One thread that owns the core from its making to its end. Its methods only leave notes
+    """An ``EngineClient``: one thread that owns the core from its making to its end. Methods only leave notes
     in its inbox and may be called from any thread."""
 
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
+        self._core: EngineCore | None = None
         self._listener = listener
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Wake | _Stop] = queue.SimpleQueue()
         self._commands: deque[_PendingCommand] = deque()
         self._has_ended = threading.Event()
+        self._open: dict[int, Request] = {}  # unfinished requests, by number
         # A daemon, so that a program that forgets to stop its engine can still end.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
+
+    @property
+    def core(self) -> EngineCore:
+        """The core, once it was made. Other threads may read its ``gauges`` and ``info``."""
+        assert self._core is not None, "the engine is not ready"
+        return self._core
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.core.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.core.tokenizer
+
+    @property
+    def capacity(self) -> int:
+        return self.core.capacity
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        return self.core.builder.grammars
+
+    @property
+    def gauges(self) -> Gauges:
+        return self.core.gauges
+
+    @property
+    def step_seconds(self) -> float:
+        return 0.0 if self._core is None else self._core.step_seconds
 
     def start(self) -> None:
         self._thread.start()
         atexit.register(self._stop_at_exit)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         self._inbox.put(_Add(request))
 
-    def abort(self, request: Request) -> None:
-        """Before the engine's next step, the request's pages are idle."""
-        self._inbox.put(_Abort(request))
+    def abort(self, number: int) -> None:
+        """Before the engine's next step, the pages of the request with this number are idle."""
+        self._inbox.put(_Abort(number))
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
         """The answer of a command, which is executed between two steps. What that raises becomes the
@@ -132,7 +153,8 @@ class EngineThread:
         try:
             core = self._make_core()
             core.on_news(self.wake)
-            self._listener.ready(core)
+            self._core = core
+            self._listener.ready()
             self._loop(core)
         except BaseException as caught:  # nothing may end this thread unseen
             error = caught
@@ -152,10 +174,18 @@ class EngineThread:
         while self._read_inbox(core):
             self._execute_commands(core, parts)
             if core.has_work:
-                self._listener.updates(core.step())
+                self._tell(core.step())
             if core.cache.has_news():
                 self._listener.cache_changed()
-        self._listener.updates(core.finish())
+        self._tell(core.finish())
+
+    def _tell(self, updates: list[Update]) -> None:
+        """Hand over what is new; requests that have ended are forgotten."""
+        for request, delta in updates:
+            if delta.finish_reason is not None and request.finish_reason is not None:
+                self._open.pop(request.number, None)
+        if updates:
+            self._listener.news([News(request.number, delta) for request, delta in updates])
 
     def _read_inbox(self, core: EngineCore) -> bool:
         """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
@@ -165,10 +195,11 @@ class EngineThread:
             except queue.Empty:
                 return True
             match note:
-                case _Add(request):
-                    self._add(core, request)
-                case _Abort(request):
-                    core.abort(request)
+                case _Add(added):
+                    self._add(core, added)
+                case _Abort(number):
+                    if (request := self._open.get(number)) is not None:
+                        core.abort(request)
                 case _Stop():
                     return False
 
@@ -188,12 +219,15 @@ class EngineThread:
                 return
             pending.refuse()
 
-    def _add(self, core: EngineCore, request: Request) -> None:
+    def _add(self, core: EngineCore, request: EngineRequest) -> None:
         try:
-            core.add(request)
-        except ValueError as error:  # admission checks the same rules, so this is not expected
+            built = core.builder.build(request)
+            core.add(built)
+        except (ValueError, OctavoError) as error:  # admission checks the same rules: this is not expected
             logger.exception("request %s was admitted and then refused", request.request_id)
-            self._listener.updates([Update(request, delta) for delta in _refusals(request, str(error))])
+            self._listener.news([News(request.number, delta) for delta in _refusals(request, str(error))])
+        else:
+            self._open[request.number] = built
 
 
 def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) -> None:
@@ -221,7 +255,7 @@ def _leave_mlx() -> None:
             logger.exception("MLX's streams could not be closed")
 
 
-def _refusals(request: Request, message: str) -> list[Delta]:
+def _refusals(request: EngineRequest, message: str) -> list[Delta]:
     return [
         Delta(request_id=request.request_id, index=index, finish_reason=FinishReason.ERROR, error=message)
         for index in range(request.params.n)

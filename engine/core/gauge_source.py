@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler
 
-from ..api.stats import Gauges
+from ..api.stats import NO_PROMPTS, Gauges
 from ..api.store_counters import StoreCounts
 from ..api.swap_counters import SwapCounts
 from .tenant_loads import TenantLoads
@@ -31,7 +31,9 @@ class GaugeSource:
         self._store_counts, self._swap_counts = store_counts, swap_counts
         self._tenants = TenantLoads(scheduler, clock)
 
-    def measure(self, *, pages_pinned: int = 0) -> Gauges:
+    def measure(
+        self, *, pages_pinned: int = 0, prompts_left: Mapping[int, int | None] = NO_PROMPTS
+    ) -> Gauges:
         scheduler, blocks = self._scheduler, self._blocks
         held, idle_cached, idle_empty = blocks.counts
         return Gauges(
@@ -48,4 +50,5 @@ class GaugeSource:
             prompt_miss_share=scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),
             pages_pinned=pages_pinned,
+            prompts_left=prompts_left,
         )

@@ -10,7 +10,8 @@ from octavo.scheduler import SampleResult, Scheduler, SchedulerOutput, Sequence
 from ..api.outputs import Delta
 from ..executor.base import RunOutput
 from ..executor.batch import Batch
-from ..executor.sampling.sampler import Sampled
+from ..executor.sampling.sampler import Sampled, SampleState
+from .prompt_progress import PromptProgress
 from .request import Request, Sample, Update
 from .step_parts import StepParts
 from .step_stats import StepStats
@@ -25,6 +26,7 @@ class LiveSamples:
 
     by_sequence   the samples that have not ended
     updates       news since the last ``take_news``
+    progress      of the prompts of unfinished requests
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class LiveSamples:
     ) -> None:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
+        self.progress = PromptProgress()
         self._ended: list[str] = []  # ids of requests, since the last ``take_news``
         self._scheduler = scheduler
         self._parts = parts
@@ -62,6 +65,18 @@ class LiveSamples:
         """Return the samples of a step that have not ended and whose rows are not computed again."""
         return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
 
+    def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
+        """Return what each token of a step is drawn with. ``is_ahead``: the token before it is not known."""
+        samples, states = self.by_sequence, list[SampleState]()
+        for sequence, drafts in draws:
+            state = samples[sequence].state
+            if is_ahead:
+                state = state.after((0,))  # whatever it is: see ``SampleState.is_foreseen``
+            states.append(state)
+            if drafts:
+                states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
+        return states
+
     def take_news(self) -> tuple[list[Update], list[str]]:
         """Return what is new, and the ids of requests that have ended, since the last call."""
         updates, self.updates = self.updates, []
@@ -75,6 +90,7 @@ class LiveSamples:
                 request = self.by_sequence[item.sequence].request
                 if request.started_at is None:
                     self._stats.started(request, now)
+                    self.progress.begin(request)
 
     def accept(self, draws: Draws, output: RunOutput) -> list[SampleResult]:
         """Give every sample its token; return what the scheduler must know of each."""
@@ -163,6 +179,7 @@ class LiveSamples:
             if (reason := request.finish_reason) is not None:
                 self._stats.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)
+                self.progress.end(request)
 
 
 def _advance(sample: Sample, sampled: Sampled) -> Delta:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Request:
     """A prompt, how its tokens are drawn, and its ``params.n`` samples.
 
-    Built where the request arrives, then only touched by the engine's thread.
+    Built and only touched by the engine's thread.
 
+    number       of the ``EngineRequest`` it was built from
     max_tokens   tokens each sample may generate, the model's length taken into account
     end_ids      tokens that end a sample
     arrived_at   when it was submitted; started_at: when its prompt was first computed (seconds
@@ -42,8 +43,10 @@ class Request:
         priority: int = 0,
         tenant: str = "",
         constraint: AnyConstraint | None = None,
+        number: int = -1,
     ) -> None:
         self.request_id = request_id
+        self.number = number
         self.params = params
         self.max_tokens = max_tokens
         self.num_prompt = len(prompt_ids)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ..api.config import EngineConfig, checked
 from ..api.engine_info import EngineInfo
+from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
@@ -17,9 +18,9 @@ from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
 from ..core.commands import AnswerT, Command, CountCached
+from ..core.engine_client import EngineClient
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
-from ..core.request import Request, Update
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
 from .input_processor import InputProcessor, check_params
@@ -56,28 +57,28 @@ class AsyncEngine:
         self.death: BaseException | None = None
         self._core_factory = core_factory or _default_core
         self._observer = observer
-        self._core: EngineCore | None = None
+        self._is_ready = False
         self._input: InputProcessor | None = None
-        self._open = OutputStreams(config, abort=self._abort)
-        self._shares = TenantShares(config)
+        self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
+        self._shares = TenantShares(config, self.gauges)
         self._texts = TextExecutor("encode")  # bounded by who is let in
         self._stopping = False
-        self._thread: EngineThread | None = None
+        self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
         self.cache_changes = Notifier()  # sent when there are page events
 
     @property
     def info(self) -> EngineInfo:
-        return self._running_core().info
+        return self._running().info
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._running_core().tokenizer
+        return self._running().tokenizer
 
     def gauges(self) -> Gauges:
         """How the engine stood after its last step."""
-        return self._running_core().gauges
+        return self._running().gauges
 
     @property
     def num_streams(self) -> int:
@@ -89,26 +90,26 @@ class AsyncEngine:
 
         Raises what loading raised (ModelLoadError, InvalidConfig, ...).
         """
-        if self._thread is not None:
+        if self._client is not None:
             raise RuntimeError("this engine was started before; make a new one")
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         make_core = functools.partial(self._core_factory, self.config, self._observer)
-        self._thread = EngineThread(
+        self._client = EngineThread(
             make_core,
             LoopBridge(
                 self._loop,
                 ready=self._on_ready,
-                updates=self._open.push,
+                news=self._open.push,
                 cache_changed=self.cache_changes.send,
                 ended=self._on_ended,
             ),
         )
-        self._thread.start()
+        self._client.start()
         try:
             await asyncio.shield(self._started)
             assert self._input is not None
-            await call_on_daemon(self._input.constraints.prepare, name="octavo-prepare")
+            await call_on_daemon(self._input.grammars.prepare, name="octavo-prepare")
         except asyncio.CancelledError:
             self._started.cancel()
             await self.stop()
@@ -116,34 +117,33 @@ class AsyncEngine:
 
     def step_seconds(self) -> float:
         """How long the step that is being computed has taken so far; from any thread."""
-        core = self._core
-        return 0.0 if core is None else core.step_seconds
+        return 0.0 if self._client is None else self._client.step_seconds
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Take no new requests, let running ones finish for ``drain_timeout`` seconds, abort the
         rest, and end the engine's thread. May be called again, and on a dead engine."""
         self._stopping = True
-        if self._thread is None:
+        if self._client is None:
             return
         if drain_timeout > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._open.all_ended(), drain_timeout)
         for stream in self._open.streams():
-            self._thread.abort(stream.request)
+            self._client.abort(stream.request.number)
         with contextlib.suppress(TimeoutError):  # one step is enough, unless it hangs
             await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
-        self._thread.stop()
+        self._client.stop()
         with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
             await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
 
     def _end(self) -> None:
         if self._input is not None:
-            self._input.constraints.close()
-        assert self._thread is not None
-        self._thread.join()
+            self._input.grammars.close()
+        assert self._client is not None
+        self._client.join()
 
     async def generate(
         self,
@@ -170,7 +170,7 @@ class AsyncEngine:
 
         Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
-        params = params or SamplingParams()
+        params, grammar = params or SamplingParams(), None
         with self._shares.place(tenant) as place:
             try:
                 self._check_open(request_id)
@@ -178,27 +178,30 @@ class AsyncEngine:
                 place.enter()
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt)):
+                    ids = await self._input.encode_beside(prompt, self._texts)
+                    grammar = await self._input.compile_beside(params, tenant.name)
                     request = self._input.admit(
-                        await self._input.encode_beside(prompt, self._texts),
+                        ids,
                         params,
                         request_id=request_id,
                         salt=salt,
                         priority=priority,
                         tenant=tenant.name,
-                        constraint=await self._input.compile_beside(params, tenant.name),
+                        grammar=grammar,
                     )
                     self._open.limiter.check_sendable(request)
                     await self._check_deadline(request)
-                self._check_open(request_id)  # once more: encoding may have taken a while
+                engine = self._check_open(request_id)  # once more: encoding may have taken a while
                 self._open.limiter.check(request.num_prompt)
                 place.admit(request)
-            except (InvalidRequest, Overloaded, EngineDead) as error:
-                if self._observer is not None:
+                stream = self._open.add(request, self._give_up, final_only=final_only)
+                engine.add(request)
+            except BaseException as error:
+                if self._input is not None:
+                    self._input.grammars.drop(grammar)
+                if self._observer is not None and isinstance(error, InvalidRequest | Overloaded | EngineDead):
                     self._observer.rejected(refusal_label(error))
                 raise
-            stream = self._open.add(request, self._give_up, final_only=final_only)
-            assert self._thread is not None
-            self._thread.add(request)
             try:
                 while (delta := await stream.next()) is not None:
                     yield delta
@@ -215,37 +218,37 @@ class AsyncEngine:
         if stream is not None:
             self._abort(stream.request)
 
-    def _abort(self, request: Request) -> None:
-        assert self._thread is not None
-        self._thread.abort(request)
+    def _abort(self, request: EngineRequest) -> None:
+        assert self._client is not None
+        self._client.abort(request.number)
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, checked as those of a request are. Overloaded while no request
         would be let in."""
-        self._running_core()
+        self._running()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
             return await self._input.encode_beside(prompt, self._texts)
 
-    async def _check_deadline(self, request: Request) -> None:
+    async def _check_deadline(self, request: EngineRequest) -> None:
         """TooLate if the first token is expected too late. What of the prompt is cached is asked only where
         that decides, for the answer comes between two steps."""
-        limiter, sequence = self._open.limiter, request.samples[0].sequence
+        limiter = self._open.limiter
         num_cached = 0
         least, most = (limiter.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
-        if least != most and not sequence.skip_prefix_cache:
+        if least != most and not request.skips_prefix_cache:
             ids = tuple(request.prompt_ids)
-            num_cached = await self.ask(CountCached(ids, sequence.salt))
+            num_cached = await self.ask(CountCached(ids, request.namespace.page_salt))
         limiter.check_deadline(request, self.gauges(), num_cached)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, request: EngineRequest) -> None:
         """Nobody has begun it in the time it may wait."""
         self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
 
-    def _check_open(self, request_id: str | None) -> None:
-        self._running_core()
+    def _check_open(self, request_id: str | None) -> EngineClient:
+        engine = self._running()
         if self._stopping:
             raise EngineStopping("the engine is shutting down; send the request to another one")
         if request_id == "":
@@ -254,13 +257,14 @@ class AsyncEngine:
             raise InvalidRequest(
                 f"request id {request_id!r} is in use by an unfinished request; use another one"
             )
+        return engine
 
-    def _running_core(self) -> EngineCore:
+    def _running(self) -> EngineClient:
         if self.death is not None:
             raise self._dead() from self.death
-        if self._core is None:
+        if self._client is None or not self._is_ready:
             raise EngineStopping("the engine has not been started; await start() first")
-        return self._core
+        return self._client
 
     def _dead(self) -> EngineDead:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
@@ -268,20 +272,22 @@ class AsyncEngine:
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
         """A command's answer, once the engine's thread has executed it between two steps. Raises what
         the command raises; EngineDead when there is no engine to ask."""
-        self._running_core()
-        assert self._thread is not None
+        self._running()
+        assert self._client is not None
         try:
-            return await asyncio.wrap_future(self._thread.ask(command))
+            return await asyncio.wrap_future(self._client.ask(command))
         except EngineStopping:
-            self._running_core()  # if it died, that is the news
+            self._running()  # if it died, that is the news
             raise
 
-    def _on_ready(self, core: EngineCore) -> None:
-        self._core = core
+    def _on_ready(self) -> None:
+        assert self._client is not None
+        engine, self._is_ready = self._client, True
         self._input = InputProcessor(
-            core.info,
-            core.tokenizer,
-            capacity=core.capacity,
+            engine.info,
+            engine.tokenizer,
+            capacity=engine.capacity,
+            grammars=engine.grammars,
             cut_max_tokens=self.config.cut_max_tokens,
         )
         assert self._started is not None
@@ -310,23 +316,22 @@ class LoopBridge:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        ready: Callable[[EngineCore], None],
-        updates: Callable[[list[Update]], None],
+        ready: Callable[[], None],
+        news: Callable[[list[News]], None],
         cache_changed: Callable[[], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
         self._loop = loop
         self._ready = ready
-        self._updates = updates
+        self._news = news
         self._cache_changed = cache_changed
         self._ended = ended
 
-    def ready(self, core: EngineCore) -> None:
-        self._call(self._ready, core)
+    def ready(self) -> None:
+        self._call(self._ready)
 
-    def updates(self, updates: list[Update]) -> None:
-        if updates:
-            self._call(self._updates, updates)
+    def news(self, news: list[News]) -> None:
+        self._call(self._news, news)
 
     def cache_changed(self) -> None:
         self._call(self._cache_changed)

@@ -7,16 +7,15 @@ import operator
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
+from concurrent.futures import Future
 from typing import cast
 
 from ..api.engine_info import EngineInfo
+from ..api.engine_request import CacheNamespace, EngineRequest
 from ..api.errors import InvalidRequest, RequestTooLong
 from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
-from ..core.request import Request
-from ..structured_output.compiler import ConstraintCompiler
-from ..structured_output.constraint import Constraint
-from ..structured_output.reasoning_gate import AnyConstraint, ReasoningMarks
+from ..core.engine_client import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from .text_executor import TextExecutor
 
@@ -29,7 +28,13 @@ class InputProcessor:
     """Turns what callers send into requests that can be served, or says why not."""
 
     def __init__(
-        self, info: EngineInfo, tokenizer: Tokenizer, *, capacity: int, cut_max_tokens: bool = False
+        self,
+        info: EngineInfo,
+        tokenizer: Tokenizer,
+        *,
+        capacity: int,
+        grammars: GrammarCompiler,
+        cut_max_tokens: bool = False,
     ) -> None:
         """``capacity``: positions that the page pool has for one sequence; ``cut_max_tokens``: requests that
         ask for more tokens than fit get those that fit."""
@@ -37,11 +42,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._capacity = capacity
         self._cut_max_tokens = cut_max_tokens
-        self.constraints = ConstraintCompiler(tokenizer, vocab_size=info.vocab_size)
-        reasoning = tokenizer.chat_format.reasoning
-        self._marks: ReasoningMarks | None = None
-        if reasoning is not None:
-            self._marks = ReasoningMarks(reasoning, tokenizer, vocab_size=info.vocab_size)
+        self.grammars = grammars
+        self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The prompt's token ids, all of them the model's. Raises InvalidRequest for what is no prompt,
@@ -84,20 +86,26 @@ class InputProcessor:
                 return self.encode(prompt)
         return await texts.run("", self.encode, prompt)
 
-    def compile(self, params: SamplingParams) -> Constraint | None:
-        """What ``params.structured`` asks for, ready to be followed; may take a while, and may be
+    def compile(self, params: SamplingParams) -> int | None:
+        """Return the ticket of the grammar that ``params.structured`` asks for; may take a while, and may be
         called from several threads. Raises InvalidRequest or Overloaded."""
-        return None if params.structured is None else self.constraints.compile(params.structured)
+        return None if params.structured is None else self.grammars.begin(params.structured).result()
 
-    async def compile_beside(self, params: SamplingParams, tenant: str) -> Constraint | None:
+    async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
         """``compile``, in its turn among other tenants' and given up when this is cancelled."""
         if params.structured is None:
             return None
-        waits = self.constraints.begin(params.structured, tenant)
+        ticket = self.grammars.begin(params.structured, tenant)
         try:
-            return await asyncio.wrap_future(waits.constraint)
-        finally:
-            self.constraints.forget(waits)
+            return await asyncio.wrap_future(ticket)
+        except asyncio.CancelledError:
+            ticket.cancel()
+            ticket.add_done_callback(self._drop)  # of one that was compiled meanwhile
+            raise
+
+    def _drop(self, ticket: Future[int]) -> None:
+        if not ticket.cancelled() and ticket.exception() is None:
+            self.grammars.drop(ticket.result())
 
     def admit(
         self,
@@ -108,12 +116,10 @@ class InputProcessor:
         salt: bytes = b"",
         priority: int = 0,
         tenant: str = "",
-        constraint: Constraint | None = None,
-    ) -> Request:
-        """``prompt_ids``: what ``encode`` made of the prompt; ``constraint``: what ``compile`` made of these
-        parameters.
-
-        A request ready to be queued. Raises InvalidRequest or RequestTooLong."""
+        grammar: int | None = None,
+    ) -> EngineRequest:
+        """Return a request that can be queued, of ids that ``encode`` made of the prompt. ``grammar``: the
+        ticket that ``compile`` gave for these parameters. Raises InvalidRequest or RequestTooLong."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
@@ -125,37 +131,24 @@ class InputProcessor:
                 f"{self._info.name} has no embeddings: its output head was not found, nor what it gets"
             )
         self._check_something_may_come(params)
-        return Request(
-            f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
-            prompt_ids,
-            params,
+        self._check_reasoning(params)
+        return EngineRequest(
+            request_id=f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
+            prompt_ids=prompt_ids,
+            params=params,
             max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
-            tokenizer=self._tokenizer,
-            vocab_size=self._info.vocab_size,
             arrived_at=time.monotonic(),
-            salt=salt,
+            namespace=CacheNamespace(tenant, salt),
             priority=priority,
-            tenant=tenant,
-            constraint=self._behind_reasoning(prompt_ids, params, constraint),
+            grammar=grammar,
         )
 
-    def _behind_reasoning(
-        self, prompt_ids: Sequence[int], params: SamplingParams, constraint: Constraint | None
-    ) -> AnyConstraint | None:
-        """The constraint, which begins when the model has ended its reasoning."""
-        budget = params.max_reasoning_tokens
-        if self._marks is None:
-            if budget is not None:
-                raise InvalidRequest(
-                    f"max_reasoning_tokens is {budget}, but {self._info.name} has no marks of reasoning; "
-                    "leave it out, or start the engine with --reasoning-parser"
-                )
-            return constraint
-        if constraint is None and budget is None:
-            return None
-        if constraint is not None and params.structured_from_first_token:
-            return constraint
-        return self._marks.gate(prompt_ids, constraint, budget) or constraint
+    def _check_reasoning(self, params: SamplingParams) -> None:
+        if params.max_reasoning_tokens is not None and not self._has_reasoning:
+            raise InvalidRequest(
+                f"max_reasoning_tokens is {params.max_reasoning_tokens}, but {self._info.name} has no marks "
+                "of reasoning; leave it out, or start the engine with --reasoning-parser"
+            )
 
     def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
         """Raise InvalidRequest naming one that the model does not have."""

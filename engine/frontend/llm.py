@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ..api.config import EngineConfig, checked
 from ..api.embedding import check_dimensions, finished
 from ..api.engine_info import EngineInfo
+from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
@@ -27,7 +28,6 @@ from ..api.stats import Observer
 from ..core.commands import AnswerT, Command, GetPageLayout
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
-from ..core.request import Request, Update
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
 from ..tokenizer.tokenizer import Tokenizer
 from .input_processor import InputProcessor, check_params, check_prompt
@@ -60,13 +60,15 @@ class LLM:
         self._closed = False
         self._turn = threading.Lock()
         self._thread.start()
-        core = self._events.wait_ready()
-        self.info: EngineInfo = core.info
-        self.tokenizer: Tokenizer = core.tokenizer
+        self._events.wait_ready()
+        engine = self._thread
+        self.info: EngineInfo = engine.info
+        self.tokenizer: Tokenizer = engine.tokenizer
         self._input = InputProcessor(
-            core.info,
-            core.tokenizer,
-            capacity=core.capacity,
+            engine.info,
+            engine.tokenizer,
+            capacity=engine.capacity,
+            grammars=engine.grammars,
             cut_max_tokens=config is not None and config.cut_max_tokens,
         )
 
@@ -88,17 +90,18 @@ class LLM:
         """
         if self._closed:
             raise EngineStopping("this LLM was closed; make a new one")
-        collectors = {request: _Collector(request) for request in self._admit(_as_list(prompts), params)}
+        requests = self._admit(_as_list(prompts), params)
+        collectors = {request.number: _Collector(request) for request in requests}
         bar = tqdm(total=len(collectors), unit="prompt", disable=None if progress is None else not progress)
         with self._turn, bar:
-            for request in collectors:
+            for request in requests:
                 self._thread.add(request)
             try:
                 self._collect(collectors, bar.update)
             finally:  # if interrupted, nobody wants the rest
                 for collector in collectors.values():
                     if not collector.is_done:
-                        self._thread.abort(collector.request)
+                        self._thread.abort(collector.request.number)
         return [collector.output() for collector in collectors.values()]
 
     def embed(
@@ -188,7 +191,7 @@ class LLM:
     def close(self) -> None:
         """End the engine and give its memory back. May be called again."""
         self._closed = True
-        self._input.constraints.close()
+        self._input.grammars.close()
         self._thread.stop()
         self._thread.join()
 
@@ -202,7 +205,7 @@ class LLM:
 
     def _admit(
         self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
+    ) -> list[EngineRequest]:
         if not isinstance(params, list | tuple):
             params = [cast(SamplingParams, params or SamplingParams())] * len(prompts)
         for each in params:
@@ -211,23 +214,26 @@ class LLM:
             raise InvalidRequest(
                 f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
             )
-        return [
-            self._input.admit(
-                self._input.encode(prompt),
-                each,
-                request_id=str(index),
-                constraint=self._input.compile(each),
-            )
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-        ]
+        requests: list[EngineRequest] = []
+        grammar = None
+        try:
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+                ids = self._input.encode(prompt)
+                grammar = self._input.compile(each)
+                requests.append(self._input.admit(ids, each, request_id=str(index), grammar=grammar))
+        except BaseException:
+            for ticket in (grammar, *(request.grammar for request in requests)):
+                self._input.grammars.drop(ticket)
+            raise
+        return requests
 
-    def _collect(self, collectors: dict[Request, _Collector], done: Callable[[int], object]) -> None:
+    def _collect(self, collectors: dict[int, _Collector], done: Callable[[int], object]) -> None:
         num_open = len(collectors)
         while num_open:
-            for update in self._events.wait_updates():
-                if (collector := collectors.get(update.request)) is None:
+            for number, delta in self._events.wait_news():
+                if (collector := collectors.get(number)) is None:
                     continue  # the rest of a batch that was interrupted
-                collector.add(update.delta)
+                collector.add(delta)
                 if collector.is_done:
                     num_open -= 1
                     done(1)
@@ -237,34 +243,31 @@ class _Events:
     """What the engine's thread says, for one thread that waits for it."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[EngineCore | list[Update] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
 
-    def ready(self, core: EngineCore) -> None:
-        self._queue.put(core)
+    def ready(self) -> None:
+        self._queue.put(True)
 
     def cache_changed(self) -> None:
         """Nobody watches a batch."""
 
-    def updates(self, updates: list[Update]) -> None:
-        if updates:
-            self._queue.put(updates)
+    def news(self, news: list[News]) -> None:
+        self._queue.put(news)
 
     def ended(self, error: BaseException | None) -> None:
         self._error = error
         self._queue.put(None)
 
-    def wait_ready(self) -> EngineCore:
-        core = self._queue.get()
-        if isinstance(core, EngineCore):
-            return core
-        assert self._error is not None
-        raise self._error
+    def wait_ready(self) -> None:
+        if not self._queue.get():
+            assert self._error is not None
+            raise self._error
 
-    def wait_updates(self) -> list[Update]:
-        updates = self._queue.get()
-        if isinstance(updates, list):
-            return updates
+    def wait_news(self) -> list[News]:
+        news = self._queue.get()
+        if isinstance(news, list):
+            return news
         self._queue.put(None)  # for the next one who asks
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")
@@ -274,10 +277,11 @@ class _Events:
 class _Collector:
     """Gathers one request's deltas into its output."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._samples = [OutputCollector() for _ in range(request.params.n)]
         self._wholes: dict[int, Delta] = {}  # of samples that have ended
+        self._first_at: float | None = None
         self._done_at = request.arrived_at
 
     @property
@@ -285,6 +289,8 @@ class _Collector:
         return len(self._wholes) == len(self._samples)
 
     def add(self, delta: Delta) -> None:
+        if self._first_at is None and delta.token_ids:
+            self._first_at = time.monotonic()
         sample = self._samples[delta.index]
         sample.add(delta)
         if sample.is_finished:
@@ -292,7 +298,7 @@ class _Collector:
             self._done_at = time.monotonic()
 
     def output(self) -> RequestOutput:
-        arrived_at, first_at = self.request.arrived_at, self.request.first_token_at
+        arrived_at, first_at = self.request.arrived_at, self._first_at
         wholes = [self._wholes[index] for index in range(len(self._samples))]
         return RequestOutput(
             request_id=self.request.request_id,

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 from ..api.config import EngineConfig
+from ..api.engine_request import EngineRequest, News
 from ..api.errors import SlowReader
 from ..api.output_collector import OutputCollector
 from ..api.outputs import Delta
-from ..core.request import Request, Update
+from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
 CHUNK_BYTES = 256 * 1024  # of memory: what a slow reader gets at once. A transport holds one such piece.
@@ -23,27 +24,35 @@ class OutputStreams:
     limiter   decides who is let in
     """
 
-    def __init__(self, config: EngineConfig, *, abort: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        abort: Callable[[EngineRequest], None],
+        gauges: Callable[[], Gauges],
+    ) -> None:
         """``abort`` ends a request in the engine."""
         self._interval = config.stream_interval
         self._unread = UnreadOutput()
         self._max_unread_bytes = config.max_unread_bytes
         self._abort = abort
         self._by_id: dict[str, Stream] = {}
-        self._by_request: dict[Request, Stream] = {}  # an id may be used again, a request is not
+        self._by_number: dict[int, Stream] = {}  # an id may be used again, a number is not
+        self._unfinished: dict[EngineRequest, None] = {}
         self._read: set[Stream] = set()  # that somebody reads, ended ones included
         self._none_left = asyncio.Event()
-        self.limiter = RequestLimiter(config, self._by_request.keys(), self._unread)
+        self.limiter = RequestLimiter(config, self._unfinished.keys(), self._unread, gauges)
 
     def add(
-        self, request: Request, give_up: Callable[[Request], None], *, final_only: bool = False
+        self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
         """A stream for a request; ``give_up`` ends it when it has waited too long to be begun."""
         stream = Stream(
             request, self.forget, interval=self._interval, final_only=final_only, unread=self._unread
         )
         self._by_id[request.request_id] = stream
-        self._by_request[request] = stream
+        self._by_number[request.number] = stream
+        self._unfinished[request] = None
         self._read.add(stream)
         self.limiter.watch(request, stream.fail, give_up)
         self._none_left.clear()
@@ -61,11 +70,11 @@ class OutputStreams:
         """Those that are open now."""
         return tuple(self._by_id.values())
 
-    def push(self, updates: list[Update]) -> None:
+    def push(self, news: list[News]) -> None:
         """Hand on what is new to who listens."""
-        for update in updates:
-            if (stream := self._by_request.get(update.request)) is not None:  # else nobody listens now
-                stream.push(update.delta)
+        for number, delta in news:
+            if (stream := self._by_number.get(number)) is not None:  # else nobody listens now
+                stream.push(delta)
         while self._unread.num_bytes > MAX_UNREAD_LIMITS * self._max_unread_bytes:
             if not self._end_least_read():
                 break
@@ -90,7 +99,8 @@ class OutputStreams:
     def forget(self, stream: Stream) -> None:
         """It has ended, or nobody reads it any more."""
         self.limiter.forget(stream.request)
-        del self._by_request[stream.request]
+        del self._by_number[stream.request.number]
+        del self._unfinished[stream.request]
         del self._by_id[stream.request.request_id]
         if not self._by_id:
             self._none_left.set()
@@ -120,7 +130,7 @@ class Stream:
 
     def __init__(
         self,
-        request: Request,
+        request: EngineRequest,
         on_end: Callable[[Stream], None],
         *,
         interval: int = 1,

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator
 
 from ..api.config import EngineConfig
+from ..api.engine_request import EngineRequest
 from ..api.errors import (
     EngineStopping,
     InvalidRequest,
@@ -17,7 +18,6 @@ from ..api.errors import (
 )
 from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
-from ..core.request import Request
 from .ttft_forecast import TtftForecast
 
 MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
@@ -34,9 +34,16 @@ class UnreadOutput:
 class RequestLimiter:
     """Refuses what the engine could not begin in time. Lives on the event loop."""
 
-    def __init__(self, config: EngineConfig, unfinished: Collection[Request], unread: UnreadOutput) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        unfinished: Collection[EngineRequest],
+        unread: UnreadOutput,
+        gauges: Callable[[], Gauges],
+    ) -> None:
         """``unfinished``: requests that were admitted and have not ended, a live view; ``unread``: output
         that waits for its readers, of ended requests too."""
+        self._gauges = gauges
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = config.max_waiting_tokens
         self._max_unread_bytes = config.max_unread_bytes
@@ -47,7 +54,7 @@ class RequestLimiter:
         self._unread = unread
         self._num_entering = 0
         self._num_entering_tokens = 0
-        self._timers: dict[Request, asyncio.TimerHandle] = {}
+        self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
     def entering(self, num_prompt: int) -> Iterator[None]:
@@ -82,9 +89,7 @@ class RequestLimiter:
             )
         if self._max_tokens is None:
             return
-        waiting = self._num_entering_tokens + sum(
-            request.num_prompt for request in self._unfinished if request.started_at is None
-        )
+        waiting = self._num_entering_tokens + self._num_waiting_tokens()
         if waiting and waiting + num_prompt > self._max_tokens:
             raise Overloaded(
                 f"{waiting} prompt tokens are waiting, with the {num_prompt} of this request there would be "
@@ -93,7 +98,11 @@ class RequestLimiter:
                 max_waiting_tokens=self._max_tokens,
             )
 
-    def check_sendable(self, request: Request) -> None:
+    def _num_waiting_tokens(self) -> int:
+        begun = self._gauges().prompts_left
+        return sum(request.num_prompt for request in self._unfinished if request.number not in begun)
+
+    def check_sendable(self, request: EngineRequest) -> None:
         """RequestTooLong if the log probabilities of the prompt could not be sent once they are computed."""
         if (num_alternatives := request.params.prompt_logprobs) is None:
             return
@@ -105,7 +114,7 @@ class RequestLimiter:
                 f"bytes of memory, they would take {size}; ask for fewer alternatives, or shorten the prompt"
             )
 
-    def is_late(self, request: Request, gauges: Gauges, num_cached: int = 0) -> bool:
+    def is_late(self, request: EngineRequest, gauges: Gauges, num_cached: int = 0) -> bool:
         """Whether the first token is expected after the request's ``target_ttft``, and late requests are
         refused. ``num_cached``: tokens of its prompt that are in the prefix cache."""
         target_ms = request.params.target_ttft
@@ -114,7 +123,7 @@ class RequestLimiter:
         expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
         return expected_ms is not None and expected_ms > target_ms
 
-    def check_deadline(self, request: Request, gauges: Gauges, num_cached: int) -> None:
+    def check_deadline(self, request: EngineRequest, gauges: Gauges, num_cached: int) -> None:
         """TooLate if it ``is_late``."""
         if self.is_late(request, gauges, num_cached):
             expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
@@ -127,28 +136,28 @@ class RequestLimiter:
 
     def watch(
         self,
-        request: Request,
+        request: EngineRequest,
         fail: Callable[[BaseException], None],
-        abort: Callable[[Request], None],
+        abort: Callable[[EngineRequest], None],
     ) -> None:
         """``fail`` with QueueTimeout and ``abort`` the request if it waits for too long; until ``forget``."""
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: EngineRequest) -> None:
         """It has ended."""
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
 
     def _expire(
         self,
-        request: Request,
+        request: EngineRequest,
         fail: Callable[[BaseException], None],
-        abort: Callable[[Request], None],
+        abort: Callable[[EngineRequest], None],
     ) -> None:
         self._timers.pop(request, None)
-        if request.started_at is None:
+        if request.number not in self._gauges().prompts_left:
             abort(request)
             fail(
                 QueueTimeout(

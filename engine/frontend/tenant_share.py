@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..api.config import EngineConfig
+from ..api.engine_request import EngineRequest
 from ..api.errors import Overloaded
+from ..api.stats import Gauges
 from ..api.tenant import Tenant
-from ..core.request import Request
 
 
 class TenantPlace:
@@ -17,20 +18,20 @@ class TenantPlace:
     def __init__(self, shares: TenantShares, tenant: Tenant) -> None:
         self._shares = shares
         self.tenant = tenant
-        self.request: Request | None = None  # once its prompt is encoded
+        self.request: EngineRequest | None = None  # once its prompt is encoded
 
     @property
     def num_waiting_tokens(self) -> int:
         """Of its prompt, until that is begun."""
         request = self.request
-        return 0 if request is None or request.started_at is not None else request.num_prompt
+        return 0 if request is None or self._shares.has_begun(request) else request.num_prompt
 
     def enter(self) -> None:
         """Count this request. Overloaded if its tenant has its share already."""
         self._shares.check_requests(self.tenant)
         self._shares.add(self)
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: EngineRequest) -> None:
         """Count the prompt's tokens. Overloaded if its tenant has its share already."""
         self._shares.check_tokens(self.tenant, request.num_prompt)
         self.request = request
@@ -41,7 +42,8 @@ class TenantShares:
     unfinished and of the prompt tokens that may wait, whether others want theirs or not: otherwise there
     would be no room when they come. Lives on the event loop."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, gauges: Callable[[], Gauges]) -> None:
+        self._gauges = gauges
         self._max_requests = config.max_running + config.max_waiting
         self._max_tokens = config.max_waiting_tokens
         self._places: dict[str, set[TenantPlace]] = {}
@@ -57,6 +59,9 @@ class TenantShares:
             places.discard(place)
             if not places:
                 self._places.pop(tenant.name, None)
+
+    def has_begun(self, request: EngineRequest) -> bool:
+        return request.number in self._gauges().prompts_left
 
     def add(self, place: TenantPlace) -> None:
         self._places.setdefault(place.tenant.name, set()).add(place)

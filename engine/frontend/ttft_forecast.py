@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from ..api.config import EngineConfig
+from ..api.engine_request import EngineRequest
 from ..api.stats import Gauges
-from ..core.request import Request
 
 
 class TtftForecast:
@@ -18,33 +18,32 @@ class TtftForecast:
     served as much as its own meanwhile, by their weights.
     """
 
-    def __init__(self, config: EngineConfig, unfinished: Collection[Request]) -> None:
+    def __init__(self, config: EngineConfig, unfinished: Collection[EngineRequest]) -> None:
         """``unfinished``: requests that were admitted and have not ended, a live view."""
         self._unfinished = unfinished
         self._is_fair = config.fairness != "off"
         self._weights = config.tenant_weight_by_name
 
-    def expected_ms(self, request: Request, gauges: Gauges, num_cached: int = 0) -> float | None:
+    def expected_ms(self, request: EngineRequest, gauges: Gauges, num_cached: int = 0) -> float | None:
         """Milliseconds until the first token of a request that is let in now; None before any prompt was
         computed. ``num_cached``: tokens of it that are in the prefix cache."""
         if gauges.prompt_token_s is None:
             return None
-        mine = request.samples[0].sequence
+        tenant = request.namespace.tenant
         waiting: dict[str, float] = defaultdict(float)  # tokens by tenant
         num_tokens = 0.0  # of those that run
         for other in self._unfinished:
-            sequence = other.samples[0].sequence
-            if other.first_token_at is not None or sequence.priority > mine.priority:
+            if other.priority > request.priority:
                 continue
-            table = sequence.table  # read once: it may be taken away meanwhile
-            if table is not None:
-                num_tokens += max(0, other.num_prompt - table.num_written)
+            left = gauges.prompts_left.get(other.number)
+            if left is not None:
+                num_tokens += left
             else:
-                waiting[sequence.tenant] += other.num_prompt * gauges.prompt_miss_share
-        own = waiting.pop(mine.tenant, 0.0) + request.num_prompt - num_cached
+                waiting[other.namespace.tenant] += other.num_prompt * gauges.prompt_miss_share
+        own = waiting.pop(tenant, 0.0) + request.num_prompt - num_cached
         if self._is_fair:
-            weight = self._weights.get(mine.tenant, 1.0)
-            turns = (own * self._weights.get(tenant, 1.0) / weight for tenant in waiting)
+            weight = self._weights.get(tenant, 1.0)
+            turns = (own * self._weights.get(each, 1.0) / weight for each in waiting)
             num_tokens += sum(map(min, waiting.values(), turns))
         else:
             num_tokens += sum(waiting.values())

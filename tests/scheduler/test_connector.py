@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core_harness import admission_of
 from fakes import byte_tokenizer, fake_info, small_config
 from ledger_runner import LedgerRunner
 from octavo.block_manager import BlockManager, Digest
@@ -17,7 +18,6 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.frontend.input_processor import InputProcessor
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, Limits, Scheduler, SchedulerOutput, Sequence, Status
@@ -106,12 +106,12 @@ class Engine:
         self.scheduler = Scheduler(blocks, limits, connector)
         self.blocks = blocks
         self.core = EngineCore(runner, byte_tokenizer(), blocks, self.scheduler, transfer=transfer)
-        self._input = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity)
+        self._input = admission_of(self.core)
         self.tokens: dict[Request, list[int]] = {}
         self.ended: dict[Request, FinishReason] = {}
 
     def add(self, prompt: list[int], params: SamplingParams = FOUR_TOKENS) -> Request:
-        request = self._input.admit(prompt, params)
+        request = self.core.builder.build(self._input.admit(prompt, params))
         self.core.add(request)
         self.tokens[request] = []
         return request

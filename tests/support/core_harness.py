@@ -16,6 +16,11 @@ from octavo.engine.frontend.input_processor import InputProcessor
 from oracle import Expected
 
 
+def admission_of(core: EngineCore) -> InputProcessor:
+    """Checks prompts for a core that a test drives by itself."""
+    return InputProcessor(core.info, core.tokenizer, capacity=core.capacity, grammars=core.builder.grammars)
+
+
 class Harness:
     """A core, what went in and what came out; balances the books after every step.
 
@@ -28,11 +33,12 @@ class Harness:
         now, ticks = time.monotonic(), itertools.count(1000)  # a second ahead of the arrival of requests
         self.fake = FakeCore(clock=lambda: now + next(ticks) * 1e-3, **options)  # type: ignore[arg-type]
         self.core: EngineCore = self.fake(config or small_config(), self.observer)
-        self.admission = InputProcessor(self.core.info, self.core.tokenizer, capacity=self.core.capacity)
+        self.admission = admission_of(self.core)
         self.deltas: dict[Request, list[Delta]] = {}
 
     def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:
-        request = self.admission.admit(list(prompt), params, **options)  # type: ignore[arg-type]
+        data = self.admission.admit(list(prompt), params, **options)  # type: ignore[arg-type]
+        request = self.core.builder.build(data)
         self.core.add(request)
         self.deltas[request] = []
         return request

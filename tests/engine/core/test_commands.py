@@ -133,11 +133,11 @@ async def test_a_flood_of_commands_does_not_hold_up_the_step(monkeypatch: pytest
         stream = engine.generate([1, 2, 3], SamplingParams(max_tokens=30, ignore_eos=True))
         gate.allow(1)
         await anext(stream)
-        assert engine._thread is not None
+        assert engine._client is not None
         assert fake.runner is not None
         runner = fake.runner
         await until(lambda: runner.num_steps == 1)
-        asked = [engine._thread.ask(commands.GetCacheStats()) for _ in range(40)]
+        asked = [engine._client.ask(commands.GetCacheStats()) for _ in range(40)]
         for steps in range(2, 6):
             before = sum(answer.done() for answer in asked)
             gate.allow(1)
@@ -156,7 +156,7 @@ async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pyt
         await anext(stream)
         assert fake.runner is not None
         assert fake.core is not None
-        assert engine._thread is not None
+        assert engine._client is not None
         runner, core, execute = fake.runner, fake.core, GetCacheStats.execute
 
         def executing(self: GetCacheStats, target: CommandTarget) -> Any:
@@ -166,7 +166,7 @@ async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pyt
         monkeypatch.setattr(GetCacheStats, "execute", executing)
         # Asked earlier, the command would be executed before the third step is submitted.
         await until(lambda: gate.is_waiting and ("submit", 2) in runner.calls)
-        answer = engine._thread.ask(commands.GetCacheStats())
+        answer = engine._client.ask(commands.GetCacheStats())
         gate.open()
         await until(answer.done)
         await stream.aclose()

@@ -68,7 +68,9 @@ class Traced:
         self.core: EngineCore = assemble(
             config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 1e-3
         )
-        self.admission = InputProcessor(info, self.core.tokenizer, capacity=self.core.capacity)
+        self.admission = InputProcessor(
+            info, self.core.tokenizer, capacity=self.core.capacity, grammars=self.core.builder.grammars
+        )
         self.requests: list[Request] = []
         scheduler = self.core._scheduler
         plan, commit, submit, resolve = scheduler.plan, scheduler.commit, runner.submit, runner.resolve
@@ -129,12 +131,9 @@ class Traced:
         return noted
 
     def add(self, request_id: str, prompt: bytes, params: SamplingParams, **options: Any) -> None:
-        constraint = None
-        if params.structured is not None:
-            constraint = self.admission.compile(params)
-        request = self.admission.admit(
-            list(prompt), params, request_id=request_id, constraint=constraint, **options
-        )
+        grammar = self.admission.compile(params)
+        data = self.admission.admit(list(prompt), params, request_id=request_id, grammar=grammar, **options)
+        request = self.core.builder.build(data)
         self.requests.append(request)
         self.core.add(request)
 
@@ -142,7 +141,7 @@ class Traced:
         while self.core.has_work:
             self.core.step()
             self.core._blocks.check()
-        self.admission.constraints.close()
+        self.core.builder.grammars.close()
         return self.lines
 
 

@@ -24,7 +24,7 @@ from octavo.engine import (
 )
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.core.request import Request
+from octavo.engine.core.engine_thread import EngineThread
 from octavo.engine.frontend import async_engine
 from oracle import alone
 
@@ -53,12 +53,12 @@ async def test_what_does_not_finish_in_time_is_aborted(monkeypatch: pytest.Monke
         task = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=200, n=2))))
         gate.allow(4)
         await until(lambda: engine.gauges().num_running == 2)
-        thread = engine._thread
+        thread = engine._client
         assert thread is not None
         abort = thread.abort
 
-        def aborting(request: Request) -> None:
-            abort(request)
+        def aborting(number: int) -> None:
+            abort(number)
             aborted.set()
 
         monkeypatch.setattr(thread, "abort", aborting)
@@ -82,8 +82,8 @@ async def test_an_engine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
         await asyncio.wait_for(engine.stop(), 20)
         with pytest.raises(EngineStopping, match="was stopped"):
             await first
-        assert engine._thread is not None
-        assert engine._thread._thread.is_alive()
+        assert isinstance(engine._client, EngineThread)
+        assert engine._client._thread.is_alive()
         monkeypatch.undo()
         gate.open()
 

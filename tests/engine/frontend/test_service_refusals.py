@@ -18,6 +18,7 @@ from octavo.engine import (
     SamplingParams,
     TooLate,
 )
+from octavo.engine.core.engine_thread import EngineThread
 from oracle import alone
 
 
@@ -165,10 +166,11 @@ async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> No
 
 def set_pace(engine: AsyncEngine, token_s: float) -> None:
     """As if so many prompt tokens had been computed at so many seconds each that no step changes that."""
-    assert engine._core is not None
-    pace = engine._core._scheduler.prompt_pace
+    assert isinstance(engine._client, EngineThread)
+    core = engine._client.core
+    pace = core._scheduler.prompt_pace
     pace._seconds, pace._tokens, pace.token_s = token_s * 1e9, 1e9, token_s
-    engine._core.measure()
+    core.measure()
 
 
 async def test_who_is_expected_in_time_for_its_prompt_is_cached_is_let_in() -> None:

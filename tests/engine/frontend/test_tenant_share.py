@@ -85,7 +85,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait() -> None:
         senders = Senders(engine)
         await senders.send(BOB, [9])
         (begun,) = engine._open.streams()
-        await until(lambda: begun.request.started_at is not None)  # it waits no longer
+        await until(lambda: begun.request.number in engine.gauges().prompts_left)  # it waits no longer
         await senders.send(ALICE, [1] * 30)
         with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* with the 30 .* than 50"):
             await senders.send(ALICE, [1] * 30)

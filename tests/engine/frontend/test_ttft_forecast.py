@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import byte_tokenizer, small_config
+from fakes import small_config
+from octavo.engine.api.engine_request import CacheNamespace, EngineRequest
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Gauges
-from octavo.engine.core.request import Request
 from octavo.engine.frontend.ttft_forecast import TtftForecast
 
-TOKENIZER = byte_tokenizer()
 
-
-def request(num_tokens: int, *, tenant: str = "a", priority: int = 0) -> Request:
-    return Request(
-        "r",
-        [1] * num_tokens,
-        SamplingParams(),
+def request(num_tokens: int, *, tenant: str = "a", priority: int = 0) -> EngineRequest:
+    return EngineRequest(
+        request_id="r",
+        prompt_ids=[1] * num_tokens,
+        params=SamplingParams(),
         max_tokens=1,
-        tokenizer=TOKENIZER,
-        vocab_size=258,
         arrived_at=0.0,
         priority=priority,
-        tenant=tenant,
+        namespace=CacheNamespace(tenant),
     )
 
 
@@ -45,10 +41,19 @@ def test_prompts_that_come_before_it_count(
 ) -> None:
     others = [request(60), request(5), request(200, tenant="b"), request(1000, priority=1)]
     begun = request(7)
-    begun.first_token_at = 1.0
     forecast = TtftForecast(small_config(**config), [*others, begun])
+    gauges = Gauges(prompt_token_s=1.0, prompts_left={begun.number: 0})
     new = request(10, **mine)  # type: ignore[arg-type]
-    assert forecast.expected_ms(new, Gauges(prompt_token_s=1.0)) == pytest.approx(seconds * 1e3)
+    assert forecast.expected_ms(new, gauges) == pytest.approx(seconds * 1e3)
+
+
+def test_of_prompts_that_were_begun_the_rest_counts() -> None:
+    """What is left comes before any other tenant's; a preempted prompt waits again."""
+    running, preempted = request(60, tenant="b"), request(60, tenant="b")
+    left = {running.number: 20, preempted.number: None}
+    gauges = Gauges(prompt_token_s=1.0, prompts_left=left)
+    forecast = TtftForecast(small_config(fairness="vtc"), [running, preempted])
+    assert forecast.expected_ms(request(10), gauges) == pytest.approx((20 + 10 + 10) * 1e3)
 
 
 def test_what_is_cached_is_not_computed() -> None:

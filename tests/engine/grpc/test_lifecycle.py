@@ -20,7 +20,6 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Gauges
 from octavo.engine.cli import serve
-from octavo.engine.core.request import Request
 from octavo.engine.grpc.server import GrpcServer
 from served import LOCAL, Served, collect, eventually, served
 
@@ -108,12 +107,12 @@ async def test_a_drain_that_takes_too_long_aborts(monkeypatch: pytest.MonkeyPatc
     async with served(gate=gate) as its:
         task = asyncio.create_task(collect(its.client.generate("hello", SamplingParams(max_tokens=200))))
         await eventually(lambda: its.engine.gauges().num_running == 1, "it runs")
-        thread = its.engine._thread
+        thread = its.engine._client
         assert thread is not None
         abort = thread.abort
 
-        def aborting(request: Request) -> None:
-            abort(request)
+        def aborting(number: int) -> None:
+            abort(number)
             gate.open()
 
         monkeypatch.setattr(thread, "abort", aborting)

@@ -97,8 +97,8 @@ async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
 async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
     """More of them than there are helpers, threads of asyncio's executor, or places in a tenant's queue."""
     async with served() as its:
-        assert its.engine._input is not None
-        its.engine._input.constraints = ConstraintCompiler(
+        assert its.core.core is not None
+        its.core.core.builder.grammars.compiler = ConstraintCompiler(
             byte_tokenizer(),
             vocab_size=VOCAB_SIZE,
             limits=CompileLimits(
@@ -123,7 +123,7 @@ async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
         for job in jobs:
             job.cancel()
         await asyncio.wait(jobs)
-        pool = its.engine._input.constraints.pool
+        pool = its.core.core.builder.grammars.compiler.pool
         await eventually(lambda: not pool._num_unfinished, "what nobody waits for is given up")
 
 

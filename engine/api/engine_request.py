@@ -1,0 +1,75 @@
+"""The data that cross between the front end and the engine: requests one way, news of them the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .outputs import Delta
+from .sampling_params import SamplingParams
+
+_NUMBERS = itertools.count()
+_VARIANT = b"\xff"  # no UTF-8, so no salt of a client begins with it
+
+
+class CacheNamespace(NamedTuple):
+    """The owner of cached pages: only requests of one namespace share them.
+
+    tenant    the client the request is served for, where several share a server
+    salt      keeps requests of one tenant apart, by bytes of its own
+    variant   names whatever else changes K/V for equal tokens, as an adapter does
+    """
+
+    tenant: str = ""
+    salt: bytes = b""
+    variant: bytes = b""
+
+    @property
+    def page_salt(self) -> bytes:
+        """The salt that names pages. Tenants are kept apart by their salts."""
+        if not self.variant:
+            return self.salt
+        return _VARIANT + len(self.variant).to_bytes(4, "little") + self.variant + self.salt
+
+
+NO_NAMESPACE = CacheNamespace()
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EngineRequest:
+    """A request that was checked and can be queued: plain data, which can be pickled.
+
+    number       names the request for as long as its front end lives; ids may be used again
+    prompt_ids   the prompt's tokens
+    max_tokens   tokens each sample may generate, the model's length taken into account
+    arrived_at   seconds of the machine's monotonic clock
+    grammar      ticket of its compiled grammar, see ``GrammarDesk``
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    max_tokens: int
+    arrived_at: float
+    namespace: CacheNamespace = NO_NAMESPACE
+    priority: int = 0
+    grammar: int | None = None
+    number: int = field(default_factory=_NUMBERS.__next__)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def skips_prefix_cache(self) -> bool:
+        """Whether every token of the prompt has to be computed, cached or not."""
+        return self.params.prompt_logprobs is not None or self.params.pooling == "mean"
+
+
+class News(NamedTuple):
+    """The latest output of the request with this number."""
+
+    number: int
+    delta: Delta

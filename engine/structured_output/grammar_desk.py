@@ -1,0 +1,63 @@
+"""Compiled grammars of requests that are on their way to the core."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import Future
+
+from ..api.structured_output import StructuredOutput
+from .compiler import ConstraintCompiler
+from .constraint import Constraint
+
+
+class GrammarDesk:
+    """Keeps each compiled grammar under a ticket, a number, which the request carries to the core in its
+    place. Every ticket is taken or dropped once. Safe to use from several threads."""
+
+    def __init__(self, compiler: ConstraintCompiler) -> None:
+        self.compiler = compiler
+        self._kept: dict[int, Constraint] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
+        """Compile for one request. The future may be cancelled, or have the outcome that
+        ``ConstraintCompiler.begin`` describes; what that raises at once is raised here."""
+        waits = self.compiler.begin(structured, tenant)
+        ticket: Future[int] = Future()
+
+        def done(outcome: Future[Constraint]) -> None:
+            if outcome.cancelled() or not ticket.set_running_or_notify_cancel():
+                return
+            if (error := outcome.exception()) is not None:
+                ticket.set_exception(error)
+                return
+            with self._lock:
+                number = next(self._numbers)
+                self._kept[number] = outcome.result()
+            ticket.set_result(number)
+
+        def forget(_: Future[int]) -> None:
+            if ticket.cancelled():
+                self.compiler.forget(waits)
+
+        ticket.add_done_callback(forget)
+        waits.constraint.add_done_callback(done)
+        return ticket
+
+    def take(self, ticket: int) -> Constraint:
+        """Return the grammar of a ticket."""
+        with self._lock:
+            return self._kept.pop(ticket)
+
+    def drop(self, ticket: int | None) -> None:
+        """Give up a ticket, if there is one and it was not taken."""
+        with self._lock:
+            self._kept.pop(ticket, None)  # type: ignore[arg-type]
+
+    def prepare(self) -> None:
+        self.compiler.prepare()
+
+    def close(self) -> None:
+        self.compiler.close()
