@@ -15,6 +15,7 @@ from .weight_files import indexed_files, weight_files
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 EMBEDDED = {"demo": DEMO, "demo-hybrid": DEMO.with_name("demo_hybrid")}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_GGUF = re.compile(r"([\w.-]+/[\w.-]+)/([\w./-]+\.gguf)")
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 DEFAULT_MODEL_LEN = 4096
 
@@ -22,6 +23,8 @@ DEFAULT_MODEL_LEN = 4096
 def resolve_model(name: str, revision: str | None = None) -> Path:
     """The folder of a model: one of ``EMBEDDED``, then an existing folder, then a
     Hugging Face id, downloaded unless it is in the local cache. ``revision``: of a Hugging Face id.
+    A GGUF file, a folder with one, or ``ID/FILE.gguf`` of Hugging Face is converted: see
+    ``gguf.model_folder``.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
@@ -32,17 +35,38 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
             "leave it out"
         )
     if not path.exists():
-        if not _HUB_ID.fullmatch(name):
+        if not _HUB_ID.fullmatch(name) and not _HUB_GGUF.fullmatch(name):
             raise ModelLoadError(
-                f"model {name!r} does not exist; give 'demo', 'demo-hybrid', a folder, or a Hugging "
-                "Face id such as org/name"
+                f"model {name!r} does not exist; give 'demo', 'demo-hybrid', a folder, a GGUF file, or a "
+                "Hugging Face id such as org/name"
             )
         path = _download(name, revision)
+    path = _converted(path)
     if not path.is_dir():
-        raise ModelLoadError(f"model {name!r} is not a folder; give the folder that holds its config.json")
+        raise ModelLoadError(
+            f"model {name!r} is neither a folder nor a GGUF file; give the folder that holds its config.json"
+        )
     read_config(path)
     for file in weight_files(path):
         tensors_of(file)
+    return path
+
+
+def _converted(path: Path) -> Path:
+    """Return the folder made of a GGUF file, or of the only one in a folder without config.json; other paths
+    unchanged."""
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) > 1:
+            raise ModelLoadError(
+                f"{path} must hold one GGUF file, got {', '.join(file.name for file in files)}; give one "
+                "of them"
+            )
+        path = files[0] if files else path
+    if path.is_file() and path.suffix == ".gguf":
+        from ..gguf import model_folder
+
+        return model_folder(path)
     return path
 
 
@@ -58,23 +82,33 @@ def served_name(name: str) -> str:
     repository = path.parent.parent.name if path.parent.name == "snapshots" else ""
     if repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
-    return path.name
+    return path.stem if path.suffix == ".gguf" else path.name
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
+    gguf = _HUB_GGUF.fullmatch(name)
     try:
+        if gguf is not None:
+            return Path(hf_hub_download(*gguf.groups(), revision=revision))
         path = Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
         if absent := [file for file in indexed_files(path) if not (path / file).exists()]:
             path = Path(snapshot_download(name, revision=revision, allow_patterns=[*_HUB_FILES, *absent]))
         return path
+    except EntryNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            raise _unreachable(name) from error
+        raise ModelLoadError(
+            f"model {name!r}: its repository has no such file; give one that it has"
+        ) from error
     except RevisionNotFoundError as error:
         raise ModelLoadError(
             f"model {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
@@ -84,10 +118,14 @@ def _download(name: str, revision: str | None) -> Path:
             f"model {name!r} is neither a folder here nor a repository on Hugging Face that you may read"
         ) from error
     except (LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(
-            f"model {name!r} is not a folder here and Hugging Face cannot be reached; "
-            "check the name, or download the model and give its folder"
-        ) from error
+        raise _unreachable(name) from error
+
+
+def _unreachable(name: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"model {name!r} is not a folder here and Hugging Face cannot be reached; "
+        "check the name, or download the model and give its folder"
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -274,8 +274,13 @@ def _lookup(module: Any, call: Call) -> _Case:
     chosen = np.random.default_rng(0).integers(0, count, ids.shape)
     chosen.flat[0] = count - 1
     args = (mx.array(chosen.astype(np.int32)), *rest)
-    wanted = module(*args)
-    return _Case(call.method, args, dict(call.kwargs), wanted, wanted.dtype, LIMITS[wanted.dtype], 1.0)
+    dtype = module(*args).dtype
+    twin = copy.copy(module)
+    for name in ("scales", "biases"):  # in 16 bits a scale times a code and a bias lose what they cancel
+        if name in module and module[name].dtype in LIMITS:
+            twin[name] = module[name].astype(mx.float32)
+    wanted = type(module).__call__(twin, *args)
+    return _Case(call.method, args, dict(call.kwargs), wanted, dtype, LIMITS[dtype], 1.0)
 
 
 def _product(module: Any, call: Call) -> _Case:

@@ -125,7 +125,7 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
     assert "does not exist" in refused("no-such-model")
     file = tmp_path / "file"
     file.write_text("")
-    assert "not a folder" in refused(file)
+    assert "neither a folder nor a GGUF file" in refused(file)
     assert "config.json" in refused(tmp_path)
     (tmp_path / "config.json").write_text("{")
     assert "not valid JSON" in refused(tmp_path)

@@ -1,0 +1,208 @@
+"""Conversion of a GGUF file to a model folder, once, into the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..api.errors import ModelLoadError
+from .architectures import Architecture, Metadata, architecture_of, config_of, tensor_name
+from .tensors import AFFINE, GROUP_SIZE, affine, as_dtype, deinterleaved, is_exact
+from .tokenizer import end_ids, settings_of, tokenizer_of
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1  # of the conversion: a folder of another version is not used
+_SHARD = 1 << 30  # bytes of tensors per file, so that one file's tensors are in memory at a time
+
+
+def model_folder(file: Path) -> Path:
+    """Return the folder with the model of a GGUF file, converting it unless that was done before.
+
+    Folders lie under ``$XDG_CACHE_HOME/octavo/gguf`` (``~/.cache`` by default) and take about the file's
+    size, more for formats that are stored in 16 bits. Raises ModelLoadError if the file cannot be read or
+    its model is not served.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "gguf"
+    facts = file.resolve(), file.stat().st_size, file.stat().st_mtime_ns, _VERSION
+    folder = home / f"{file.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    if folder.is_dir():
+        return folder
+    reader = _open(file)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=home, prefix=".new-"))
+    except OSError as error:
+        raise ModelLoadError(
+            f"a GGUF file is converted into {home}, which cannot be written ({error.strerror}); set "
+            "XDG_CACHE_HOME to a folder that can"
+        ) from error
+    try:
+        _convert(reader, made)
+        made.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # another process may have made it at the same time
+            raise ModelLoadError(
+                f"{file} cannot be converted into {home}: {error}; free space there"
+            ) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    log.info("%s: converted into %s; delete that folder to convert it again", file, folder)
+    return folder
+
+
+def _open(file: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(file)
+    except Exception as error:  # whatever a damaged file makes of the reader
+        raise ModelLoadError(f"{file} is not a readable GGUF file ({error}); download it again") from error
+
+
+def _convert(reader: Any, folder: Path) -> None:
+    try:
+        meta = Metadata({name: field.contents() for name, field in reader.fields.items()})
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        shapes = {
+            name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in tensors.items()
+        }
+        ropes = {name: _floats(tensor) for name, tensor in tensors.items() if name.startswith("rope_")}
+    except Exception as error:
+        raise ModelLoadError(f"the GGUF file is damaged ({error}); download it again") from error
+    if meta.get("split.count", 0) > 1:
+        raise ModelLoadError(
+            f"the model is split into {meta.get('split.count')} GGUF files; merge them with "
+            "llama-gguf-split --merge"
+        )
+    architecture = architecture_of(meta)
+    if "token_embd.weight" not in shapes:
+        raise ModelLoadError("the GGUF file has no tensor token_embd.weight; give a file of a whole model")
+    config = config_of(meta, ropes, shapes)
+    has_bf16 = any(tensor.tensor_type.name == "BF16" for tensor in tensors.values())
+    dtype = "bfloat16" if has_bf16 else architecture.dtype
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    widths: dict[str, int | bool] = {}
+
+    def arrays() -> Iterator[tuple[str, str, npt.NDArray[Any]]]:
+        for name, tensor in tensors.items():
+            if name in ropes:
+                continue
+            for named, array, bits in _arrays(tensor, architecture, heads, dtype):
+                if bits is not None:
+                    widths[named.removesuffix(".weight")] = bits
+                yield (
+                    (named, "uint32", array)
+                    if array.dtype == np.uint32
+                    else (named, dtype, as_dtype(array, dtype))
+                )
+
+    _write_shards(folder, arrays())
+    config["torch_dtype"] = dtype
+    if widths:
+        usual = Counter(widths.values()).most_common(1)[0][0]
+        others = {
+            name: {"group_size": GROUP_SIZE, "bits": bits} for name, bits in widths.items() if bits != usual
+        }
+        config["quantization"] = {"group_size": GROUP_SIZE, "bits": usual, **others}
+    ends = end_ids(meta)
+    for name, content in (
+        ("config.json", {**config, "eos_token_id": ends}),
+        ("generation_config.json", {"eos_token_id": ends}),
+        ("tokenizer_config.json", settings_of(meta)),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    tokenizer_of(meta).save(str(folder / "tokenizer.json"))
+    kept = Counter(tensor.tensor_type.name for tensor in tensors.values())
+    wide = {name: count for name, count in kept.items() if name not in (*AFFINE, "F32", "F16", "BF16")}
+    if wide:
+        log.warning(
+            "tensors in %s have no counterpart in MLX and are stored in %s; --weights int8 or int4 makes "
+            "them smaller",
+            ", ".join(f"{name} ({count})" for name, count in sorted(wide.items())), dtype,
+        )  # fmt: skip
+
+
+def _arrays(
+    tensor: Any, architecture: Architecture, heads: Mapping[str, int], dtype: str
+) -> Iterator[tuple[str, npt.NDArray[Any], int | None]]:
+    """Yield names, arrays and, for packed codes, bits of what a tensor becomes."""
+    named, kind = tensor_name(architecture, tensor.name), tensor.tensor_type.name
+    stem = tensor.name.split(".")[-2]
+    num_heads = heads.get(stem) if architecture.permuted else None
+
+    def placed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array if num_heads is None else deinterleaved(array, num_heads)
+
+    if kind in AFFINE:
+        packed = affine(kind, tensor.data)
+        if is_exact(packed):
+            base = named.removesuffix(".weight")
+            yield named, placed(packed.weight), AFFINE[kind]
+            yield f"{base}.scales", placed(packed.scales), None
+            yield f"{base}.biases", placed(packed.biases), None
+            return
+    floats = placed(_floats(tensor))
+    if architecture.norm_offset and stem.endswith("norm"):
+        floats = floats - np.float32(architecture.norm_offset)
+    if dtype == "float16" and np.abs(floats).max(initial=0.0) > np.finfo(np.float16).max:
+        raise ModelLoadError(
+            f"tensor {tensor.name!r} exceeds float16's range; give a folder of the model in safetensors"
+        )
+    yield named, floats, None
+
+
+def _floats(tensor: Any) -> npt.NDArray[Any]:
+    """Return a tensor's values, float32, outermost dimension first."""
+    from gguf.quants import dequantize
+
+    try:
+        values: npt.NDArray[Any] = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+    except NotImplementedError as error:
+        raise ModelLoadError(
+            f"tensor {tensor.name!r} is in {tensor.tensor_type.name}, which cannot be read here; give a "
+            "file in another "
+            "quantization"
+        ) from error
+    return values.reshape([int(size) for size in reversed(tensor.shape)])
+
+
+def _write_shards(folder: Path, arrays: Iterator[tuple[str, str, npt.NDArray[Any]]]) -> None:
+    """Write tensors into files of about a gigabyte, and the index that names them."""
+    from safetensors import TensorSpec, serialize_file
+
+    places: dict[str, str] = {}
+    shard: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+    total = size = 0
+
+    def write() -> None:
+        name = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        specs = {
+            key: TensorSpec(dtype=dtype, shape=data.shape, data_ptr=data.ctypes.data, data_len=data.nbytes)
+            for key, (dtype, data) in shard.items()
+        }
+        serialize_file(specs, folder / name, {"format": "mlx"})
+        places.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, dtype, array in arrays:
+        shard[name] = dtype, np.ascontiguousarray(array)
+        total, size = total + array.nbytes, size + array.nbytes
+        if size > _SHARD:
+            write()
+            size = 0
+    if shard:
+        write()
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")

