@@ -10,16 +10,23 @@ RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 HTTP := $(VENV)/.installed-http
 DIST := $(VENV)/.installed-dist
+# The loop of editing: the control plane, formats and types, with few examples; no model and no server.
+QUICK := tests/block_manager tests/scheduler tests/proto tests/engine/api tests/engine/arguments \
+	tests/engine/core tests/engine/executor/test_batch.py tests/engine/inspection tests/engine/memory \
+	tests/engine/speculation tests/engine/tokenizer tests/kernels/cpu/test_indices.py tests/kernels/formats \
+	tests/kernels/test_metadata.py tests/kernels/test_visibility.py tests/repository/test_imports.py \
+	tests/repository/test_layout.py tests/repository/test_mutants.py
 PYTEST_ARGS ?= -n 2 --dist loadfile --max-worker-restart 2
 SERVE_ARGS ?=
 CHAOS_ARGS ?=
 
-.PHONY: wheel sbom help demo serve serve-http test test-slow chaos lint format types cross-aarch64 hot-loops sanitize docs proto check clean
+.PHONY: wheel sbom help demo serve serve-http quick test test-slow chaos lint format types cross-aarch64 hot-loops sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
 	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
 	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
+	@echo "make quick      what runs in less than a minute on two cores, for the loop of editing"
 	@echo "make test       the tests, two at a time (PYTEST_ARGS='-k pages' for some, one at a time); make test-slow: the slow ones"
 	@echo "make chaos      attack real servers for some minutes; honest streams must not notice (CHAOS_ARGS='--only NAME')"
 	@echo "make lint       ruff, clang-format and clang-tidy: rules and formatting; make format applies them"
@@ -57,6 +64,9 @@ serve: $(RUNTIME)
 
 serve-http: $(HTTP)
 	@exec $(BIN)/python deploy/router/serve_http.py $(SERVE_ARGS)
+
+quick: $(DEV)
+	@OCTAVO_HYPOTHESIS=quick $(BIN)/python -m pytest -q -m "not slow and not server" -n 2 --dist loadfile $(QUICK)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)

@@ -17,6 +17,9 @@ settings.register_profile(
 settings.register_profile(
     "nightly", max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile(  # for make quick: what fails here fails early
+    "quick", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile(  # for tests/mutants: whether a bug is found, not how small it gets
     "mutants",
     max_examples=300,

@@ -17,8 +17,8 @@ from octavo.kernels.replay import ReplayablePool
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
 from .batch import Batch, RowInput, Wanted
+from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
 from .capture.graph_runner import Build, GraphRunner
-from .load.discover import AttentionCache, CacheLayout, CachePlace, StateCache
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool

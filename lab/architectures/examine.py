@@ -17,7 +17,8 @@ from mlx.utils import tree_map
 
 from octavo.engine.api.errors import ModelLoadError
 from octavo.engine.executor.adapt.install import adapt_models
-from octavo.engine.executor.load.discover import CacheLayout, discover_layout
+from octavo.engine.executor.cache_layout import CacheLayout
+from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import LoadedModel, describe_weights
 from octavo.engine.executor.load.prepare import make_ready
 from octavo.kernels.backends import BackendSelection

@@ -85,6 +85,13 @@ def test_the_test_files_that_begin_first_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
+def test_what_make_quick_runs_exists() -> None:
+    quick = (ROOT / "Makefile").read_text().partition("QUICK := ")[2].partition("\nPYTEST_ARGS")[0]
+    named = re.findall(r"tests/[\w/.]+", quick)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_relative_link_in_the_docs_exists() -> None:
     # The site's own pages link to generated ones: test_docs.py builds it, and MkDocs checks those.
     documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]

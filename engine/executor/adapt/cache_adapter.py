@@ -24,7 +24,7 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import StepRows
 from octavo.kernels.visibility import visible
 
-from ..load.mlx_lm_import import base
+from ..mlx_lm_import import base
 from .latents import RotaryKeys, RotaryScores
 
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention

@@ -1,4 +1,4 @@
-"""Everything that is changed in mlx-lm, in one call."""
+"""Changes to model modules of mlx-lm that serving through pages needs, in one call."""
 
 from __future__ import annotations
 

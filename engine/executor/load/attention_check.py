@@ -14,8 +14,8 @@ from octavo.kernels.interface import LayerSpec
 from octavo.kernels.metadata import AttentionMetadata
 
 from ..adapt import cache_adapter
+from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
-from .discover import CacheLayout
 from .probe_steps import Work, step_metadata
 
 LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums over 16-bit K and V; one position of 256 is 1/16

@@ -22,7 +22,7 @@ from mlx.nn.layers.base import Module
 
 from ...api.errors import ModelLoadError
 from ...memory.configuration import text_config
-from .mlx_lm_import import base
+from ..mlx_lm_import import base
 
 log = logging.getLogger(__name__)
 

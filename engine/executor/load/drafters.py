@@ -18,11 +18,12 @@ from ...memory.budget import (
 from ...memory.model_files import model_length, read_config, resolve_model
 from ...memory.sizing import Sizing, head_layer, sizing
 from ...memory.state_sizing import draft_state_bytes
+from ..cache_layout import AttentionCache, CacheLayout
 from ..draft_config import draft_config
 from ..mtp.head import load_head
 from ..mtp.runner import MTPRunner
 from ..paged_model import PagedModel
-from .discover import AttentionCache, CacheLayout, discover_layout
+from .discover import discover_layout
 from .loader import LoadedModel, convert_weights, load_model, materialize
 from .prepare import ReadyModel, model_ops
 

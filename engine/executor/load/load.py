@@ -27,12 +27,13 @@ from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
+from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
 from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
-from .discover import CacheLayout, discover_layout
+from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory

@@ -27,11 +27,11 @@ from ...memory.model_files import read_config
 from ...memory.weight_files import weight_files
 from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
+from ..mlx_lm_import import utils as mlx_lm_utils
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
 from .channel_layers import affine_arrays, can_become, channel_kind, put_channels
 from .config_check import check_keys, recorded, watched
-from .mlx_lm_import import utils as mlx_lm_utils
 from .rope_check import match_rope
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from octavo.kernels.kv_cache import GroupedKVCache
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
 from ..adapt.output_head import RowSelection, select_rows
-from ..capture.equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
+from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_ops import Fusion, MLXOps, ModelOps
 from ..paged_model import PagedModel
 from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
-from .discover import CacheLayout
+from .equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
 from .loader import LoadedModel, materialize
 from .probe import ProbeResult, probe
 from .probe_steps import probe_cache

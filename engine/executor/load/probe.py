@@ -24,6 +24,7 @@ from octavo.kernels.kv_cache import GroupedKVCache
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
 from ..batch import Batch, Wanted
+from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
 from ..recurrent.mixers import Mixer, describe_mixers
@@ -31,7 +32,6 @@ from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
 from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
-from .discover import CacheLayout
 from .invariance import find_dependence, find_dependence_in
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
 from .probe_run import ComputedRows, TracedCache, compute_steps

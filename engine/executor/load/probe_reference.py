@@ -17,8 +17,9 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from numpy.typing import NDArray
 
-from .discover import CacheLayout, map_leaves
-from .mlx_lm_import import cache as caches_of_mlx_lm
+from ..cache_layout import CacheLayout
+from ..mlx_lm_import import cache as caches_of_mlx_lm
+from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
 MAX_COLUMNS = 8192  # logits of a row that are compared

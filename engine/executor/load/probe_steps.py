@@ -16,7 +16,7 @@ from octavo.kernels.interface import AttentionBackend, PagedKVCache, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 from octavo.kernels.metadata import AttentionMetadata, StateMetadata
 
-from .discover import CacheLayout
+from ..cache_layout import CacheLayout
 
 PAGE_SIZE = 8
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from ...api.errors import ModelLoadError
 from ...memory.configuration import rope_settings, text_config
+from ..mlx_lm_import import rope_utils
 from .config_check import Readings
-from .mlx_lm_import import rope_utils
 
 TOLERANCE = 1e-3  # relative, of a frequency or factor: mlx-lm computes them in float32
 

@@ -21,8 +21,8 @@ from mlx.nn.layers.normalization import RMSNorm
 from ...api.errors import ModelLoadError
 from ...memory.configuration import text_config
 from ...memory.model_files import read_config
-from ..load.mlx_lm_import import base
-from ..load.mlx_lm_import import utils as mlx_lm_utils
+from ..mlx_lm_import import base
+from ..mlx_lm_import import utils as mlx_lm_utils
 from ..row_inputs import RowInputs
 from .checkpoint import HeadWeights, read_head
 

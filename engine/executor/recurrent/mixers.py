@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
 
-from ..load.mlx_lm_import import cache as caches_of_mlx_lm
+from ..mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import traced
 from .cut_points import CHILDREN, METHODS, CutPoint, catching
 from .mamba_scan import INPUTS, Inputs

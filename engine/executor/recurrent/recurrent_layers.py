@@ -18,7 +18,7 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from ..load.mlx_lm_import import cache as caches_of_mlx_lm
+from ..mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import Call, bend, unbend
 from .cut_points import catching
 from .cuts import Cuts

@@ -15,7 +15,7 @@ from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.sampling_params import Pooling
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.executor.load.mlx_lm_import import utils
+from octavo.engine.executor.mlx_lm_import import utils
 from tiny_models import VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.parity

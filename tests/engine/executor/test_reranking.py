@@ -16,7 +16,7 @@ from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.api.reranking import RankedDocument, RerankAnswers, RerankPrompt, ranked
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.executor.load.mlx_lm_import import utils
+from octavo.engine.executor.mlx_lm_import import utils
 from octavo.proto import generation_pb2 as pb
 from tiny_models import make_model
 

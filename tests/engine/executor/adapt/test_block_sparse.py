@@ -18,7 +18,8 @@ import tiny_models
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.executor.adapt import block_sparse, overrides
 from octavo.engine.executor.batch import NO_ROWS, Batch
-from octavo.engine.executor.load.discover import CacheLayout, discover_layout, map_leaves
+from octavo.engine.executor.cache_layout import CacheLayout
+from octavo.engine.executor.load.discover import discover_layout, map_leaves
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.probe_steps import probe_cache, probe_pool, step_metadata
 from octavo.engine.executor.paged_model import PagedModel

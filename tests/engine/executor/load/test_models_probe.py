@@ -20,8 +20,9 @@ from octavo.engine.api.errors import ModelLoadError
 from octavo.engine.executor.adapt import cache_adapter as hook
 from octavo.engine.executor.adapt import sparse_latents
 from octavo.engine.executor.adapt.output_head import select_rows
+from octavo.engine.executor.cache_layout import CacheLayout
 from octavo.engine.executor.load import probe, probe_reference
-from octavo.engine.executor.load.discover import CacheLayout, discover_layout
+from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.load.prepare import model_ops
 from octavo.engine.executor.load.probe_run import ComputedRows

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.executor.load.mlx_lm_import import Absent, copy_without, defer
+from octavo.engine.executor.mlx_lm_import import Absent, copy_without, defer
 
 NAME = "octavo_deferred_example"
 INIT = """
@@ -93,7 +93,7 @@ def test_what_is_not_installed_is_named() -> None:
 FRESH = """
 import sys
 import octavo.engine.executor.load.load
-from octavo.engine.executor.load import mlx_lm_import
+from octavo.engine.executor import mlx_lm_import
 assert not {"transformers", "huggingface_hub", "mlx_lm.utils", "mlx_lm.tokenizer_utils"} & set(sys.modules)
 assert mlx_lm_import.utils.load_model.__module__ == "mlx_lm.utils"
 import mlx_lm, mlx_lm.models.base

@@ -1,0 +1,57 @@
+"""What the caches of a model look like: which layers attend, which keep states, and of what shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from octavo.kernels.interface import LayerSpec
+
+from .recurrent.entries import EntrySpec
+from .recurrent.mixers import Mixer
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCache:
+    """An entry of the model's cache list that holds K and V; ``layer``: index in ``CacheLayout.layers``."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """One that holds recurrent states, of so many entries, the ``index``-th of its kind."""
+
+    index: int
+    size: int
+
+
+CachePlace = AttentionCache | StateCache | tuple["CachePlace", ...] | None
+"""What stands at a place of the model's cache list: a tuple where it has several, None where the model
+never writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """What the caches of a model look like, as observed.
+
+    layers      the attention layers in order of their pool index
+    caches      per entry of the model's cache list, what stands there
+    dtype       what the model computes K in
+    vocab_size  width of the logits
+    mixers      modules that touch recurrent states; none where the model is attention alone
+    entries     the state arrays of one sequence: the widest that the model was seen to write
+    """
+
+    layers: tuple[LayerSpec, ...]
+    caches: tuple[CachePlace, ...]
+    dtype: mx.Dtype
+    vocab_size: int
+    mixers: tuple[Mixer, ...] = ()
+    entries: tuple[EntrySpec, ...] = ()
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence, in all layers; 0 without any."""
+        return sum(entry.nbytes for entry in self.entries)
