@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 MAX_CACHED = 64  # compiled grammars that are kept
-MAX_CACHED_CHARACTERS = 2**20  # of their sources, together
+MAX_CACHED_CHARACTERS = 2**17  # of their sources, together: masks in a string keep some 400 bytes a character
 MAX_CACHED_CPU_S = 2.0  # that compiling them took, together: up to some 30 MB for each second
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0

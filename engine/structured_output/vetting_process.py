@@ -26,6 +26,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ..memory.malloc import give_memory_back
 from .grammar import grammar_of
 from .library import first_line, make_matcher, make_tokenizer
 from .pipe_messages import MessageReader, packed, write_all
@@ -81,6 +82,8 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         _limit_cpu(limits["cpu_s"])
         answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
         write_all(out, packed(answer))
+        del job, answer
+        give_memory_back()  # tens of megabytes after a source that was refused for its size
 
 
 def _vetted(

@@ -64,7 +64,7 @@ def main() -> int:
 
 
 async def _run(chaos: Chaos, chosen: list[str]) -> None:
-    for setup in ("usual", "tiny"):
+    for setup in ("usual", "tiny", "recurrent", "recurrent-disk"):
         attacks = [ATTACKS[name] for name in chosen if name in ATTACKS and ATTACKS[name].setup == setup]
         last = [name for name in LAST if name in chosen] if setup == "usual" else []
         if attacks or last:

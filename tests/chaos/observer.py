@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 import urllib.error
 import urllib.request
@@ -42,6 +43,7 @@ class Observer:
     def __init__(self, pid: int, metrics: str) -> None:
         self._pid = pid
         self._url = f"http://{metrics}/healthz"
+        self._metrics = f"http://{metrics}/metrics"
         self.memory = Memory(before=resident(pid))
         self.worst_probe = 0.0
         self.wrong: list[str] = []
@@ -64,6 +66,15 @@ class Observer:
                 return
             await asyncio.sleep(SAMPLE_S)
 
+    async def at_rest(self, *, patience: float) -> list[str]:
+        """Return what is still held of the server after so many seconds without clients; pins may be."""
+        end = time.monotonic() + patience
+        while True:
+            held = _held(await asyncio.to_thread(_fetch, self._metrics))
+            if not held or time.monotonic() > end:
+                return [f"{count} {kind} are held at rest" for kind, count in held.items()]
+            await asyncio.sleep(SAMPLE_S)
+
     async def _sample(self) -> None:
         while True:
             self.memory.peak = max(self.memory.peak, await asyncio.to_thread(resident, self._pid))
@@ -81,6 +92,14 @@ class Observer:
             await asyncio.sleep(PROBE_S)
 
 
-def _fetch(url: str) -> None:
+def _fetch(url: str) -> str:
     with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as reply:
-        reply.read()
+        return str(reply.read().decode())
+
+
+def _held(metrics: str) -> dict[str, int]:
+    """All that is not 0 of ``octavo_holders``, by kind, but for what pins keep."""
+    found = re.findall(r'^octavo_holders\{kind="(\w+)"\} ([\d.]+)$', metrics, re.MULTILINE)
+    assert found, "the server says nothing of what it holds"
+    counts = {kind: int(float(count)) for kind, count in found}
+    return {kind: count for kind, count in counts.items() if count and kind != "pinned_pages"}

@@ -47,6 +47,8 @@ class Chaos:
         finally:
             phase.honest = await load.stop()
             await observer.settle(allowed=self.bounds.kept, patience=SETTLE_S)
+            if server.runs:
+                phase.wrong += await observer.at_rest(patience=SETTLE_S)
             await observer.stop()
             phase.memory, phase.worst_probe = observer.memory, observer.worst_probe
             phase.wrong += observer.wrong

@@ -21,11 +21,16 @@ EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes 
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
 BASE = ("--drain-timeout", str(DRAIN_S))
+_HYBRID = ("--model", "demo-hybrid", "--state-memory", "2MiB", "--num-pages", "96", "--page-size", "16")
 SETUPS: dict[str, tuple[str, ...]] = {
-    "usual": ("--num-pages", "1024"),
+    "usual": ("--num-pages", "1024", "--max-pinned-pages", "64"),
     "tiny": ("--num-pages", "80", "--page-size", "16"),
     "disk": ("--num-pages", "256", "--page-size", "16"),
+    "recurrent": (*_HYBRID, "--swap-memory", "64MiB"),
+    "recurrent-disk": _HYBRID,
 }
+WITH_FOLDER = {"recurrent-disk"}  # setups that keep pages on a disk
+WITH_OWN_MODEL = {"recurrent", "recurrent-disk"}
 IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "$@"'
 
 
@@ -71,17 +76,12 @@ class Server:
     def __init__(
         self, setup: str, folder: Folder, *, launcher: tuple[str, ...] = (), disk: bool = False
     ) -> None:
-        flags = [
-            "--model",
-            folder.model,
-            *BASE,
-            *SETUPS[setup],
-            "--auth-token-file",
-            str(folder.path / "tokens"),
-        ]
+        flags = [*BASE, *SETUPS[setup], "--auth-token-file", str(folder.path / "tokens")]
+        if setup not in WITH_OWN_MODEL:
+            flags += ["--model", folder.model]
         flags += ["--save-dir", str(folder.path / "saved")]
-        if disk:
-            flags += ["--cache-dir", str(folder.cache)]
+        if disk or setup in WITH_FOLDER:
+            flags += ["--cache-dir", str(folder.cache if disk else folder.path / "states")]
         self.folder = folder
         self.process = ServerProcess(flags, stop_timeout=EXIT_S + 20, launcher=launcher)
 

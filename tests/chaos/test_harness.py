@@ -196,6 +196,15 @@ async def test_the_observer_notices_a_dead_probe(monkeypatch: pytest.MonkeyPatch
     assert watcher.wrong[0].startswith("/healthz: ")
 
 
+async def test_the_observer_finds_what_is_held_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['octavo_holders{kind="calls"} 0.0', 'octavo_holders{kind="pinned_pages"} 5.0']
+    watcher = observer.Observer(os.getpid(), "127.0.0.1:1")
+    monkeypatch.setattr(observer, "_fetch", lambda _: "\n".join(lines))
+    assert await watcher.at_rest(patience=0.0) == []
+    lines.append('octavo_holders{kind="state_slots"} 15.0')
+    assert await watcher.at_rest(patience=0.0) == ["15 state_slots are held at rest"]
+
+
 def test_slack_widens_times_and_memory() -> None:
     strict, wide = Bounds(), Bounds().times(3.0)
     assert (wide.stall, wide.first, wide.kept) == (3 * strict.stall, 3 * strict.first, 3 * strict.kept)

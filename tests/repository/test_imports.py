@@ -64,7 +64,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "inspection": {"api"},
     "observability": {"api"},
     "http": {"api", "chat", "frontend", "grpc", "tokenizer"},
-    "structured_output": {"api", "chat", "tokenizer"},
+    "structured_output": {"api", "chat", "memory", "tokenizer"},
     "kv_store": {"api", "memory"},
     "speculation": {"api"},
     "executor": {"api", "kv_store", "memory", "structured_output"},

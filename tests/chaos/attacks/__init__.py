@@ -7,13 +7,17 @@ from . import (
     ambiguous_grammars,
     cancelled_requests,
     contradictory,
+    costly_masks,
     distinct_prompts,
     fill_pool,
     giant_ids,
     giant_texts,
     idle_cpu,
+    many_pins,
+    many_samples,
     queue_flood,
     rapid_resets,
+    resumed_states,
     rule_chains,
     saves,
     silent_connections,
@@ -28,6 +32,9 @@ _MODULES = (
     rule_chains,
     slow_grammars,
     ambiguous_grammars,
+    costly_masks,
+    many_samples,
+    many_pins,
     giant_texts,
     giant_ids,
     unauthenticated,
@@ -43,7 +50,11 @@ _MODULES = (
 )
 _HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # no attacks: what other phases run beside the honest load
 
-BY_CLIENTS: tuple[Attack, ...] = tuple(module.ATTACK for module in _MODULES)
+BY_CLIENTS: tuple[Attack, ...] = (
+    *(module.ATTACK for module in _MODULES),
+    resumed_states.MEMORY,
+    resumed_states.DISK,
+)
 ATTACKS: dict[str, Attack] = {
     attack.name: attack for attack in (*BY_CLIENTS, *(module.ATTACK for module in _HELPERS))
 }
