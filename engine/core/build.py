@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -58,16 +59,18 @@ def build_core(
     """
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
-    path = model_folder(config)
-    tokenizer = load_tokenizer(
-        path,
-        config.chat_template,
-        reasoning_parser=config.reasoning_parser,
-        tool_call_parser=config.tool_call_parser,
-    )
+
+    @functools.cache
+    def tokenizer_of_model() -> Tokenizer:
+        return load_tokenizer(
+            model_folder(config),
+            config.chat_template,
+            reasoning_parser=config.reasoning_parser,
+            tool_call_parser=config.tool_call_parser,
+        )
 
     def score(trial: ModelRunner, of_trial: EngineConfig) -> list[TokenLogprob]:
-        info = trial.info
+        info, tokenizer = trial.info, tokenizer_of_model()
         ids = text_ids(tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         return score_tokens(assemble(of_trial, trial, tokenizer), tokenizer, ids)
 
@@ -76,6 +79,7 @@ def build_core(
         config = config.with_format(runner.info.kv_format)
     drafts: BatchDrafter | None = None
     try:
+        tokenizer = tokenizer_of_model()
         if config.draft_model is not None:
             drafts = load_draft_model(config, runner, tokenizer)
         elif (head := runner.head) is not None:
