@@ -44,7 +44,16 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
     if isinstance(nested := found.get("text_config"), dict):
         # The language model is nested: what stands beside it is about other parts.
         found["text_config"] = normalized(nested, origin)
+        if "quantization" in nested:
+            found.setdefault("quantization", nested["quantization"])
         return found
+    settings = found.get("quantization_config")
+    if (
+        isinstance(settings, dict)
+        and {"group_size", "bits"} <= settings.keys()
+        and "quant_method" not in settings
+    ):
+        found.setdefault("quantization", settings)  # MLX's own, under the name that transformers gives it
     _put_rope_at_the_top(found, origin)
     for name, value in _DEFAULTS.get(str(found.get("model_type")), {}).items():
         found.setdefault(name, value)

@@ -8,7 +8,7 @@ modules that were built are compared with the frequencies by the formulas of tra
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
+from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
 from ...api.errors import ModelLoadError
@@ -24,6 +25,18 @@ from ..mlx_lm_import import rope_utils
 from .config_check import Readings
 
 TOLERANCE = 1e-3  # relative, of a frequency or factor: mlx-lm computes them in float32
+
+_DEFAULT_BASE = 10000.0  # of transformers
+_KINDS = (
+    RoPE,
+    rope_utils.SuScaledRoPE,
+    rope_utils.YarnRoPE,
+    rope_utils.Llama3RoPE,
+    rope_utils.ProportionalRoPE,
+    rope_utils.DynamicNTKScalingRoPE,
+)
+_SCALED_HERE = ("linear", "llama3", "yarn")
+_BY_LENGTH = {"dynamic": rope_utils.DynamicNTKScalingRoPE, "proportional": rope_utils.ProportionalRoPE}
 
 Doubles = NDArray[np.float64]
 
@@ -43,42 +56,73 @@ class Rotation:
 
 
 def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, origin: str) -> None:
-    """Give YaRN modules the frequencies that the configuration asks for, and raise ModelLoadError unless some
-    module has each kind of rotary embedding in it. Models without modules of mlx-lm's kinds pass."""
-    modules = [module for _, module in model.named_modules() if _built(module) is not None]
+    """Give modules the scaling that the configuration asks for where mlx-lm left it out, or a part of it, and
+    raise ModelLoadError unless some module has each kind of rotary embedding in it. Models without modules of
+    mlx-lm's kinds pass."""
     flat = text_config(config)
     settings = rope_settings(flat)
     used = set(flat.get("layer_types") or settings)
     for name, wanted in settings.items():
-        if not modules or (name and name not in used) or isinstance(wanted.get("rope_theta"), list | None):
+        modules = [module for _, module in model.named_modules() if isinstance(module, _KINDS)]
+        theta = wanted.get("rope_theta")
+        if not modules or (name and name not in used) or isinstance(theta, list):
             continue
-        if wanted["rope_type"] == "default" and not readings.taken & {"rope_theta", "rope_parameters"}:
+        if wanted["rope_type"] == "default" and (
+            theta is None or not readings.taken & {"rope_theta", "rope_parameters"}
+        ):
             continue  # another model's key: this model has a base of another name
-        found = [(module, _wanted(wanted, _dims(module), flat)) for module in modules]
-        if all(rotation is None for _, rotation in found):
-            continue  # dynamic: depends on the length
-        if any(_matches(module, rotation) for module, rotation in found):
+        if _is_built(modules, wanted, flat):
             continue
-        scaled = [
-            (module, rotation)
-            for module, rotation in found
-            if isinstance(module, rope_utils.YarnRoPE)
-            and rotation is not None
-            and wanted["rope_type"] == "yarn"
-        ]
-        for module, rotation in scaled:
-            module._freqs = mx.array((1 / rotation.frequencies).astype(np.float32))
-            module.mscale = rotation.factor
-        if not scaled:
-            key = "rope_scaling" if wanted["rope_type"] != "default" else "rope_theta"
-            where = f" of {name} layers" if name else ""
-            shown = {
-                key: value for key, value in wanted.items() if key != "type" and not isinstance(value, list)
-            }
-            raise ModelLoadError(
-                f"{key}{where} in {origin} must be one that mlx-lm's {config['model_type']!r} computes, got "
-                f"{shown}, of which it makes {_described(modules)}; serve a model without it"
+        if theta is not None:
+            _apply(model, wanted, flat, everywhere=not name)
+            if _is_built([module for _, module in model.named_modules()], wanted, flat):
+                continue
+        key = "rope_scaling" if wanted["rope_type"] != "default" else "rope_theta"
+        where = f" of {name} layers" if name else ""
+        shown = {key: one for key, one in wanted.items() if key != "type" and not isinstance(one, list)}
+        raise ModelLoadError(
+            f"{key}{where} in {origin} must be one that mlx-lm's {config['model_type']!r} computes, got "
+            f"{shown}, of which it makes {_described(modules)}; serve a model without it"
+        )
+
+
+def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Whether some module turns as ``wanted``; of kinds that depend on the length, whether there is one."""
+    if (kind := _BY_LENGTH.get(wanted["rope_type"])) is not None:
+        return any(isinstance(module, kind) for module in modules)
+    bases = {float(module.base) for module in modules if isinstance(module, RoPE)} | {_DEFAULT_BASE}
+    for base in [wanted["rope_theta"]] if wanted.get("rope_theta") is not None else bases:
+        settings = {**wanted, "rope_theta": base}
+        if any(_matches(one, _wanted(settings, _dims(one), config)) for one in modules if _built(one)):
+            return True
+    return False
+
+
+def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], *, everywhere: bool) -> None:
+    """Scale the plain embeddings of this base, where all layers have the same one, and correct YaRN's."""
+    replaced = []
+    for path, module in model.named_modules():
+        if isinstance(module, rope_utils.YarnRoPE) and wanted["rope_type"] == "yarn":
+            if (rotation := _wanted(wanted, module.dims, config)) is not None:
+                module._freqs = mx.array((1 / rotation.frequencies).astype(np.float32))
+                module.mscale = rotation.factor
+        elif everywhere and _is_plain(module, wanted) and wanted["rope_type"] in _SCALED_HERE:
+            scaled = rope_utils.initialize_rope(
+                module.dims,
+                module.base,
+                module.traditional,
+                dict(wanted),
+                config.get("max_position_embeddings"),
             )
+            replaced.append((path, scaled))
+    if replaced:
+        model.update_modules(tree_unflatten(replaced))
+        _apply(model, wanted, config, everywhere=False)  # what mlx-lm leaves out of YaRN
+
+
+def _is_plain(module: Any, wanted: Mapping[str, Any]) -> bool:
+    """Whether a module is a rotary embedding of the base, without scaling."""
+    return type(module) is RoPE and module.base == wanted["rope_theta"] and module.scale == 1
 
 
 def _matches(module: Module, wanted: Rotation | None) -> bool:
@@ -121,8 +165,6 @@ def _wanted(settings: Mapping[str, Any], dims: int, config: Mapping[str, Any]) -
         return Rotation(plain / settings["factor"], 1.0)
     if kind == "llama3":
         return Rotation(_llama3(plain, settings), 1.0)
-    if kind == "proportional":
-        return None
     before = float(settings.get("original_max_position_embeddings") or 0)
     if kind == "longrope":
         length = float(config.get("max_position_embeddings") or before)

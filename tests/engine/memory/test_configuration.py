@@ -80,6 +80,14 @@ def test_transformers_defaults_come_before_other_ones() -> None:
     assert nested["text_config"]["query_pre_attn_scalar"] == 256
 
 
+def test_quantization_of_mlx_is_found_under_other_names() -> None:
+    settings = {"group_size": 64, "bits": 4}
+    assert normalized({"quantization_config": settings}, "config.json")["quantization"] == settings
+    assert "quantization" not in normalized({"quantization_config": settings | {"quant_method": "awq"}}, "x")
+    nested = {"text_config": {"quantization": settings}}
+    assert normalized(nested, "config.json")["quantization"] == settings
+
+
 def test_scaling_that_is_no_number_is_refused() -> None:
     with pytest.raises(ModelLoadError, match=r"rotary scaling in config\.json must have numbers"):
         normalized(

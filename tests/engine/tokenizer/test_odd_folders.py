@@ -47,7 +47,11 @@ def write(name: str, text: str) -> Change:
 
 
 def remove(*names: str) -> Change:
-    return lambda folder: [(folder / name).unlink() for name in names] and None
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
 
 
 def split_vocabulary(folder: Path) -> None:
@@ -62,7 +66,11 @@ def split_vocabulary(folder: Path) -> None:
 
 
 def several(*changes: Change) -> Change:
-    return lambda folder: [change(folder) for change in changes] and None
+    def change(folder: Path) -> None:
+        for each in changes:
+            each(folder)
+
+    return change
 
 
 SETTINGS, MAP, CONFIG, GENERATION = FILES[3], "special_tokens_map.json", FILES[0], FILES[1]

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 
 import tiny_models
@@ -49,6 +50,11 @@ def changed(tmp_path: Path, kind: str, **changes: Any) -> Path:
     return folder
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+BY_LAYER = {
+    "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    "sliding_attention": {"rope_theta": 77.0, "rope_type": "linear", "factor": 2.0},
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
@@ -57,10 +63,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("kind", "changes", "named"),
     [
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act in .* must be 'silu', got 'gelu'"),
-        ("qwen3_moe", {"rope_scaling": YARN}, "rope_scaling in .*'yarn'.* of which it makes RoPE"),
+        ("qwen3_moe", {"rope_scaling": DYNAMIC}, "rope_scaling in .*'dynamic'.* of which it makes RoPE"),
         ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
-        ("mixtral", {"rope_scaling": LLAMA3}, "rope_scaling in .*'llama3'"),
-        ("qwen3_moe", {"rope_parameters": {"rope_theta": 77.0, **LLAMA3}}, "rope_scaling in .*'llama3'"),
+        ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers in .*77"),
         ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
         ("cohere2", {"use_parallel_block": False, "hidden_act": "relu"}, "hidden_act in .* got 'relu'"),
     ],
@@ -85,6 +90,18 @@ def test_what_transformers_does_not_know_changes_nothing(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
     assert load_model(changed(tmp_path, kind, **changes), weights="keep").architecture == kind
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 2.0}, "llama3", "yarn"])
+def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> None:
+    """qwen3_moe does not read it, qwen3 does."""
+    scaling = {"llama3": LLAMA3, "yarn": YARN}.get(str(scaling), scaling)
+    x = mx.random.normal((1, 1, 3, 16))
+    turned = []
+    for kind in ("qwen3", "qwen3_moe"):
+        model: Any = load_model(changed(tmp_path / kind, kind, rope_scaling=scaling), weights="keep").model
+        turned.append(model.layers[-1].self_attn.rope(x, offset=100))
+    assert mx.allclose(turned[0], turned[1], atol=1e-4).item()
 
 
 @pytest.mark.parametrize("extra", [{}, {"truncate": False}, {"attention_factor": 1.5}, {"mscale": 2.0}])
