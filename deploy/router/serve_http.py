@@ -144,7 +144,8 @@ async def _until_ready(listen: Address, model: str) -> None:
 
 
 def _get_json(url: str) -> object:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our own router
+    with opener.open(url, timeout=5) as reply:
         return json.load(reply)
 
 

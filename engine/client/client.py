@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -13,8 +14,9 @@ import grpc.aio
 from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
 
+from ..api.address import parse_address
 from ..api.embedding import check_dimensions
-from ..api.errors import InvalidRequest, OctavoError, RequestFailed
+from ..api.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
 from ..api.prompt import ChatPrompt, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
@@ -31,6 +33,7 @@ _OPTIONS = (
     # A client of its own connection: benchmarks with several clients must not share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables, in the order in which gRPC reads them
 _ERRORS = {code: kind for kind, code in reversed(CODES)}
 
 
@@ -49,10 +52,12 @@ class Client:
         credentials = credentials or ClientCredentials()
         self.metadata = credentials.metadata()
         tls = credentials.channel_credentials()
+        # A proxy would look for this machine's addresses on its own.
+        options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] if _is_local(address) else [])]
         if tls is None:
-            self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(address, options=options)
         else:
-            self._channel = grpc.aio.secure_channel(address, tls, options=_OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, tls, options=options)
         self.cache = CacheCalls(cache_pb2_grpc.CacheStub(self._channel), self)  # type: ignore[no-untyped-call]
         self.stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -181,6 +186,8 @@ class Client:
             text = f"the host of {self.address} is not known; spell it as the server's machine is called"
         elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
             text = f"nobody answers at {self.address}; start a server there with `octavo serve --listen`"
+            if not _is_local(self.address) and (proxy := next(filter(os.environ.get, _PROXIES), None)):
+                text += f", or add its host to no_proxy: {proxy} names a proxy, which was asked"
         kind = _ERRORS.get(code, RequestFailed)
         return kind(text if kind is not RequestFailed else f"{code.name}: {text}")
 
@@ -225,6 +232,13 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
     except (ValueError, OverflowError) as error:
         raise InvalidRequest(f"token ids lie in [0, 2**32), the prompt has another: {error}") from error
     request.token_ids.SetInParent()
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return parse_address(address).is_local
+    except InvalidConfig:  # such as unix:PATH
+        return False
 
 
 async def _aiter(requests: AsyncIterable[pb.GenerateRequest]) -> AsyncIterator[pb.GenerateRequest]:

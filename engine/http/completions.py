@@ -64,6 +64,7 @@ async def _prepare(services: Services, request: CompletionRequest, name: str) ->
         only("echo", request.echo, (False,), "a stream has no prompt")
     if request.stream:
         only("prompt_logprobs", asked_logprobs, (), "a stream has none")
+    await _check_json_object(services, request, prompts)
     if request.echo and request.logprobs is not None:
         asked_logprobs = max(request.logprobs, asked_logprobs or 0)
     without_output = bool(request.echo) and max_tokens == 0
@@ -80,6 +81,20 @@ async def _prepare(services: Services, request: CompletionRequest, name: str) ->
         answer.prompts = list(answer.prompt_ids)
         answer.texts = [await _text_of(services, prompt) for prompt in prompts]
     return answer
+
+
+async def _check_json_object(services: Services, request: CompletionRequest, prompts: list[Prompt]) -> None:
+    """Refuse any JSON object where a prompt asks for none, as the OpenAI API does in chats: the model would
+    go on with its text within a string of the object, up to max_tokens."""
+    if request.response_format is None or request.response_format.type != "json_object":
+        return
+    for prompt in prompts:
+        if "json" not in (await _text_of(services, prompt)).lower():
+            raise FieldError(
+                "response_format",
+                'response_format json_object must come with prompts that have the word "JSON", got '
+                f"{prompt!r:.60}; ask for JSON in the prompt, or give a json_schema",
+            )
 
 
 async def _text_of(services: Services, prompt: Prompt) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
-from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from ..api.outputs import Delta, PromptLogprobs, TokenLogprob
 from .answer_models import AnswerModel
 from .answer_models import PromptLogprobs as PromptEntries
 from .token_texts import TokenTexts
@@ -43,12 +43,8 @@ class CompletionLogprobs(AnswerModel):
 
 def shown_logprobs(delta: Delta) -> tuple[TokenLogprob, ...]:
     """Return the entries of a delta without that of the token which ended the output: no text comes of it."""
-    ended_by_token = delta.finish_reason is FinishReason.STOP and not isinstance(delta.stop_match, str)
-    return (
-        delta.logprobs[:-1]
-        if ended_by_token and len(delta.logprobs) == len(delta.token_ids)
-        else delta.logprobs
-    )
+    ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
+    return delta.logprobs[:-1] if ended_by_token else delta.logprobs
 
 
 def chat_logprobs(
