@@ -39,6 +39,14 @@ class Connection(HttpToolsProtocol):
     def idle_since(self) -> float:
         return self._since
 
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the client has not taken. TLS transports that have ended cannot tell."""
+        try:
+            return self.transport.get_write_buffer_size()
+        except AttributeError:
+            return 0
+
     def data_received(self, data: bytes) -> None:
         if self._is_in_headers:
             if not self._header_bytes:
@@ -73,7 +81,7 @@ class Connection(HttpToolsProtocol):
 
     def sweep(self, now: float, write_timeout_s: float) -> None:
         """Close the connection if it has been in its state for too long."""
-        unsent = self.transport.get_write_buffer_size()
+        unsent = self.num_unsent
         if not unsent or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now
         elif now - self._unsent_since > write_timeout_s:  # nobody reads what was answered

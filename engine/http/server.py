@@ -123,7 +123,7 @@ class HttpServer:
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
         for connection in self._connections():
-            if connection.transport.get_write_buffer_size():
+            if connection.num_unsent:
                 await asyncio.sleep(0.1)
                 break
         for connection in self._connections():

@@ -14,7 +14,9 @@ import openai
 from engines import Gate
 from fakes import FakeCore
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.grpc.security import Security
+from octavo.engine.grpc.server import GrpcServer
 from octavo.engine.http.server import HttpServer
 from served import LOCAL, Served, served
 
@@ -48,9 +50,9 @@ class Reply:
 class HttpServed:
     """The servers, and a plain client that shows every byte."""
 
-    below: Served
     server: HttpServer
     address: str
+    below: Served | None = None
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -101,23 +103,48 @@ async def http_served(
     gate: Gate | None = None,
     config: EngineConfig | None = None,
     security: Security | None = None,
-    max_body_bytes: int = 2**20,
     **options: Any,
 ) -> AsyncIterator[HttpServed]:
     """Started, and stopped whatever happens. ``options`` are those of HttpServer."""
-    async with served(core, gate=gate, config=config, security=security) as below:
-        server = HttpServer(
-            below.server.handler,
-            calls=below.server.limiter.calls,
-            max_body_bytes=max_body_bytes,
-            check=lambda: None,
-            render=lambda: ("text/plain", b"metrics\n"),
-            **options,
-        )
-        address = await server.start(LOCAL)
+    async with (
+        served(core, gate=gate, config=config, security=security) as below,
+        _beside(below.server, **options) as (server, address),
+    ):
         try:
-            yield HttpServed(below, server, str(address))
+            yield HttpServed(server, address, below)
         finally:
             if gate is not None:
                 gate.open()
-            await server.stop()
+
+
+@asynccontextmanager
+async def demo_http(**settings: Any) -> AsyncIterator[HttpServed]:
+    """The embedded model behind HTTP, in this process."""
+    engine = AsyncEngine(EngineConfig(**({"num_pages": 512, "page_size": 16, "max_running": 16} | settings)))
+    await engine.start()
+    below = GrpcServer(engine)
+    await below.start(LOCAL)
+    try:
+        async with _beside(below) as (server, address):
+            yield HttpServed(server, address)
+    finally:
+        await below.stop()
+
+
+@asynccontextmanager
+async def _beside(
+    below: GrpcServer, max_body_bytes: int = 2**20, **options: Any
+) -> AsyncIterator[tuple[HttpServer, str]]:
+    server = HttpServer(
+        below.handler,
+        calls=below.limiter.calls,
+        max_body_bytes=max_body_bytes,
+        check=lambda: None,
+        render=lambda: ("text/plain", b"metrics\n"),
+        **options,
+    )
+    address = await server.start(LOCAL, below.security.tls)
+    try:
+        yield server, str(address)
+    finally:
+        await server.stop()

@@ -1,0 +1,517 @@
+"""The OpenAI surface as tables: every field of every endpoint is served and checked, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import openai
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import openai.types.embedding_create_params as embedding_params
+import pytest
+import pytest_asyncio
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from http_served import HttpServed, Reply, demo_http
+from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
+from octavo.engine.api.structured_output import StructuredOutput
+from octavo.engine.http.chat_types import ChatRequest
+from octavo.engine.http.completion_types import CompletionRequest
+from octavo.engine.http.embeddings import EmbeddingRequest
+from octavo.engine.http.errors import FieldError
+from octavo.engine.http.request_model import RequestModel, parse
+from octavo.engine.http.rerank import RerankRequest
+from octavo.engine.http.sampling import SamplingFields
+from octavo.engine.http.tokens import DetokenizeRequest, TokenizeRequest
+
+pytestmark = pytest.mark.server
+on_demo = pytest.mark.asyncio(loop_scope="module")  # with one server for all
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RERANK, TOKENIZE, DETOKENIZE = "/v1/rerank", "/tokenize", "/detokenize"
+TALE = [{"role": "user", "content": "Tell me a story about Mara and a lamp. " * 6}]
+HI = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b", "c"]}}, "required": ["a"],
+          "additionalProperties": False}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": TALE, "temperature": 0, "max_tokens": 6},
+    COMPLETIONS: {"prompt": "Once there was a", "temperature": 0, "max_tokens": 6},
+    EMBEDDINGS: {"input": "Once there was a"},
+    RERANK: {"query": "Who bakes?", "documents": ["A baker.", "A lamp."], "yes": "a", "no": "b"},
+    TOKENIZE: {"prompt": "Once there was a"},
+    DETOKENIZE: {"tokens": [300, 301]},
+}
+KINDS: dict[str, type[RequestModel]] = {
+    CHAT: ChatRequest, COMPLETIONS: CompletionRequest, EMBEDDINGS: EmbeddingRequest, RERANK: RerankRequest,
+    TOKENIZE: TokenizeRequest, DETOKENIZE: DetokenizeRequest,
+}  # fmt: skip
+
+# How a field reaches the engine: its value, and what SamplingParams then have.
+SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "max_tokens": (5, {"max_tokens": 5}),
+    "min_tokens": (2, {"min_tokens": 2}),
+    "temperature": (0.5, {"temperature": 0.5}),
+    "top_p": (0.5, {"top_p": 0.5}),
+    "top_k": (7, {"top_k": 7}),
+    "min_p": (0.5, {"min_p": 0.5}),
+    "repetition_penalty": (1.5, {"repetition_penalty": 1.5}),
+    "presence_penalty": (1.5, {"presence_penalty": 1.5}),
+    "frequency_penalty": (-1.5, {"frequency_penalty": -1.5}),
+    "logit_bias": ({"7": 50}, {"logit_bias": {7: 50.0}}),
+    "seed": (-1, {"seed": 2**64 - 1}),
+    "n": (3, {"n": 3}),
+    "stop": ("x", {"stop": ("x",)}),
+    "stop_token_ids": ([5, 6], {"stop_ids": (5, 6)}),
+    "ignore_eos": (True, {"ignore_eos": True}),
+    "prompt_logprobs": (2, {"prompt_logprobs": 2}),
+    "speculate": ("ngram", {"speculate": "ngram"}),
+    "target_itl": (20.0, {"target_itl": 20.0}),
+    "target_ttft": (200.0, {"target_ttft": 200.0}),
+    "response_format": (FORMAT, {"structured": StructuredOutput(json_schema=SCHEMA)}),
+    "structured_outputs": ({"regex": "a|b"}, {"structured": StructuredOutput(regex="a|b")}),
+    "guided_json": (SCHEMA, {"structured": StructuredOutput(json_schema=SCHEMA)}),
+    "json_schema": (json.dumps(SCHEMA), {"structured": StructuredOutput(json_schema=json.dumps(SCHEMA))}),
+    "guided_regex": ("a|b", {"structured": StructuredOutput(regex="a|b")}),
+    "regex": ("a|b", {"structured": StructuredOutput(regex="a|b")}),
+    "guided_choice": (["a", "b"], {"structured": StructuredOutput(choice=("a", "b"))}),
+    "guided_grammar": ('root ::= "a"', {"structured": StructuredOutput(grammar='root ::= "a"')}),
+    "ebnf": ('root ::= "a"', {"structured": StructuredOutput(grammar='root ::= "a"')}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_sampling_fields_reach_the_engine(path: str, name: str) -> None:
+    value, wanted = SAMPLED[name]
+    request = parse(KINDS[path], json.dumps(BASE[path] | {name: value}).encode())
+    assert isinstance(request, SamplingFields)
+    params = request.sampling(
+        {}, max_tokens=request.max_tokens, logprobs=None, structured=request.structured()
+    )
+    defaults: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
+    assert params == SamplingParams(**(defaults | wanted))
+    assert params != SamplingParams(**defaults)
+
+
+def test_minus_one_of_top_k_keeps_all_tokens() -> None:
+    request = parse(CompletionRequest, b'{"prompt": "x", "top_k": -1}')
+    assert request.sampling({"top_k": 20}, max_tokens=1, logprobs=None, structured=None).top_k == 0
+
+
+def test_every_sampling_parameter_has_its_field() -> None:
+    served = {name for _, wanted in SAMPLED.values() for name in wanted}
+    elsewhere = {
+        "logprobs", "pooling", "max_reasoning_tokens", "structured_from_first_token", "skip_special_tokens",
+    }  # fmt: skip
+    assert PARAMETERS.keys() - elsewhere == served
+
+
+class Served(NamedTuple):
+    """A request's further fields, and whether an answer is right."""
+
+    fields: dict[str, Any]
+    right: Callable[[Any], bool]
+
+
+def text_of(answer: Any) -> str:
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def _usage(answer: Any) -> Any:
+    return answer["usage"]
+
+
+def _joined(answer: Any) -> bytes:
+    return b"".join(bytes(e["bytes"] or ()) for e in answer["choices"][0]["logprobs"]["content"])
+
+
+def _is_b_or_c(answer: Any) -> bool:
+    return json.loads(text_of(answer)) in ({"a": "b"}, {"a": "c"})
+
+
+# What comes back over HTTP, from the embedded model.
+BOTH: dict[str, Served] = {
+    "model": Served({"model": "demo"}, lambda a: a["model"] == "demo"),
+    "user": Served({"user": "someone"}, lambda a: text_of(a) != ""),
+    "max_tokens": Served({"max_tokens": 2}, lambda a: _usage(a)["completion_tokens"] == 2),
+    "min_tokens": Served({"min_tokens": 6}, lambda a: _usage(a)["completion_tokens"] == 6),
+    "n": Served({"n": 2}, lambda a: [c["index"] for c in a["choices"]] == [0, 1]),
+    "best_of": Served({"n": 2, "best_of": 2}, lambda a: len(a["choices"]) == 2),
+    "use_beam_search": Served({"use_beam_search": False}, lambda a: text_of(a) != ""),
+    "stop": Served({"stop": ["e"], "max_tokens": 30}, lambda a: a["choices"][0]["stop_reason"] == "e"),
+    "stream": Served({"stream": False}, lambda a: text_of(a) != ""),
+    "return_token_ids": Served({"return_token_ids": True}, lambda a: len(a["choices"][0]["token_ids"]) == 6),
+    "response_format": Served({"response_format": FORMAT, "max_tokens": 40}, _is_b_or_c),
+    "guided_choice": Served({"guided_choice": ["left", "right"]}, lambda a: text_of(a) in ("left", "right")),
+    "seed": Served({"seed": 1, "temperature": 0.0}, lambda a: text_of(a) != ""),
+    "include_stop_str_in_output": Served({"include_stop_str_in_output": False}, lambda a: text_of(a) != ""),
+    "skip_special_tokens": Served({"skip_special_tokens": True}, lambda a: text_of(a) != ""),
+    "spaces_between_special_tokens": Served(
+        {"spaces_between_special_tokens": True}, lambda a: text_of(a) != ""
+    ),
+    "priority": Served({"priority": 3}, lambda a: text_of(a) != ""),
+    "cache_salt": Served({"cache_salt": "mine"}, lambda a: text_of(a) != ""),
+    "request_id": Served({"request_id": "mine"}, lambda a: text_of(a) != ""),
+}
+SERVED: dict[str, dict[str, Served]] = {
+    CHAT: BOTH
+    | {
+        "messages": Served(
+            {"messages": [{"role": "developer", "content": [{"type": "text", "text": "Hi"}]}]},
+            lambda a: _usage(a)["prompt_tokens"] > 5,
+        ),
+        "max_completion_tokens": Served(
+            {"max_tokens": None, "max_completion_tokens": 3}, lambda a: _usage(a)["completion_tokens"] == 3
+        ),
+        "logprobs": Served(
+            {"regex": "né😀", "logprobs": True, "max_tokens": 30}, lambda a: _joined(a) == "né😀".encode()
+        ),
+        "top_logprobs": Served(
+            {"logprobs": True, "top_logprobs": 2},
+            lambda a: len(a["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2,
+        ),
+        "return_tokens_as_token_ids": Served(
+            {"logprobs": True, "return_tokens_as_token_ids": True},
+            lambda a: a["choices"][0]["logprobs"]["content"][0]["token"].startswith("token_id:"),
+        ),
+        "prompt_logprobs": Served(
+            {"prompt_logprobs": 1}, lambda a: len(a["prompt_logprobs"]) == _usage(a)["prompt_tokens"]
+        ),
+        "chat_template_kwargs": Served(
+            {"chat_template_kwargs": {"enable_thinking": False}}, lambda a: text_of(a) != ""
+        ),
+        "documents": Served({"documents": [{"text": "x"}]}, lambda a: text_of(a) != ""),
+        "reasoning_effort": Served({"reasoning_effort": "low"}, lambda a: text_of(a) != ""),
+        "add_generation_prompt": Served(
+            {"messages": HI, "add_generation_prompt": False}, lambda a: _usage(a)["prompt_tokens"] < 10
+        ),
+        "continue_final_message": Served(
+            {"messages": [*HI, {"role": "assistant", "content": "Once"}], "continue_final_message": True},
+            lambda a: _usage(a)["prompt_tokens"] > 8,
+        ),
+        "safety_identifier": Served({"safety_identifier": "x"}, lambda a: text_of(a) != ""),
+        "prompt_cache_key": Served({"prompt_cache_key": "x"}, lambda a: text_of(a) != ""),
+        "store": Served({"store": False}, lambda a: text_of(a) != ""),
+        "modalities": Served({"modalities": ["text"]}, lambda a: text_of(a) != ""),
+        "service_tier": Served({"service_tier": "auto"}, lambda a: text_of(a) != ""),
+        "verbosity": Served({"verbosity": "medium"}, lambda a: text_of(a) != ""),
+        "metadata": Served({"metadata": {}}, lambda a: text_of(a) != ""),
+        "echo": Served({"echo": False}, lambda a: text_of(a) != ""),
+        "add_special_tokens": Served({"add_special_tokens": False}, lambda a: text_of(a) != ""),
+    },
+    COMPLETIONS: BOTH
+    | {
+        "prompt": Served(
+            {"prompt": [[300, 301], [302, 303, 304]]}, lambda a: _usage(a)["prompt_tokens"] == 5
+        ),
+        "echo": Served({"echo": True}, lambda a: text_of(a).startswith("Once there was a")),
+        "logprobs": Served(
+            {"logprobs": 2, "echo": True, "max_tokens": 0},
+            lambda a: a["choices"][0]["logprobs"]["token_logprobs"][0] is None
+            and "".join(a["choices"][0]["logprobs"]["tokens"]) == "Once there was a",
+        ),
+        "return_tokens_as_token_ids": Served(
+            {"logprobs": 0, "return_tokens_as_token_ids": True},
+            lambda a: a["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:"),
+        ),
+        "prompt_logprobs": Served(
+            {"prompt_logprobs": 1},
+            lambda a: len(a["choices"][0]["prompt_logprobs"]) == _usage(a)["prompt_tokens"],
+        ),
+        "add_special_tokens": Served({"add_special_tokens": True}, lambda a: text_of(a) != ""),
+    },
+    EMBEDDINGS: {
+        "input": Served({"input": ["a", "b"]}, lambda a: [d["index"] for d in a["data"]] == [0, 1]),
+        "model": Served({"model": "demo"}, lambda a: a["model"] == "demo"),
+        "dimensions": Served({"dimensions": 8}, lambda a: len(a["data"][0]["embedding"]) == 8),
+        "encoding_format": Served(
+            {"encoding_format": "base64"}, lambda a: isinstance(a["data"][0]["embedding"], str)
+        ),
+        "normalize": Served(
+            {"normalize": False}, lambda a: abs(sum(x * x for x in a["data"][0]["embedding"]) - 1) > 0.01
+        ),
+        "pooling": Served({"pooling": "mean"}, lambda a: len(a["data"]) == 1),
+        "user": Served({"user": "x"}, lambda a: len(a["data"]) == 1),
+        "add_special_tokens": Served({"add_special_tokens": True}, lambda a: len(a["data"]) == 1),
+        "priority": Served({"priority": 1}, lambda a: len(a["data"]) == 1),
+        "cache_salt": Served({"cache_salt": "x"}, lambda a: len(a["data"]) == 1),
+        "request_id": Served({"request_id": "x"}, lambda a: len(a["data"]) == 1),
+    },
+    RERANK: {
+        "query": Served({"query": "Who?"}, lambda a: len(a["results"]) == 2),
+        "documents": Served({"documents": ["a", {"text": "b"}, "c"]}, lambda a: len(a["results"]) == 3),
+        "model": Served({"model": "demo"}, lambda a: a["model"] == "demo"),
+        "top_n": Served({"top_n": 1}, lambda a: len(a["results"]) == 1),
+        "return_documents": Served({"return_documents": False}, lambda a: "document" not in a["results"][0]),
+        "user": Served({"user": "x"}, lambda a: len(a["results"]) == 2),
+        "instruction": Served({"instruction": "Is it about bread?"}, lambda a: len(a["results"]) == 2),
+        "template": Served({"template": "{query} {document}"}, lambda a: len(a["results"]) == 2),
+        "yes": Served({"yes": "a", "no": "b"}, lambda a: len(a["results"]) == 2),
+        "no": Served({"yes": "a", "no": "b"}, lambda a: len(a["results"]) == 2),
+        "priority": Served({"priority": 1}, lambda a: len(a["results"]) == 2),
+        "cache_salt": Served({"cache_salt": "x"}, lambda a: len(a["results"]) == 2),
+        "request_id": Served({"request_id": "x"}, lambda a: a["id"] == "x"),
+    },
+    TOKENIZE: {
+        "prompt": Served({"prompt": "a b"}, lambda a: a["count"] == len(a["tokens"]) == 2),
+        "messages": Served({"prompt": None, "messages": HI}, lambda a: a["count"] == 10),
+        "model": Served({"model": "demo"}, lambda a: a["max_model_len"] == 8192),
+        "add_special_tokens": Served({"add_special_tokens": False}, lambda a: a["count"] > 1),
+        "return_token_strs": Served(
+            {"return_token_strs": True}, lambda a: len(a["token_strs"]) == a["count"]
+        ),
+        "add_generation_prompt": Served(
+            {"prompt": None, "messages": HI, "add_generation_prompt": False}, lambda a: a["count"] < 10
+        ),
+        "continue_final_message": Served(
+            {"prompt": None, "messages": HI, "continue_final_message": True}, lambda a: a["count"] < 10
+        ),
+        "chat_template_kwargs": Served(
+            {"prompt": None, "messages": HI, "chat_template_kwargs": {}}, lambda a: a["count"] == 10
+        ),
+        "documents": Served({"prompt": None, "messages": HI, "documents": []}, lambda a: a["count"] == 10),
+        "reasoning_effort": Served(
+            {"prompt": None, "messages": HI, "reasoning_effort": "low"}, lambda a: a["count"] == 10
+        ),
+    },
+    DETOKENIZE: {
+        "tokens": Served({"tokens": [300]}, lambda a: len(a["prompt"]) > 0),
+        "model": Served({"model": "demo"}, lambda a: len(a["prompt"]) > 0),
+    },
+}  # fmt: skip
+SAMPLING_REFUSED: dict[str, Any] = {
+    "best_of": 3, "use_beam_search": True, "include_stop_str_in_output": True, "truncate_prompt_tokens": 5,
+    "length_penalty": 1.0, "bad_words": ["x"], "allowed_token_ids": [1],
+    "guided_decoding_backend": "xgrammar",
+    "guided_whitespace_pattern": " ", "logits_processors": [], "mm_processor_kwargs": {},
+    "kv_transfer_params": {}, "invented": 1,
+}  # fmt: skip
+REFUSED: dict[str, dict[str, Any]] = {
+    CHAT: SAMPLING_REFUSED
+    | {
+        "echo": True, "chat_template": "x", "add_special_tokens": True, "functions": [{"name": "f"}],
+        "function_call": "auto", "modalities": ["audio"], "audio": {"voice": "x"},
+        "prediction": {"type": "x"},
+        "web_search_options": {}, "metadata": {"a": "b"}, "store": True, "service_tier": "flex",
+        "verbosity": "low", "prompt_cache_retention": "24h", "prompt_cache_options": {}, "moderation": {},
+        "top_logprobs": 3, "stream_options": {"include_usage": True}, "suffix": "x",
+    },
+    COMPLETIONS: SAMPLING_REFUSED
+    | {"suffix": "x", "add_special_tokens": False, "messages": HI, "stream_options": {"include_usage": True}},
+    EMBEDDINGS: {"truncate_prompt_tokens": 5, "messages": HI, "task": "x", "invented": 1},
+    RERANK: {"max_chunks_per_doc": 1, "max_tokens_per_doc": 1, "truncate_prompt_tokens": 5, "invented": 1},
+    TOKENIZE: {"invented": 1},
+    DETOKENIZE: {"invented": 1},
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def demo() -> AsyncIterator[HttpServed]:
+    async with demo_http() as served:
+        yield served
+
+
+def _pairs(table: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(path, name) for path, fields in table.items() for name in fields]
+
+
+@on_demo
+@pytest.mark.parametrize(("path", "name"), _pairs(SERVED))
+async def test_a_served_field_has_its_effect(demo: HttpServed, path: str, name: str) -> None:
+    fields, right = SERVED[path][name]
+    reply = await demo.post(path, BASE[path] | fields)
+    assert reply.status == 200, reply.body
+    assert right(reply.json), reply.body
+
+
+@on_demo
+@pytest.mark.parametrize(("path", "name"), _pairs(REFUSED))
+async def test_a_field_that_is_not_served_is_refused_by_name(demo: HttpServed, path: str, name: str) -> None:
+    reply = await demo.post(path, BASE[path] | {name: REFUSED[path][name]})
+    assert reply.status == 400, reply.body
+    assert name in reply.json["error"]["message"]
+    assert reply.json["error"]["param"].startswith(name)
+
+
+def test_no_field_of_the_api_is_missing_from_the_tables() -> None:
+    for path, params in (
+        (CHAT, chat_params.CompletionCreateParamsBase),
+        (COMPLETIONS, completion_params.CompletionCreateParamsBase),
+        (EMBEDDINGS, embedding_params.EmbeddingCreateParams),
+    ):
+        sampled = SAMPLED.keys() if path != EMBEDDINGS else set()
+        tools = {"tools", "tool_choice", "parallel_tool_calls"}  # in tests of their own
+        known = {*SERVED[path], *REFUSED[path], *sampled, *tools}
+        assert params.__annotations__.keys() <= known, path
+    for path, kind in KINDS.items():
+        sampled = SAMPLED.keys() if issubclass(kind, SamplingFields) else set()
+        elsewhere = {"tools", "tool_choice", "parallel_tool_calls", "chat_template", "include_reasoning"}
+        known = {*SERVED[path], *REFUSED[path], *sampled, *elsewhere}
+        assert kind.model_fields.keys() - known <= {"max_reasoning_tokens", "thinking_token_budget"}, path
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "not JSON": (CHAT, b"{", "the body must be JSON"),
+    "no object": (CHAT, b"[1]", "the body must be"),
+    "nothing": (CHAT, {}, "messages must have at least one message"),
+    "a number as text": (CHAT, {"messages": HI, "temperature": "1"}, "temperature must be a number"),
+    "out of range": (CHAT, {"messages": HI, "top_p": 2}, "top_p must be"),
+    "mixed prompts": (COMPLETIONS, {"prompt": ["a", 5]}, "prompt must be a string or"),
+    "no prompts": (COMPLETIONS, {"prompt": []}, "prompt must have between 1 and"),
+    "a float as a count": (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens must be an integer"),
+    "two shapes": (CHAT, {"messages": HI, "regex": "a", "guided_choice": ["b"]}, "regex and guided_choice"),
+    "an image": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "image_url",
+    ),
+    "a field of a message": (CHAT, {"messages": [{**HI[0], "audio": {"id": "x"}}]}, "messages[0].audio"),
+    "an invented one": (CHAT, {"messages": [{**HI[0], "mood": "x"}]}, "messages[0].mood"),
+    "a format": (CHAT, {"messages": HI, "response_format": {"type": "xml"}}, "response_format.type"),
+    "a bias": (CHAT, {"messages": HI, "logit_bias": {"x": 1}}, "logit_bias must have token ids"),
+    "a token": (DETOKENIZE, {"tokens": [10**6]}, "outside the vocabulary"),
+    "both inputs": (TOKENIZE, {"prompt": "a", "messages": HI}, "one of prompt and messages"),
+    "dimensions": (EMBEDDINGS, {"input": "a", "dimensions": 10**6}, "dimensions must be between 1 and"),
+    "no documents": (RERANK, {"query": "a", "documents": [], "yes": "a", "no": "b"}, "documents are rer"),
+    "JSON unasked for": (
+        COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}, "json_object must come",
+    ),
+}  # fmt: skip
+
+
+@on_demo
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_request_is_told_what_is_wrong(demo: HttpServed, name: str) -> None:
+    path, body, text = WRONG[name]
+    reply = await demo.post(path, body)
+    assert reply.status == 400, reply.body
+    assert text in reply.json["error"]["message"]
+    assert reply.json["error"]["type"] == "invalid_request_error"
+
+
+@on_demo
+async def test_null_is_the_same_as_left_out(demo: HttpServed) -> None:
+    for path in (CHAT, COMPLETIONS):
+        base = await demo.post(path, BASE[path])
+        nulls = dict.fromkeys(KINDS[path].model_fields) | {"invented": None}
+        reply = await demo.post(path, nulls | BASE[path])
+        assert reply.status == 200, reply.body
+        assert text_of(reply.json) == text_of(base.json)
+
+
+@on_demo
+async def test_answers_are_those_of_the_openai_package(demo: HttpServed) -> None:
+    """Without a field that its types do not have, but for vLLM's."""
+    more = {"logprobs": True, "top_logprobs": 1}
+    chat = (await demo.post(CHAT, BASE[CHAT] | more)).json
+    completion = (await demo.post(COMPLETIONS, BASE[COMPLETIONS] | {"logprobs": 1})).json
+    embedding = (await demo.post(EMBEDDINGS, BASE[EMBEDDINGS])).json
+    models = (await demo.get("/v1/models")).json
+    for kind, answer in (
+        (ChatCompletion, chat), (Completion, completion), (CreateEmbeddingResponse, embedding),
+        (Model, models["data"][0]),
+    ):  # fmt: skip
+        found = kind.model_validate(answer, strict=True)
+        assert unknown_fields(found) <= {"stop_reason", "max_model_len", "root", "parent"}, kind
+    stream = await demo.post(CHAT, BASE[CHAT] | more | {"stream": True})
+    for event in stream.events:
+        assert unknown_fields(ChatCompletionChunk.model_validate(event, strict=True)) <= {"stop_reason"}
+
+
+def unknown_fields(model: Any) -> set[str]:
+    """Names in a model, or within it, that its type does not have."""
+    found = set(model.model_extra or {})
+    for name in type(model).model_fields:
+        value = getattr(model, name, None)
+        for item in value if isinstance(value, list) else [value]:
+            if hasattr(item, "model_extra"):
+                found |= unknown_fields(item)
+    return found
+
+
+@on_demo
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_is_the_answer_in_pieces(demo: HttpServed, path: str) -> None:
+    form = {"logprobs": True, "top_logprobs": 1} if path == CHAT else {"logprobs": 1}
+    body = BASE[path] | form | {"n": 2, "max_tokens": 24, "ignore_eos": True}
+    whole = (await demo.post(path, body)).json
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    stream = await demo.post(path, body | options)
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    *events, last = stream.events
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"] | {"prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    assert all(event["usage"] is None for event in events)
+    for index, choice in enumerate(whole["choices"]):
+        own = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
+        assert [c["finish_reason"] for c in own][-1] == choice["finish_reason"]
+        if path == CHAT:
+            assert own[0]["delta"]["role"] == "assistant"
+            assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+            entries = [entry for c in own if c["logprobs"] for entry in c["logprobs"]["content"]]
+            assert [e["token"] for e in entries] == [e["token"] for e in choice["logprobs"]["content"]]
+        else:
+            assert "".join(c["text"] for c in own) == choice["text"]
+            for name, values in choice["logprobs"].items():
+                pieces = [value for c in own for value in c["logprobs"][name]]
+                if name == "token_logprobs":
+                    assert pieces == pytest.approx(values, abs=1e-3)
+                elif name != "top_logprobs":  # which are numbers too
+                    assert pieces == values
+
+
+@on_demo
+async def test_bytes_of_split_characters_in_completions(demo: HttpServed) -> None:
+    body = {"prompt": "Hi", "regex": "né😀", "max_tokens": 30, "logprobs": 0, "temperature": 0}
+    choice = (await demo.post(COMPLETIONS, body)).json["choices"][0]
+    joined = b""
+    for token in choice["logprobs"]["tokens"]:
+        hexes = token.removeprefix("bytes:").split("\\x")[1:]
+        joined += bytes(int(h, 16) for h in hexes) if token.startswith("bytes:") else token.encode()
+    assert joined == "né😀".encode()
+    assert choice["logprobs"]["text_offset"][-1] <= len("né😀")
+
+
+@on_demo
+async def test_the_openai_client_reads_it_all(demo: HttpServed) -> None:
+    async with openai.AsyncOpenAI(base_url=f"http://{demo.address}/v1", api_key="x", max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="model must be 'demo'"):
+            await client.completions.create(model="other", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            await client.completions.create(model="demo", prompt="x", suffix="y")
+        assert (await client.models.retrieve("demo")).owned_by == "octavo"
+        found = await client.embeddings.create(model="demo", input=[[300, 301], [302]], dimensions=4)
+        assert [len(item.embedding) for item in found.data] == [4, 4]
+        stream = await client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "Hi"}], stream=True, max_completion_tokens=4
+        )
+        assert [chunk.choices[0].finish_reason async for chunk in stream][-1] in ("length", "stop")
+
+
+@on_demo
+async def test_paths_and_methods_that_are_not_there(demo: HttpServed) -> None:
+    missing, wrong = await demo.get("/v1/nothing"), await demo.get(CHAT)
+    assert (missing.status, wrong.status) == (404, 405)
+    assert "/v1/nothing" in missing.json["error"]["message"]
+    assert "POST" in wrong.json["error"]["message"]
+    assert (await demo.get("/v1/models/other")).status == 404
+    assert (await demo.get("/version")).json.keys() == {"version"}
+
+
+@on_demo
+async def test_a_prompt_is_cached_and_counted(demo: HttpServed) -> None:
+    body = {"prompt": "Once there was a baker who baked. " * 12, "max_tokens": 1}
+    await demo.post(COMPLETIONS, body)
+    second: Reply = await demo.post(COMPLETIONS, body)
+    assert second.json["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
+def test_a_refusal_names_its_field() -> None:
+    with pytest.raises(FieldError) as caught:
+        parse(CompletionRequest, b'{"prompt": "x", "seed": "y"}')
+    assert caught.value.param == "seed"
