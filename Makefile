@@ -19,8 +19,9 @@ QUICK := tests/block_manager tests/scheduler tests/proto tests/engine/api tests/
 PYTEST_ARGS ?= -n 2 --dist loadfile --max-worker-restart 2
 SERVE_ARGS ?=
 CHAOS_ARGS ?=
+SOAK_ARGS ?=
 
-.PHONY: wheel sbom help demo serve serve-http quick test test-slow chaos lint format types cross-aarch64 hot-loops sanitize docs proto check clean
+.PHONY: wheel sbom help demo serve serve-http quick test test-slow chaos soak lint format types cross-aarch64 hot-loops sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
@@ -29,6 +30,7 @@ help:
 	@echo "make quick      what runs in less than a minute on two cores, for the loop of editing"
 	@echo "make test       the tests, two at a time (PYTEST_ARGS='-k pages' for some, one at a time); make test-slow: the slow ones"
 	@echo "make chaos      attack real servers for some minutes; honest streams must not notice (CHAOS_ARGS='--only NAME')"
+	@echo "make soak       mixed load on both embedded models for an hour; memory must not grow (SOAK_ARGS='--seconds 300')"
 	@echo "make lint       ruff, clang-format and clang-tidy: rules and formatting; make format applies them"
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
@@ -79,6 +81,9 @@ test-slow: $(DEV)
 
 chaos: $(DEV)
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(CHAOS_ARGS)
+
+soak: $(DEV)
+	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

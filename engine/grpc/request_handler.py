@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..api.errors import EngineStopping, Forbidden, InvalidRequest, RequestTooLong, SlowReader
 from ..api.outputs import Delta
@@ -22,11 +22,13 @@ from .interface import Caller, Engine, Writable
 from .page_events import PageEventHub
 from .security import Security
 
+MessageT = TypeVar("MessageT")
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 MAX_TEXT_CALLS = 256  # of Tokenize and Detokenize that run or wait
 MAX_TENANT_TEXT_CALLS = 64  # of them, of one tenant
 MAX_REQUEST_ID = 256  # characters
+LONG_SCORES = 32  # tokens whose log probabilities take more than a millisecond to be written down
 MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # requests of one call
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
@@ -63,6 +65,7 @@ class RequestHandler:
         self.texts = TextExecutor(
             "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
         )
+        self._messages = TextExecutor("answer")  # one at a time for each request
         self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
@@ -126,6 +129,16 @@ class RequestHandler:
                     yield replace(delta, request_id=request_id) if tenant else delta
         finally:
             del self._active[name]
+
+    async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
+        """What ``make`` makes of a delta, on another thread where that would hold up the event loop."""
+        size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
+        return await self._messages.run("", make) if size > LONG_SCORES else make()
+
+    def close(self) -> None:
+        """Begin nothing more on text or for answers."""
+        self.texts.close()
+        self._messages.close()
 
     def tenant_of(self, context: Caller) -> str:
         """Whose call this is; "" when there are no tokens."""

@@ -39,7 +39,7 @@ MESSAGE_BYTES_PER_TOKEN = 8  # of a prompt that comes in: an id has at most 5, a
 MESSAGE_BYTES_APART = 2**20  # of a message that comes in, for everything but the prompt
 MAX_OTHER_CALLS = 1024  # at once, beside as many as there may be requests
 MAX_CONNECTION_CALLS = 2048  # at once
-MAX_PENDING_CALLS = 2 * MAX_CONNECTION_CALLS
+MAX_PENDING_CALLS = 5 * MAX_CONNECTION_CALLS
 MAX_PING_STRIKES = 100  # pings that came too early; a connection that sends more is closed
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
@@ -62,7 +62,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # A connection has so many calls at once, resets that gRPC has not seen the end of included.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
     # gRPC cancels calls at random, whoever's they are, once so many (by default 1,000) have not been picked
-    # up. Each takes some 15 KB until then. A burst of two connections is refused in words instead.
+    # up. Each takes some 15 KB until then. A burst of five connections is refused in words instead.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 )
@@ -178,7 +178,7 @@ class GrpcServer:
             logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await self._server.stop(CLOSE_GRACE_S)
-        self.handler.texts.close()
+        self.handler.close()
         self.limiter.close()
 
     async def _watch_engine(self) -> None:

@@ -19,8 +19,23 @@ from .setups import Folder, Server, started
 from .verdict import HEADER, Bounds, Phase
 
 SECONDS = 6.0  # of an attack that could go on for ever
-TOGETHER = ("slow-grammars", "giant-texts", "slow-readers", "watchers", "cancelled-requests", "queue-flood")
-WITH_SIGTERM = ("slow-grammars", "ambiguous-grammars", "slow-readers", "watchers", "giant-texts")
+TOGETHER = (
+    "slow-grammars",
+    "giant-texts",
+    "slow-readers",
+    "watchers",
+    "cancelled-requests",
+    "queue-flood",
+    "many-fields",
+)
+WITH_SIGTERM = (
+    "slow-grammars",
+    "ambiguous-grammars",
+    "slow-readers",
+    "watchers",
+    "giant-texts",
+    "idle-calls",
+)
 LAST = ("together", "sigterm")
 
 

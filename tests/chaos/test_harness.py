@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import honest, observer
+from chaos import honest, observer, soak
 from chaos.attack import Target
 from chaos.attacks import ATTACKS, BY_CLIENTS
 from chaos.attacks.rule_chains import gbnf_chain, lark_chain, schema_chain
@@ -203,6 +203,13 @@ async def test_the_observer_finds_what_is_held_at_rest(monkeypatch: pytest.Monke
     assert await watcher.at_rest(patience=0.0) == []
     lines.append('octavo_holders{kind="state_slots"} 15.0')
     assert await watcher.at_rest(patience=0.0) == ["15 state_slots are held at rest"]
+
+
+def test_growth_is_that_after_warm_up() -> None:
+    run = soak.Run("demo", memory=[(float(at), (100 + min(at, 30) * 2) << 20) for at in range(101)])
+    assert run.growth_mib(100.0) == 0.0
+    run.memory = [(float(at), (100 + at) << 20) for at in range(101)]
+    assert 50 < run.growth_mib(100.0) < 70
 
 
 def test_slack_widens_times_and_memory() -> None:

@@ -43,7 +43,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         failure, num_generated = "", Counter[int]()
         async with aclosing(self._serve(request, context)) as deltas:
             async for delta in deltas:
-                response = messages.response_of(delta, num_generated)
+                make = functools.partial(messages.response_of, delta, num_generated)
+                response = await self._handler.message_of(delta, make)
                 failure = failure or response.error.message
                 await self._handler.writer.write(context, response)
         if failure:
@@ -79,7 +80,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             try:
                 async with aclosing(self._serve(request, context)) as deltas:
                     async for delta in deltas:
-                        await output.put(messages.response_of(delta, num_generated))
+                        make = functools.partial(messages.response_of, delta, num_generated)
+                        await output.put(await self._handler.message_of(delta, make))
             except Exception as error:
                 fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)
                 await output.put(error if fatal else _refusal(request, error))

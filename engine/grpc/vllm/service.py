@@ -7,6 +7,7 @@ process is an error.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -56,12 +57,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         async with aclosing(deltas):
             async for delta in deltas:
                 if request.stream and delta.token_ids:
-                    await write(context, vllm_messages.chunk_of(delta))
+                    make = functools.partial(vllm_messages.chunk_of, delta)
+                    await write(context, await self._handler.message_of(delta, make))
                 if delta.finish_reason is not None:
                     last = (
                         replace(delta, prompt_logprobs=None) if request.stream else delta
                     )  # a chunk had them
-                    await write(context, vllm_messages.complete_of(last))
+                    make = functools.partial(vllm_messages.complete_of, last)
+                    await write(context, await self._handler.message_of(last, make))
                 if delta.finish_reason is FinishReason.ERROR:
                     failure = delta.error or "computing this request failed"
         if failure:

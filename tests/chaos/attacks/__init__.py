@@ -12,11 +12,16 @@ from . import (
     fill_pool,
     giant_ids,
     giant_texts,
+    idle_calls,
     idle_cpu,
+    many_fields,
     many_pins,
     many_samples,
+    prompt_scores,
     queue_flood,
     rapid_resets,
+    raw_resets,
+    rerank_copies,
     resumed_states,
     rule_chains,
     saves,
@@ -47,6 +52,11 @@ _MODULES = (
     contradictory,
     silent_connections,
     saves,
+    rerank_copies,
+    many_fields,
+    raw_resets,
+    idle_calls,
+    prompt_scores,
 )
 _HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # no attacks: what other phases run beside the honest load
 

@@ -63,10 +63,10 @@ def test_vllms_spellings_are_ours(toml: Path) -> None:
     assert (found.max_step_tokens, found.num_pages, found.prefix_cache) == (77, 8, False)
     http = _options("--port", "1234").http
     assert http is not None
-    assert str(http.listen) == "127.0.0.1:1234"
+    assert str(http) == "127.0.0.1:1234"
     other = _options("--host", "0.0.0.0").http
     assert other is not None
-    assert str(other.listen) == "0.0.0.0:8000"
+    assert str(other) == "0.0.0.0:8000"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_service_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OCTAVO_PORT", "50")
     http = _options().http
     assert http is not None
-    assert http.listen.port == 50
+    assert http.port == 50
 
 
 def test_every_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

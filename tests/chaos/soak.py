@@ -1,0 +1,221 @@
+"""``python -m chaos.soak [--seconds 3600] [--plot FILE]``: mixed load on both embedded models for an hour.
+
+Swapping, a store on disk, speculation, grammars, batches, pins, watchers and cancels. Exits 1 unless memory
+grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, and the servers end with 0.
+Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
+from octavo.proto import cache_pb2
+from octavo.proto import generation_pb2 as pb
+
+from .attack import count, request_of
+from .observer import Observer, resident
+
+GROWTH_MIB = 8.0  # an hour, after warm-up; a shorter run may grow as much
+WARM_UP = 0.3  # of the time, until allocators and caches have their size
+TENTH = 10  # parts of the time after warm-up: growth is from the median of the first to that of the last
+SAMPLE_S = 1.0
+CALLERS = 8
+REST_S = 30.0  # for everything to be let go
+FLAGS = ("--num-pages", "256", "--page-size", "16", "--max-running", "16", "--swap-memory", "32MiB",
+         "--cache-dir-bytes", "64MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
+         "--drain-timeout", "5")  # fmt: skip
+MODELS: dict[str, tuple[str, ...]] = {"demo": (), "demo-hybrid": ("--state-memory", "4MiB")}
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}'
+
+
+@dataclass(slots=True)
+class Run:
+    """One server and what became of it. ``memory``: seconds since the start, and resident bytes."""
+
+    model: str
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def growth_mib(self, seconds: float) -> float:
+        """Growth after warm-up."""
+        sizes = [size for at, size in self.memory if at >= WARM_UP * seconds]
+        part = max(1, len(sizes) // TENTH)
+        return (statistics.median(sizes[-part:]) - statistics.median(sizes[:part])) / 2**20
+
+
+async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
+    """Make one call of random kind and shape, which may be cancelled at any moment."""
+    words = f"{rng.choice('abcdefgh')} once upon a time " * rng.randint(1, 40)
+    stub, cache = client.stub, client.cache.stub
+    sampling: dict[str, Any] = {
+        "max_tokens": rng.randint(1, 80),
+        "n": rng.choice((1, 1, 1, 3)),
+        "temperature": rng.choice((0.0, 0.8)),
+        "ignore_eos": rng.random() < 0.5,
+        "logprobs": rng.choice((None, None, 3)),
+        "stop": rng.choice(((), (".",))),
+    }
+    match rng.randrange(12):
+        case 0:
+            call = stub.Tokenize(pb.TokenizeRequest(text=words))
+        case 1:
+            call = stub.Embed(pb.EmbedRequest(text=words))
+        case 2:
+            number = rng.randrange(10**6)  # no two grammars are the same
+            structured = (
+                pb.Structured(regex=f"({number}|ab|c)+") if number % 2 else pb.Structured(json_schema=SCHEMA)
+            )
+            call = stub.Generate(request_of(words, structured=structured, max_tokens=40))
+        case 3:
+            call = stub.Generate(request_of(words, prompt_logprobs=3, max_tokens=2, n=2))
+        case 4:
+            requests = [request_of(f"{at} {words}", max_tokens=8) for at in range(6)]
+            call = stub.GenerateMany(iter(requests))
+        case 5:
+            call = cache.Watch(cache_pb2.WatchRequest())
+            asyncio.get_running_loop().call_later(0.2 + rng.random(), call.cancel)
+        case 6:
+            name = str(rng.randrange(4))
+            prefix = cache_pb2.Prefix(text=words[:200])
+            await count(seen, cache.Pin(cache_pb2.PinRequest(name=name, prefix=prefix)))
+            call = cache.Unpin(cache_pb2.UnpinRequest(name=name))
+        case 7:
+            call = cache.GetStats(cache_pb2.GetStatsRequest())
+        case _:
+            call = stub.Generate(request_of(words, **sampling))
+    if rng.random() < 0.25:
+        asyncio.get_running_loop().call_later(rng.random() * 0.3, call.cancel)
+    await count(seen, call)
+
+
+async def load(run: Run, address: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
+
+    async def loop(seed: int) -> None:
+        rng = random.Random(seed)
+        async with Client(address) as client:
+            while time.monotonic() < end:
+                await ask(client, rng, run.seen)
+
+    await asyncio.gather(*(loop(seed) for seed in range(CALLERS)))
+
+
+@contextlib.asynccontextmanager
+async def sampled(run: Run, pid: int) -> AsyncIterator[None]:
+    """Record resident memory, of the server and its helpers, while the block lasts."""
+    began = time.monotonic()
+
+    async def sample() -> None:
+        for number in itertools.count(1):
+            run.memory.append((time.monotonic() - began, await asyncio.to_thread(resident, pid)))
+            await asyncio.sleep(max(0.0, began + number * SAMPLE_S - time.monotonic()))
+
+    task = asyncio.create_task(sample())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def soak(model: str, folder: Path, seconds: float) -> Run:
+    run = Run(model)
+    flags = ["--model", model, *FLAGS, *MODELS[model], "--cache-dir", str(folder / model)]
+    server = ServerProcess(flags, stop_timeout=60)
+    await server.start()
+    try:
+        async with sampled(run, server.pid):
+            await load(run, server.ready["grpc"], seconds)
+        async with Client(server.ready["grpc"]) as client:
+            for pin in (await client.cache.stats()).pins:
+                await client.cache.unpin(pin.name)
+        observer = Observer(server.pid, server.ready["metrics"])
+        run.wrong += await observer.at_rest(patience=REST_S)
+    except grpc.aio.AioRpcError as error:
+        run.wrong.append(f"the server is gone: {error.details()}")
+    finally:
+        code = await server.stop()
+    if code != 0:
+        run.wrong.append(f"it ended with {code}: {' '.join(list(server.last_errors)[-2:])}")
+    grown, allowed = run.growth_mib(seconds), GROWTH_MIB * max(1.0, seconds / 3600)
+    if grown > allowed:
+        run.wrong.append(f"memory grew by {grown:.1f} MiB after warm-up, {allowed:.0f} are allowed")
+    own = {status for status in run.seen if status in ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "CANCELLED")}
+    if own:
+        run.wrong.append(f"calls ended with {', '.join(sorted(own))}")
+    if run.seen["OK"] < seconds:
+        run.wrong.append(
+            f"{run.seen['OK']} calls were served, less than one a second: the load was too small"
+        )
+    return run
+
+
+def draw(runs: list[Run], seconds: float, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4))
+    axes = figure.subplots()
+    for run in runs:
+        times, sizes = zip(*run.memory, strict=True)
+        axes.plot([at / 60 for at in times], [size / 2**20 for size in sizes], label=run.model)
+    axes.axvline(WARM_UP * seconds / 60, color="grey", linestyle=":", label="end of warm-up")
+    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="chaos.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0, metavar="S", help="of load (3600)")
+    parser.add_argument("--plot", type=Path, default=Path("build/soak.png"), metavar="FILE",
+                        help="picture of the memory over time (build/soak.png)")  # fmt: skip
+    args = parser.parse_args()
+    args.plot.parent.mkdir(parents=True, exist_ok=True)
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+
+    async def all_models() -> list[Run]:
+        with tempfile.TemporaryDirectory(prefix="octavo-soak-") as folder:
+            return list(await asyncio.gather(*(soak(model, Path(folder), args.seconds) for model in MODELS)))
+
+    runs = asyncio.run(all_models())
+    draw(runs, args.seconds, args.plot)
+    for run in runs:
+        print(f"{run.model}: {run.growth_mib(args.seconds):+.1f} MiB after warm-up, {dict(run.seen)}")
+        for wrong in run.wrong:
+            print(f"    {wrong}")
+    failed = [run.model for run in runs if run.wrong]
+    result = {
+        "soak": "failed" if failed else "held",
+        "seconds": args.seconds,
+        "growth_mib": {run.model: round(run.growth_mib(args.seconds), 1) for run in runs},
+        "calls": {run.model: dict(run.seen) for run in runs},
+        "wrong": {run.model: run.wrong for run in runs},
+        "plot": str(args.plot),
+    }
+    print(json.dumps(result))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
