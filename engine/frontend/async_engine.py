@@ -175,7 +175,7 @@ class AsyncEngine:
             try:
                 self._check_open(request_id)
                 check_params(params)
-                place.enter()
+                place.enter(params.n)
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt)):
                     ids = await self._input.encode_beside(prompt, self._texts)

@@ -18,6 +18,7 @@ class TenantPlace:
     def __init__(self, shares: TenantShares, tenant: Tenant) -> None:
         self._shares = shares
         self.tenant = tenant
+        self.num_samples = 0
         self.request: EngineRequest | None = None  # once its prompt is encoded
 
     @property
@@ -26,9 +27,10 @@ class TenantPlace:
         request = self.request
         return 0 if request is None or self._shares.has_begun(request) else request.num_prompt
 
-    def enter(self) -> None:
-        """Count this request. Overloaded if its tenant has its share already."""
-        self._shares.check_requests(self.tenant)
+    def enter(self, num_samples: int) -> None:
+        """Count this request, once for each sample. Overloaded if its tenant has too much of the queue."""
+        self._shares.check_requests(self.tenant, num_samples)
+        self.num_samples = num_samples
         self._shares.add(self)
 
     def admit(self, request: EngineRequest) -> None:
@@ -66,13 +68,16 @@ class TenantShares:
     def add(self, place: TenantPlace) -> None:
         self._places.setdefault(place.tenant.name, set()).add(place)
 
-    def check_requests(self, tenant: Tenant) -> None:
-        """Overloaded if one more unfinished request is too much."""
-        count, most = len(self._places.get(tenant.name, ())), tenant.part_of(self._max_requests)
-        if tenant.share < 1 and count >= most:
+    def check_requests(self, tenant: Tenant, num_samples: int) -> None:
+        """Overloaded if one more unfinished request of so many samples is too much.
+
+        One that is its tenant's only one is let in however many samples it has."""
+        count = sum(place.num_samples for place in self._places.get(tenant.name, ()))
+        most = tenant.part_of(self._max_requests)
+        if tenant.share < 1 and count and count + num_samples > most:
             raise Overloaded(
-                f"{count} requests of this tenant are unfinished and at most {most} may be, which is its "
-                f"share of {self._max_requests} (tenant_share); try again later",
+                f"{count} requests of this tenant are unfinished, each sample counted, and at most {most} "
+                f"may be, which is its share of {self._max_requests} (tenant_share); try again later",
                 unfinished_requests=count,
                 max_unfinished_requests=most,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,24 @@ async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> N
         await senders.send(ALICE, [1, 2, 3])  # what has ended counts no longer
         await asyncio.gather(*senders.tasks)
         assert engine._shares._places == {}
+
+
+async def test_each_sample_counts_against_the_share() -> None:
+    """Samples wait, hold slots and take memory as requests do."""
+    gate = Gate()
+    config = small_config(max_running=2, max_waiting=6)  # 8 in all, 4 each
+    many = SamplingParams(max_tokens=2, ignore_eos=True, n=3)
+    async with running(config, gate=gate) as (engine, _, _):
+        first = asyncio.create_task(collect(engine.generate([1, 2], many, tenant=ALICE)))
+        await until(lambda: bool(engine._open.streams()))
+        with pytest.raises(Overloaded, match=r"3 requests of this tenant .* each sample counted"):
+            await collect(engine.generate([1, 2], replace(many, n=2), tenant=ALICE))
+        others = [engine.generate([1, 2], TWO, tenant=ALICE), engine.generate([1], many, tenant=BOB)]
+        rest = [asyncio.create_task(collect(each)) for each in others]
+        gate.open()
+        assert [len(each) for each in await asyncio.gather(first, *rest)] == [3, 1, 3]
+        large = await collect(engine.generate([1, 2], replace(many, n=6), tenant=ALICE))
+        assert len(large) == 6, "the only one of its tenant"
 
 
 async def test_a_tenant_has_its_share_of_the_tokens_that_wait() -> None:
