@@ -21,7 +21,7 @@ Fairness = Literal["off", "vtc", "dlpm"]
 StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
-MAX_TOKEN_COST = 1e12  # of --fairness-costs over a weight: counters of service stay far from infinity
+MIN_TENANT_WEIGHT = 1e-12  # so that counters of service, which weights divide, stay far from infinity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +174,6 @@ class EngineConfig:
         shown="64MiB", kind="size", metavar="SIZE", low=1,
         more="Of memory, about; twice of it ends the slowest streams.",
     )  # fmt: skip
-    stream_interval: int = setting(
-        1, "tokens of a sample sent at once, after its first", kind="int", metavar="N", low=1
-    )
     speculate: str = setting(
         "off", "guess the next tokens and check several in one step: from the text before, also from recent "
         "outputs, by the model's own head or by a small model of the same tokenizer",
@@ -213,14 +210,6 @@ class EngineConfig:
     tenant_weights: str = setting(
         "", "parts of the service under --fairness", shown="1 each", metavar="NAME=W,...", needs="fairness"
     )
-    fairness_costs: str = setting(
-        "1/2", "cost of an uncached prompt token and an output one", metavar="PROMPT/OUTPUT",
-        needs="fairness",
-    )  # fmt: skip
-    fairness_quantum: float = setting(
-        4096.0, "what dlpm serves a tenant in a row, in these costs", kind="float", metavar="COST",
-        needs="fairness",
-    )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
         "fcfs", "without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
         "overtaken for long", choices=get_args(SchedulePolicy),
@@ -298,15 +287,10 @@ class EngineConfig:
             )
 
     def _check_fairness(self) -> None:
-        dearest = max(self.cost_per_token) / min([1.0, *self.tenant_weight_by_name.values()])
-        if not dearest <= MAX_TOKEN_COST:
+        smallest = min([1.0, *self.tenant_weight_by_name.values()])
+        if smallest < MIN_TENANT_WEIGHT:
             raise InvalidConfig(
-                f"fairness_costs over tenant_weights must be at most {MAX_TOKEN_COST:g} a token, got "
-                f"{dearest:g}; lower the costs or raise the weights"
-            )
-        if not 0 < self.fairness_quantum < float("inf"):
-            raise InvalidConfig(
-                f"fairness_quantum must be above 0, got {self.fairness_quantum}; 4096 is some prompts"
+                f"tenant_weights must be at least {MIN_TENANT_WEIGHT:g} each, got {smallest:g}; raise it"
             )
         if self.schedule_policy != "fcfs" and self.fairness != "off":
             raise InvalidConfig(
@@ -334,18 +318,6 @@ class EngineConfig:
                 )
             weights[name] = weight
         return weights
-
-    @property
-    def cost_per_token(self) -> tuple[float, float]:
-        """``fairness_costs`` as numbers: of a prompt token and of a generated one."""
-        prompt, _, output = self.fairness_costs.partition("/")
-        costs = _positive(prompt), _positive(output)
-        if costs[0] is None or costs[1] is None:
-            raise InvalidConfig(
-                f"fairness_costs must be two numbers above 0 as PROMPT/OUTPUT, got {self.fairness_costs!r}; "
-                "1/2 counts a generated token as two of a prompt"
-            )
-        return costs[0], costs[1]
 
     @property
     def num_kept_tokens(self) -> int:

@@ -47,10 +47,6 @@ class OutputCollector:
         """Whether the sample's last delta is in."""
         return self._last is not None and self._last.finish_reason is not None
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self._token_ids if self._only is None else self._only.token_ids)
-
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
         """Append the sample's next delta. ``counts_prompt``: the memory of ``prompt_logprobs`` is counted
         here, and not with another sample of the request, which shares it."""

@@ -196,12 +196,11 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
     """Who is let in next, as configured."""
-    prompt, output = config.cost_per_token
-    costs = Costs(prompt, output, config.tenant_weight_by_name)
+    costs = Costs(weights=config.tenant_weight_by_name)
     if config.fairness == "vtc":
-        return FairQueue(costs, head_start=config.max_step_tokens * prompt)
+        return FairQueue(costs, head_start=config.max_step_tokens * costs.prompt)
     if config.fairness == "dlpm":
-        return DeficitQueue(blocks, costs, quantum=config.fairness_quantum)
+        return DeficitQueue(blocks, costs)
     return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()
 
 

@@ -32,7 +32,6 @@ class OutputStreams:
         gauges: Callable[[], Gauges],
     ) -> None:
         """``abort`` ends a request in the engine."""
-        self._interval = config.stream_interval
         self._unread = UnreadOutput()
         self._max_unread_bytes = config.max_unread_bytes
         self._abort = abort
@@ -47,9 +46,7 @@ class OutputStreams:
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
         """A stream for a request; ``give_up`` ends it when it has waited too long to be begun."""
-        stream = Stream(
-            request, self.forget, interval=self._interval, final_only=final_only, unread=self._unread
-        )
+        stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream
         self._unfinished[request] = None
@@ -123,7 +120,6 @@ class Stream:
 
     Lives on the event loop. ``ended`` once every sample's last delta is in.
 
-    interval     tokens that a delta has at least, but for a sample's first and last one
     final_only   one delta per sample, with everything, when the sample has ended
     unread       counts what the reader has not asked beyond: the delta that it got last included
     """
@@ -133,18 +129,15 @@ class Stream:
         request: EngineRequest,
         on_end: Callable[[Stream], None],
         *,
-        interval: int = 1,
         final_only: bool = False,
         unread: UnreadOutput | None = None,
     ) -> None:
         self.request = request
         self.ended = False
         self._on_end = on_end
-        self._interval = interval
         self._final_only = final_only
         self._num_open = request.params.n
-        self._begun: set[int] = set()  # samples whose first delta has come
-        self._held: dict[int, OutputCollector] = {}  # too small to be read
+        self._held: dict[int, OutputCollector] = {}  # by sample, until it has ended
         self._pending: dict[int, deque[OutputCollector]] = {}
         self.num_pending_bytes = 0  # what waits here to be read, about, in bytes of memory
         self._num_given_bytes = 0  # of the delta that was read last
@@ -167,7 +160,7 @@ class Stream:
         """Add what is new; it merges with what has not been read."""
         if self._error is not None:
             return
-        if self._interval > 1 or self._final_only:
+        if self._final_only:
             if (released := self._hold(delta)) is None:
                 return
             delta = released
@@ -179,15 +172,10 @@ class Stream:
         self._wake()
 
     def _hold(self, delta: Delta) -> Delta | None:
-        """The delta, with what was held before it; None while that is too little to be read."""
+        """The whole output of a sample that has ended; None before that."""
         held = self._held.setdefault(delta.index, OutputCollector())
         held.add(delta)
-        if not held.is_finished:
-            enough = held.num_tokens >= self._interval or delta.index not in self._begun
-            if self._final_only or not enough:
-                return None
-        self._begun.add(delta.index)
-        return held.take()
+        return held.take() if held.is_finished else None
 
     def _keep(self, delta: Delta) -> None:
         chunks = self._pending.setdefault(delta.index, deque())

@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--output-tokens", type=int, default=64)
-    parser.add_argument("--stream-interval", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     asyncio.run(measure(parser.parse_args(argv)))
 
@@ -64,7 +63,6 @@ async def measure(args: argparse.Namespace) -> None:
         num_pages=args.streams * (-(-(args.prompt_tokens + args.output_tokens) // 32) + 1),
         max_running=args.streams,
         prefix_cache=False,
-        stream_interval=args.stream_interval,
     )
     core = build_core(config)
     engine = AsyncEngine(config)

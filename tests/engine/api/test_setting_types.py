@@ -45,7 +45,6 @@ def test_whatever_is_given_is_refused_or_kept_in_its_type(config: type, value: A
         ({"page_size": 16.0}, r"page_size must be a whole number, got 16\.0"),
         ({"page_size": None}, "page_size must be a whole number, got None; leave it out for the default"),
         ({"draft_tokens": True}, "draft_tokens must be a whole number, got True"),
-        ({"fairness_quantum": "3"}, "fairness_quantum must be a number, got '3'"),
         ({"prefix_cache": 1}, "prefix_cache must be True or False, got 1"),
         ({"cache_dir": ""}, "cache_dir must be a path, got ''"),
         (

@@ -20,8 +20,8 @@ class _Request:
         self.params = SamplingParams(n=n)
 
 
-def make_stream(*, n: int = 1, interval: int = 1) -> Stream:
-    return Stream(_Request(n), lambda _: None, interval=interval)  # type: ignore[arg-type]
+def make_stream(*, n: int = 1, final_only: bool = False) -> Stream:
+    return Stream(_Request(n), lambda _: None, final_only=final_only)  # type: ignore[arg-type]
 
 
 def token(number: int, *, index: int = 0, last: bool = False) -> Delta:
@@ -48,31 +48,27 @@ async def test_a_slow_reader_gets_one_merged_delta() -> None:
     assert await stream.next() is None
 
 
-async def test_an_interval_holds_tokens_back_but_not_the_first_nor_the_last() -> None:
-    stream = make_stream(interval=4)
-    sizes = []
-    for number in range(11):
-        stream.push(token(number, last=number == 10))
-        reading = asyncio.ensure_future(stream.next())
-        await asyncio.sleep(0)
-        if reading.done():
-            delta = reading.result()
-            assert delta is not None
-            sizes.append(len(delta.token_ids))
-        else:
-            reading.cancel()
-            await asyncio.wait([reading])
-    assert sizes == [1, 4, 4, 2]
+async def test_a_final_stream_holds_tokens_back_until_their_sample_has_ended() -> None:
+    stream = make_stream(final_only=True)
+    for number in range(3):
+        stream.push(token(number))
+    reading = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not reading.done()
+    stream.push(token(3, last=True))
+    delta = await reading
+    assert delta is not None
+    assert delta.token_ids == (0, 1, 2, 3)
 
 
 @given(
-    interval=st.integers(1, 5),
+    final_only=st.booleans(),
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     order=st.randoms(use_true_random=False),
 )
-def test_no_token_is_lost_or_out_of_order(interval: int, lengths: list[int], order: object) -> None:
+def test_no_token_is_lost_or_out_of_order(final_only: bool, lengths: list[int], order: object) -> None:
     async def run() -> dict[int, list[int]]:
-        stream = make_stream(n=len(lengths), interval=interval)
+        stream = make_stream(n=len(lengths), final_only=final_only)
         turns = [index for index, length in enumerate(lengths) for _ in range(length)]
         order.shuffle(turns)  # type: ignore[attr-defined]
         done = [0] * len(lengths)
