@@ -91,9 +91,10 @@ class DraftPart(StepPart):
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """Let the scheduler learn how long a step took without the rounds of a draft model."""
-        bare = self.guesses.time_without(seconds)
+        if self.model is not None:
+            seconds = self.guesses.time_without(seconds)
         num_steps, self.speculation.num_steps = self.speculation.num_steps, 0
-        self._scheduler.observe(step, bare, num_steps=num_steps)
+        self._scheduler.observe(step, seconds, num_steps=num_steps)
 
     def close(self) -> None:
         if self.model is not None:

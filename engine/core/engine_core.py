@@ -190,10 +190,8 @@ class EngineCore:
         results = self._live.accept(flight.draws, output)
         self.passed("accept")
         self._scheduler.commit(flight.step, results)
-        if live := self._parts.live():
-            going_on = self._live.got_tokens(flight.draws, results)
-            for part in live:
-                part.prepare(going_on)
+        if self._parts.live:
+            self._parts.prepare(self._live.got_tokens(flight.draws, results))
         self.passed("commit")
 
     def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:
@@ -207,8 +205,8 @@ class EngineCore:
 
     def _report(self, step: SchedulerOutput | None, seconds: float) -> list[Update]:
         self.measure()
-        updates, ended = self._live.take_news()
-        for request_id in ended:
+        updates, self._live.updates = self._live.updates, []
+        for request_id in self._live.take_ended():
             self.cache.lookups.ended(request_id)
         self._stats.publish(step, seconds, self.gauges, self._blocks.num_evicted)
         return updates

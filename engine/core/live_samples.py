@@ -25,7 +25,7 @@ class LiveSamples:
     """Gives samples what steps drew for them. What goes wrong with one request ends that request only.
 
     by_sequence   the samples that have not ended
-    updates       news since the last ``take_news``
+    updates       news that were not taken
     progress      of the prompts of unfinished requests
     """
 
@@ -35,7 +35,7 @@ class LiveSamples:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
         self.progress = PromptProgress()
-        self._ended: list[str] = []  # ids of requests, since the last ``take_news``
+        self._ended: list[str] = []  # ids of requests, since they were taken
         self._scheduler = scheduler
         self._parts = parts
         self._stats = stats
@@ -77,11 +77,12 @@ class LiveSamples:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
         return states
 
-    def take_news(self) -> tuple[list[Update], list[str]]:
-        """Return what is new, and the ids of requests that have ended, since the last call."""
-        updates, self.updates = self.updates, []
-        ended, self._ended = self._ended, []
-        return updates, ended
+    def take_ended(self) -> list[str]:
+        """Return the ids of requests that have ended since the last call."""
+        ended = self._ended
+        if ended:
+            self._ended = []
+        return ended
 
     def note_started(self, step: SchedulerOutput, now: float) -> None:
         """Note when a request's prompt is computed for the first time."""
@@ -103,13 +104,14 @@ class LiveSamples:
                 next(drawn)
                 results.append(SampleResult(None, void=True))
                 continue
-            first, *others = [next(drawn) for _ in (None, *drafts)]
-            if first.is_late:
+            sampled = next(drawn)
+            run = [sampled, *(next(drawn) for _ in drafts)] if drafts else None
+            if sampled.is_late:
                 results.append(SampleResult(None, void=True))
-            elif drafts:
-                results.append(self._accept_drafts(sample, drafts, [first, *others], now))
+            elif run:
+                results.append(self._accept_drafts(sample, drafts, run, now))
             else:
-                results.append(self._accept(sample, first, now))
+                results.append(self._accept(sample, sampled, now))
         assert next(drawn, None) is None, "more was drawn than asked for"
         return results
 

@@ -31,6 +31,6 @@ from .step_parts import StepParts
 def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
     """Whether the step after the one in flight, which can feed it and has no results for any part, may be
     submitted already. ``going_on``: samples that get a token from the step in flight."""
-    return all(part.may_overlap(going_on) for part in parts.live()) and all(
+    return all(part.may_overlap(going_on) for part in parts.live) and all(
         sample.state.is_foreseen for sample in going_on
     )

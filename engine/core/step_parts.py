@@ -114,7 +114,7 @@ class AskedRows(NamedTuple):
 
     def deliver(self, output: RunOutput) -> None:
         """Give every part the results of its own rows."""
-        if not self.expects_results:
+        if not self.parts:
             return
         every = self.hidden
         for part, rows in self.parts:
@@ -126,6 +126,7 @@ class AskedRows(NamedTuple):
 
 
 NOTHING_ASKED = AskedRows(())
+_NONE: Set[Served] = frozenset()
 
 
 class StepParts:
@@ -133,31 +134,38 @@ class StepParts:
 
     def __init__(self, parts: Iterable[StepPart]) -> None:
         self._parts = tuple(parts)
+        self.live: list[StepPart] = []  # parts that were live when a request or sample last began or ended
 
     def begin(self, request: Request) -> None:
         for part in self._parts:
             part.begin(request)
+        self._find_live()
 
     def end(self, sample: Sample) -> None:
         for part in self._parts:
             part.end(sample)
+        self._find_live()
+
+    def _find_live(self) -> None:
+        self.live = [part for part in self._parts if part.is_live]
 
     def close(self) -> None:
         for part in self._parts:
             part.close()
 
-    def live(self) -> list[StepPart]:
-        return [part for part in self._parts if part.is_live]
-
     def held(self) -> Set[Served]:
         """Return the sequences that the next step goes without."""
-        live = self.live()
-        return frozenset().union(*(part.held() for part in live)) if live else frozenset()
+        return frozenset().union(*(part.held() for part in self.live)) if self.live else _NONE
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
         """Ask the live parts for their rows of a step."""
-        live = self.live()
-        if not live:
+        if not self.live:
             return NOTHING_ASKED
-        asked = [(part, rows) for part in live if (rows := part.rows(step)) is not None]
+        asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
         return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
+
+    def prepare(self, going_on: Sequence[Sample]) -> None:
+        """Let the live parts begin what these samples' next tokens need."""
+        for part in self.live:
+            part.prepare(going_on)
+        self._find_live()

@@ -158,10 +158,9 @@ class PagedModel:
             values.append(rows if has_logits else FIRST_ROW)
         if hidden is not None:
             values.append(hidden)
-        values += batch.inputs.values()
-        captured = self.graph_runner is not None and all(value.dtype == np.int32 for value in values)
-        if captured:
-            assert self.graph_runner is not None
+        inputs = batch.inputs.values()
+        values += inputs
+        if self.graph_runner is not None and all(value.dtype == np.int32 for value in inputs):
             assert token_ids is None, "programs are given tokens that are known"
             if (build := self._builds.get(form)) is None:
                 build = self._builds[form] = functools.partial(self._build, form)
