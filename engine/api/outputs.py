@@ -65,8 +65,28 @@ class Delta:
 
 
 @dataclass(slots=True, kw_only=True)
+class ToolCall:
+    """A call of a tool. ``arguments``: JSON, as far as the model has written it; ``is_whole``: to its end."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+    is_whole: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatAnswer:
+    """A sample of a chat, in its parts."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
 class Completion:
-    """One finished sample; ``error`` says why when its finish_reason is ERROR."""
+    """One finished sample; ``error`` says why when its finish_reason is ERROR. ``answer``: of a chat, the
+    text in its parts."""
 
     index: int
     text: str = ""
@@ -75,6 +95,7 @@ class Completion:
     stop_match: str | int | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    answer: ChatAnswer | None = None
 
 
 @dataclass(slots=True, kw_only=True)

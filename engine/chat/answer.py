@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from ..api.outputs import ChatAnswer, ToolCall
 from .call_writer import CallWriter, Tools
-from .events import CallMalformed, ContentText, Event, ReasoningText
+from .events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallMalformed,
+    ContentText,
+    Event,
+    ReasoningText,
+)
 from .reasoning import Reasoning
 from .text_source import Malformed, Steps, TextSource, Unfinished
 from .tool_formats import ToolFormat
@@ -144,3 +153,25 @@ class AnswerReader:
         """Whether the output was cut where one of ``marks`` may have begun."""
         rest = self._source.rest.strip()
         return self._was_cut and any(mark.startswith(rest) for mark in marks)
+
+
+def whole_answer(reader: AnswerReader, text: str, *, was_cut: bool) -> ChatAnswer:
+    """Return the parts of an answer that is there as a whole. Text that is no call after all is content."""
+    found = ChatAnswer()
+    for event in [*reader.add(text), *reader.finish(was_cut=was_cut)]:
+        match event:
+            case ContentText(more):
+                found.content += more
+            case ReasoningText(more):
+                found.reasoning += more
+            case CallBegin(_, call_id, name):
+                found.tool_calls.append(ToolCall(call_id=call_id, name=name))
+            case CallArguments(_, more):
+                found.tool_calls[-1].arguments += more
+            case CallEnd():
+                found.tool_calls[-1].is_whole = True
+            case CallMalformed(more, index):
+                found.content += more
+                if index is not None:
+                    found.tool_calls.pop()
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
@@ -210,22 +211,37 @@ def make_request(
     return request
 
 
+def _add_message(chat: pb.Chat, message: Mapping[str, Any]) -> None:
+    content = message.get("content")
+    made = chat.messages.add(role=message["role"], content=content if isinstance(content, str) else "")
+    for part in content if isinstance(content, list | tuple) else ():
+        if part.get("type") != "text":
+            raise InvalidRequest(f'content parts must be of type "text", got {part.get("type")!r:.60}')
+        made.parts.add(text=part["text"])
+    made.tool_calls.extend(map(json.dumps, message.get("tool_calls") or ()))
+    made.tool_call_id = message.get("tool_call_id") or ""
+    made.reasoning_content = message.get("reasoning_content") or ""
+
+
 def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) -> None:
     """InvalidRequest when token ids are negative."""
     if isinstance(prompt, str):
         request.text = prompt
         return
     if isinstance(prompt, ChatPrompt):
-        if prompt != ChatPrompt(prompt.messages):
+        if not prompt.open_turn or prompt.continue_final_message:
             raise InvalidRequest(
-                "octavo.v1 takes the messages of a chat alone; leave out what comes beside them"
+                "octavo.v1 opens the assistant's turn; leave out open_turn and continue_final_message"
             )
+        request.chat.tools.extend(map(json.dumps, prompt.tools or ()))
+        if prompt.variables:
+            request.chat.template_variables = json.dumps(dict(prompt.variables))
         prompt = prompt.messages
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.SetInParent()
         for message in prompt:
             assert isinstance(message, Mapping)
-            request.chat.messages.add(role=message["role"], content=message["content"])
+            _add_message(request.chat, message)
         return
     try:
         request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]

@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast
 
 from tqdm import tqdm
 
@@ -25,6 +26,8 @@ from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
+from ..chat.answer import whole_answer
+from ..chat.tool_choice import tool_use
 from ..core.commands import AnswerT, Command, GetPageLayout
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
@@ -164,12 +167,61 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """``generate`` for one conversation or several, through the model's chat template."""
+        """``generate`` for one conversation or several, through the model's chat template. Each output has
+        its parts in ``answer``: content, reasoning and tool calls.
+
+        tools                 functions that the model may call, in the form of the OpenAI API
+        tool_choice           "auto", "none", "required" or one of the tools, likewise
+        parallel_tool_calls   whether an answer may have several calls
+        chat_template_kwargs  further names of the template, such as enable_thinking
+        """
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
-        return self.generate(messages, params, progress=progress)
+        chats = _as_list(messages)
+        given: list[SamplingParams] = [cast(SamplingParams, params or SamplingParams())] * len(chats)
+        if isinstance(params, list | tuple):
+            given = list(params)
+        for each in given:
+            check_params(each)
+        uses = [
+            tool_use(
+                self.tokenizer,
+                tools,
+                tool_choice,
+                is_parallel=parallel_tool_calls,
+                structured=each.structured,
+            )
+            for each in given
+        ]
+        shown = uses[0].shown or None
+        prompts = [
+            self._input.encode(
+                ChatPrompt(cast(Sequence[Message], chat), tools=shown, variables=chat_template_kwargs or {})
+            )
+            for chat in chats
+        ]
+        has_marks = bool(self.tokenizer.chat_format.marks)
+        asked = [
+            replace(
+                each,
+                structured=use.structured,
+                skip_special_tokens=each.skip_special_tokens and not has_marks,
+            )
+            for each, use in zip(given, uses, strict=True)
+        ]
+        outputs = self.generate(prompts, asked, progress=progress)
+        for prompt_ids, use, output in zip(prompts, uses, outputs, strict=True):
+            for sample in output.outputs:
+                was_cut = sample.finish_reason is FinishReason.LENGTH
+                reader = use.reader(self.tokenizer, prompt_ids)
+                sample.answer = whole_answer(reader, sample.text, was_cut=was_cut)
+        return outputs
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached

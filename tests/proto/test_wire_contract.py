@@ -27,6 +27,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2
 
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
+from octavo.engine.api.prompt import ChatPrompt
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.client.client import make_request
@@ -249,10 +250,25 @@ def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
 
 def test_prompts_survive_the_wire() -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
-    for prompt in ("text", "", [1, 2, 3], [], chat):
-        request = make_request(prompt, SamplingParams())
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        *chat[:1],
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "so"},
+        {"role": "tool", "content": "x", "tool_call_id": "c"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    whole = ChatPrompt(turns, tools=tools, variables={"enable_thinking": False})
+    for prompt, wanted in (
+        ("text", "text"),
+        ("", ""),
+        ([1, 2, 3], [1, 2, 3]),
+        ([], []),
+        (chat, ChatPrompt(chat)),
+        (whole, whole),
+    ):
+        request = make_request(prompt, SamplingParams())  # type: ignore[arg-type]
         received = pb.GenerateRequest.FromString(request.SerializeToString())
-        assert messages.prompt_of(received, max_tokens=3) == prompt
+        assert messages.prompt_of(received, max_tokens=3) == wanted
 
 
 def test_negative_token_ids_do_not_even_leave_the_client() -> None:

@@ -71,8 +71,8 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "core": {
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
     },
-    "frontend": {"api", "core", "structured_output", "tokenizer"},
-    "grpc": {"api", "core", "frontend", "inspection", "memory", "tokenizer"},
+    "frontend": {"api", "chat", "core", "structured_output", "tokenizer"},
+    "grpc": {"api", "chat", "core", "frontend", "inspection", "memory", "tokenizer"},
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
     "cli": {

@@ -15,7 +15,7 @@ from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
 from ..request_handler import check_num_ids
-from .messages import chat_messages
+from .messages import chat_prompt
 
 MAX_NAME = 256  # characters
 MAX_PREFIXES = 1000
@@ -52,7 +52,7 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
             check_num_ids(len(prefix.token_ids.ids), max_tokens)
             return prefix.token_ids.ids  # a list is made of them once the request has its place
         case "chat":
-            return chat_messages(prefix.chat, max_messages=max_tokens)
+            return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 

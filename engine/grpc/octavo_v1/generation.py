@@ -103,9 +103,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     def _serve(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages."""
-        return self._handler.generate(
+        prompt, params = messages.with_tools(
+            request,
             messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
             messages.params_of(request.sampling),
+            self._engine.tokenizer,
+        )
+        return self._handler.generate(
+            prompt,
+            params,
             context=context,
             request_id=request.request_id,
             cache_salt=request.cache_salt,
@@ -124,7 +130,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     tokenizer.encode, request.text, add_special_tokens=special, max_tokens=self._longest
                 )
             case "chat":
-                chat = messages.chat_messages(request.chat, max_messages=self._longest)
+                chat = messages.chat_prompt(request.chat, max_messages=self._longest)
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import octavo
 from octavo.proto import generation_pb2 as pb
@@ -13,9 +15,10 @@ from octavo.proto import generation_pb2 as pb
 from ...api.engine_info import EngineInfo
 from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
-from ...api.prompt import Prompt
+from ...api.prompt import ChatPrompt, Prompt
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
+from ...chat.tool_choice import tool_use
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
 from ..status import status_of
@@ -34,7 +37,7 @@ _FINISH: Mapping[FinishReason, pb.FinishReason] = {
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
-def chat_messages(chat: pb.Chat, *, max_messages: int) -> list[dict[str, str]]:
+def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
     """A chat as the chat template takes it. RequestTooLong before it is looked at."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
@@ -46,7 +49,55 @@ def chat_messages(chat: pb.Chat, *, max_messages: int) -> list[dict[str, str]]:
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(f'chat message {i} has no role; set it to "user", "system" or "assistant"')
-    return [{"role": message.role, "content": message.content} for message in chat.messages]
+    return ChatPrompt(
+        [_message_of(index, message) for index, message in enumerate(chat.messages)],
+        tools=[_object(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)] or None,
+        variables=_object("chat.template_variables", chat.template_variables or "{}"),
+    )
+
+
+def _message_of(index: int, message: pb.ChatMessage) -> dict[str, Any]:
+    where = f"chat message {index}"
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        if message.content:
+            raise InvalidRequest(f"{where} has both content and parts; set one of them")
+        if any(part.WhichOneof("part") is None for part in message.parts):
+            raise InvalidRequest(f"{where} has a part without a text; set it")
+        found["content"] = "".join(part.text for part in message.parts)
+    if message.tool_calls:
+        found["tool_calls"] = [_object(f"a tool call of {where}", call) for call in message.tool_calls]
+    for name in ("tool_call_id", "reasoning_content"):
+        if value := getattr(message, name):
+            found[name] = value
+    return found
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{where} must be a JSON object, got {text!r:.60} ({error}); correct it"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{where} must be a JSON object, got {text!r:.60}; correct it")
+    return value
+
+
+def with_tools(
+    request: pb.GenerateRequest, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
+) -> tuple[Prompt, SamplingParams]:
+    """The prompt and the parameters of a request, as its chat's tools and the choice among them want them.
+    InvalidRequest for tools that cannot be served."""
+    if not isinstance(prompt, ChatPrompt) or not (prompt.tools or request.chat.tool_choice):
+        return prompt, params
+    choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
+    if choice not in ("auto", "none", "required"):
+        choice = {"type": "function", "function": {"name": choice}}
+    use = tool_use(tokenizer, prompt.tools, choice, structured=params.structured)
+    shown = replace(prompt, tools=use.shown or None)
+    return shown, replace(params, structured=use.structured)
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
@@ -59,7 +110,7 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             check_num_ids(len(request.token_ids.ids), max_tokens)
             return request.token_ids.ids  # a list is made of them once the request has its place
         case "chat":
-            return chat_messages(request.chat, max_messages=max_tokens)
+            return chat_prompt(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
 

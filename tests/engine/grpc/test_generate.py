@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import grpc
+import grpc.aio
 import pytest
 
 import octavo
 from engines import Gate, SlowSteps
-from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer
+from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
 from ledger_runner import EOS
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.prompt import Prompt
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.proto import generation_pb2 as pb
+from scripted import TEMPLATE
 from served import collect, served
 
 pytestmark = pytest.mark.server
@@ -133,3 +137,28 @@ async def test_model_and_server_info() -> None:
     assert not before.draining
     assert before.pages.idle_empty == 64
     assert after.uptime_seconds > before.uptime_seconds
+
+
+async def test_a_chat_takes_tools_parts_and_names_of_the_template() -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = json.dumps({"type": "function", "function": {"name": "now", "parameters": schema}})
+    messages = [
+        pb.ChatMessage(role="user", parts=[pb.ContentPart(text="H"), pb.ContentPart(text="i")]),
+        pb.ChatMessage(role="assistant", tool_calls=['{"function": {"name": "now", "arguments": "{}"}}']),
+        pb.ChatMessage(role="tool", content="noon", tool_call_id="c1"),
+    ]
+    chat = pb.Chat(messages=messages, tools=[tool], template_variables='{"enable_thinking": false}')
+    core = FakeCore(tokenizer=byte_tokenizer(template=TEMPLATE))
+    async with served(core, config=small_config(num_pages=512)) as its:
+        ids = (await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids
+        text = bytes(ids).decode()
+        assert '"name": "now"' in text.partition("</tools>")[0]
+        assert "<user>Hi\n<assistant><tool_call>\n" in text
+        assert text.endswith("<tool>noon\n<assistant><think>\n\n</think>\n\n")
+        chat.tool_choice = "now"
+        request = pb.GenerateRequest(chat=chat, sampling=pb.SamplingParams(max_tokens=200))
+        said = "".join([response.text async for response in its.client.stub.Generate(request)])
+        assert json.loads(said.partition("<tool_call>")[2].partition("</tool_call>")[0])["name"] == "now"
+        chat.tools.append("[]")
+        with pytest.raises(grpc.aio.AioRpcError, match=r"chat.tools\[1\] must be a JSON object"):
+            await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))
