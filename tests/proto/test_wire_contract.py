@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -251,7 +252,7 @@ def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
 def test_prompts_survive_the_wire() -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    turns = [
+    turns: list[dict[str, Any]] = [
         *chat[:1],
         {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "so"},
         {"role": "tool", "content": "x", "tool_call_id": "c"},
@@ -266,7 +267,7 @@ def test_prompts_survive_the_wire() -> None:
         (chat, ChatPrompt(chat)),
         (whole, whole),
     ):
-        request = make_request(prompt, SamplingParams())  # type: ignore[arg-type]
+        request = make_request(prompt, SamplingParams())
         received = pb.GenerateRequest.FromString(request.SerializeToString())
         assert messages.prompt_of(received, max_tokens=3) == wanted
 

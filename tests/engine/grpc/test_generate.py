@@ -107,7 +107,8 @@ async def test_tokenize_and_detokenize() -> None:
         assert await its.client.tokenize("héllo") == tokenizer.encode("héllo")
         assert await its.client.detokenize(tokenizer.encode("héllo")) == "héllo"
         assert await its.client.detokenize([]) == ""
-        chat = pb.Chat(messages=[pb.ChatMessage(**message) for message in CHAT])
+        messages = [pb.ChatMessage(role=each["role"], content=each["content"]) for each in CHAT]
+        chat = pb.Chat(messages=messages)
         reply = await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))
     assert list(reply.token_ids) == tokenizer.apply_chat_template(CHAT)
 
