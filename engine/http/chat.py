@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..api.outputs import Delta
@@ -30,6 +31,7 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
+from .plain_events import PlainEvents
 from .request_model import only
 from .turns import NO_THINKING, prepare_turn
 
@@ -205,6 +207,7 @@ class _Answer:
         options = self._request.stream_options
         readers = [self._make_reader() for _ in range(self._params.n)]
         begun: set[int] = set()
+        plain, is_plain = PlainEvents(), self._request.has_plain_events
         async for _, delta in deltas:
             self._usage.add(0, delta)
             if not exchange.is_started:
@@ -215,11 +218,22 @@ class _Answer:
             begun.add(delta.index)
             if not _is_shown(part, delta) and not is_first:
                 continue
+            if is_plain and not is_first and part.is_content and delta.finish_reason is None:
+                await exchange.event(
+                    plain.event(delta.index, part.content, partial(self._plain, delta.index))
+                )
+                continue
             choice = ChunkChoice.model_construct(delta=_delta(part, is_first), **self._choice(delta, reader))
             await exchange.event(self._chunk([choice]))
         if options is not None and options.include_usage:
             await exchange.event(self._chunk([], is_last=True))
         await exchange.end_events()
+
+    def _plain(self, index: int, text: str) -> bytes:
+        """An event of a sample that has no more than text."""
+        delta = ReplyDelta.model_construct(content=text)
+        choice = ChunkChoice.model_construct(index=index, delta=delta, logprobs=None, finish_reason=None)
+        return self._chunk([choice])
 
     def _chunk(self, choices: list[ChunkChoice], *, is_last: bool = False) -> bytes:
         options = self._request.stream_options

@@ -30,6 +30,11 @@ class ReplyPart:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    @property
+    def is_content(self) -> bool:
+        """Whether it is content and nothing else."""
+        return bool(self.content) and not self.reasoning and not self.tool_calls
+
 
 class ReplyReader(Protocol):
     """Reads one sample of a chat."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 from ..api.errors import InvalidRequest
@@ -18,6 +19,7 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import MAX_PROMPTS, Job, Usage, new_id, run
 from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
+from .plain_events import PlainEvents
 from .request_model import only
 
 DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
@@ -144,15 +146,24 @@ class _Answer:
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
+        plain, is_plain = PlainEvents(), self._request.has_plain_events
         async for prompt, delta in deltas:
             self._usage.add(prompt, delta)
             if not exchange.is_started:
                 await exchange.start_events()
-            if delta.text or delta.logprobs or delta.finish_reason is not None:
+            if is_plain and delta.text and delta.finish_reason is None:
+                index = prompt * self.params.n + delta.index
+                await exchange.event(plain.event(index, delta.text, partial(self._plain, index)))
+            elif delta.text or delta.logprobs or delta.finish_reason is not None:
                 await exchange.event(self._completion([self._choice(prompt, delta)]))
         if options is not None and options.include_usage:
             await exchange.event(self._completion([], with_usage=True))
         await exchange.end_events()
+
+    def _plain(self, index: int, text: str) -> bytes:
+        """An event of a sample that has no more than text."""
+        fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        return self._completion([CompletionChoice.model_construct(**fields)])
 
     def _completion(self, choices: list[CompletionChoice], *, with_usage: bool = False) -> bytes:
         completion = Completion.model_construct(

@@ -160,6 +160,14 @@ class SamplingFields(RequestModel):
                     "stream_options", "stream_options must come with stream true, got none; leave it out"
                 )
 
+    @property
+    def has_plain_events(self) -> bool:
+        """Whether the events of a stream have no more than new text, but for the first and the last one."""
+        counts_always = self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return not (
+            counts_always or self.return_token_ids or getattr(self, "logprobs", None) not in (None, False)
+        )
+
     def structured(self) -> StructuredOutput | None:
         """Return what the output must look like. Raise InvalidRequest when several fields say so."""
         named: dict[str, StructuredOutput | None] = {}
