@@ -23,7 +23,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from engines import Gate
 from fakes import FakeCore, small_config
-from http2_frames import HEADERS, Connection, message, reset
+from http2_frames import HEADERS, RESET, Connection, message, reset
 from http2_frames import call as http2_call
 from octavo.engine.api.address import Address
 from octavo.engine.api.errors import InvalidRequest, Overloaded, RequestTooLong
@@ -464,3 +464,26 @@ async def test_every_holder_is_counted_until_it_lets_go() -> None:
         gate.open()
         await its.client.cache.unpin("a")
         await eventually(lambda: not any(counts().values()), "nobody holds anything")
+
+
+async def test_a_connection_has_so_many_streams_however_fast_it_resets_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, intercept = 0, call_limiter.CallLimiter.intercept_service
+
+    async def counting(self: call_limiter.CallLimiter, *arguments: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        return await intercept(self, *arguments)
+
+    monkeypatch.setattr(call_limiter.CallLimiter, "intercept_service", counting)
+    async with served() as its:
+        connection = await Connection.open(its.address)
+        path, most = "/octavo.v1.Generation/Generate", grpc_server.MAX_CONNECTION_CALLS
+        for first in range(1, 10 * most, 400):
+            streams = range(first, first + 400, 2)
+            await connection.send(b"".join(http2_call(at, path) + reset(at) for at in streams))
+        await eventually(lambda: connection.seen.get(RESET, 0) > most, "many were refused by gRPC itself")
+        assert await its.client.tokenize("a") == [97], "others are served"
+        await connection.close()
+    assert seen < 2 * most, f"{seen} of {5 * most} came through"
