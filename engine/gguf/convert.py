@@ -169,7 +169,7 @@ def _floats(tensor: Any) -> npt.NDArray[Any]:
 
     try:
         values: npt.NDArray[Any] = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-    except NotImplementedError as error:
+    except RuntimeError as error:  # what the package raises for a type that it has no code for
         raise ModelLoadError(
             f"tensor {tensor.name!r} is in {tensor.tensor_type.name}, which cannot be read here; give a "
             "file in another "

@@ -57,6 +57,7 @@ BELOW = {  # top-level folder: those it may import
 }
 ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "api": set(),
+    "bench": set(),
     "chat": {"api"},
     "tokenizer": {"api", "chat", "memory"},
     "gguf": {"api"},
