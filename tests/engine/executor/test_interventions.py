@@ -17,7 +17,14 @@ FOREIGN = {"mlx", "mlx_lm", "resource", "sys", "builtins"}
 
 def interventions(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield what puts something of ours into a module, class or object that is not ours."""
-    imported = set(_imported(tree))
+    imported = {"module", *_imported(tree)}  # ``module``: one of a loaded model
+    for node in ast.walk(tree):
+        value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
+        owner = value.value if isinstance(value, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in imported - {"module"}:
+            assert isinstance(node, ast.AnnAssign | ast.Assign)
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            imported |= {target.id} if isinstance(target, ast.Name) else set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
             if not (isinstance(node.args[0], ast.Name) and node.args[0].id == "self"):
@@ -75,6 +82,8 @@ def test_the_table_names_every_file_that_changes_something_of_others() -> None:
         "def f(owner):\n    setattr(owner, 'x', None)",
         "import sys\nsys.modules['mlx_lm'] = None",
         "vars(object)['x'] = None",
+        "from ..mlx_lm_import import base\nkind = base.Args\nkind.from_dict = None",
+        "for module in (1, 2):\n    module.scale = 1",
     ],
 )
 def test_changes_of_every_form_are_seen(line: str) -> None:
