@@ -75,7 +75,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
     tracing = _tracing(options.otlp_endpoint, exported or metrics, config)
-    engine = AsyncEngine(config, observer=tracing or exported or metrics)
+    observer = tracing or exported or metrics
+    engine = AsyncEngine(config, observer=observer, own_process=options.engine_process)
     probes = ServerProbes(engine)
     async with contextlib.AsyncExitStack() as stack:
         scrapes = None

@@ -52,6 +52,7 @@ class ServeOptions:
     reflection: bool = True
     max_message_bytes: int | None = None
     write_timeout: float = 30.0
+    engine_process: bool = False
     vllm_metrics: bool = False
     otlp_endpoint: str | None = None
     otlp_metrics_endpoint: str | None = None
@@ -102,6 +103,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="send OpenTelemetry's gen_ai.server metrics there, likewise; without it, "
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says where",
+    )
+    parser.add_argument(
+        "--engine-process",
+        action="store_true",
+        help="run the engine in a process of its own, apart from network and text",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -189,6 +195,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         otlp_metrics_endpoint=args.otlp_metrics_endpoint,
         drain_timeout=args.drain_timeout,
         reflection=args.reflection,
+        engine_process=args.engine_process,
         max_message_bytes=args.max_message_size,
         write_timeout=args.write_timeout,
         tls=tls_files(args),

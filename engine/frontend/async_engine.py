@@ -20,6 +20,7 @@ from ..api.tenant import NO_TENANT, Tenant
 from ..core.commands import AnswerT, Command, CountCached
 from ..core.engine_client import EngineClient
 from ..core.engine_core import EngineCore
+from ..core.engine_process import EngineProcess
 from ..core.engine_thread import EngineThread
 from ..tokenizer.tokenizer import Tokenizer
 from .daemon_call import call_on_daemon
@@ -50,9 +51,13 @@ class AsyncEngine:
         *,
         core_factory: CoreFactory | None = None,
         observer: Observer | None = None,
+        own_process: bool = False,
     ) -> None:
         """``core_factory`` makes the core on the engine's thread (the default loads the model);
-        ``observer`` hears of every step and every refusal."""
+        ``observer`` hears of every step and every refusal; with ``own_process`` the engine loads the model in
+        a process of its own."""
+        assert core_factory is None or not own_process, "a process makes its own core"
+        self._own_process = own_process
         self.config = checked(config)
         self.death: BaseException | None = None
         self._core_factory = core_factory or _default_core
@@ -94,17 +99,18 @@ class AsyncEngine:
             raise RuntimeError("this engine was started before; make a new one")
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
-        make_core = functools.partial(self._core_factory, self.config, self._observer)
-        self._client = EngineThread(
-            make_core,
-            LoopBridge(
-                self._loop,
-                ready=self._on_ready,
-                news=self._open.push,
-                cache_changed=self.cache_changes.send,
-                ended=self._on_ended,
-            ),
+        bridge = LoopBridge(
+            self._loop,
+            ready=self._on_ready,
+            news=self._open.push,
+            cache_changed=self.cache_changes.send,
+            ended=self._on_ended,
         )
+        if self._own_process:
+            self._client = EngineProcess(self.config, bridge, self._observer)
+        else:
+            make_core = functools.partial(self._core_factory, self.config, self._observer)
+            self._client = EngineThread(make_core, bridge)
         self._client.start()
         try:
             await asyncio.shield(self._started)

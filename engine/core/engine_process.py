@@ -1,0 +1,373 @@
+"""The engine in a process of its own, behind ``EngineClient``.
+
+Everything that crosses is pickled data over one private pipe. The child serves with an ``EngineThread``
+until it is told to stop, or its parent has ended and the pipe with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import io
+import itertools
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import MappingProxyType
+from typing import Any
+
+from ..api.config import EngineConfig
+from ..api.engine_info import EngineInfo
+from ..api.engine_request import EngineRequest, News
+from ..api.errors import EngineDead, EngineStopping
+from ..api.stats import Gauges, Observer, StepRecord
+from ..api.structured_output import StructuredOutput
+from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from .commands import AnswerT, Command
+from .engine_client import Listener
+from .engine_thread import EngineThread
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    info: EngineInfo
+    capacity: int
+    gauges: Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The outcome of the call with this number."""
+
+    number: int
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """``method(*arguments)`` of the engine; an answer is sent to a call with a number."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: BaseException | None
+
+
+class _CacheChanged:
+    """There are new page events."""
+
+
+def _pickled(message: object) -> bytes:
+    """Return a message as bytes; read-only views of mappings cross as copies."""
+    data = io.BytesIO()
+    pickler = pickle.Pickler(data)
+    pickler.dispatch_table = _DISPATCH
+    pickler.dump(message)
+    return data.getvalue()
+
+
+def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
+
+
+_DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (dict(view),))}
+
+
+class _Pipe:
+    """Sends from any thread, receives on one. Messages to an end that has ended are dropped."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: object) -> None:
+        data = _pickled(message)
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(data)
+
+    def receive(self) -> Any:
+        """Return the next message. Raises EOFError or OSError when there will be none."""
+        return pickle.loads(self._connection.recv_bytes())
+
+
+class EngineProcess:
+    """An ``EngineClient`` of a child process, which loads the model of ``config``."""
+
+    def __init__(self, config: EngineConfig, listener: Listener, observer: Observer | None = None) -> None:
+        self._config = config
+        self._listener = listener
+        self._observer = observer
+        self._numbers = itertools.count()
+        self._answers: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._heard_at = time.monotonic()
+        self._has_ended = False
+        self._ready: _Ready | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._pipe: _Pipe | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader = threading.Thread(target=self._read, name="octavo-engine-pipe", daemon=True)
+        self.gauges = Gauges()
+
+    def start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        self._pipe = _Pipe(Connection(ours.detach()))
+        self._pipe.send(self._config)
+        self._reader.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._ready is not None, "the engine is not ready"
+        return self._ready.info
+
+    @property
+    def capacity(self) -> int:
+        assert self._ready is not None, "the engine is not ready"
+        return self._ready.capacity
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self._tokenizer is not None, "the engine is not ready"
+        return self._tokenizer
+
+    @property
+    def grammars(self) -> EngineProcess:
+        return self
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds since the last step that the child told of, while it has something to do."""
+        return time.monotonic() - self._heard_at if self.gauges.num_running else 0.0
+
+    def add(self, request: EngineRequest) -> None:
+        self._call("add", request)
+
+    def abort(self, number: int) -> None:
+        self._call("abort", number)
+
+    def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
+        return self._answered("ask", command)
+
+    def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
+        """Compile a grammar in the child; see ``GrammarDesk.begin``."""
+        return self._answered("begin", structured, tenant)
+
+    def drop(self, ticket: int | None) -> None:
+        if ticket is not None:
+            self._call("drop", ticket)
+
+    def prepare(self) -> None:
+        with contextlib.suppress(EngineStopping):
+            self._answered("prepare").result()
+
+    def close(self) -> None:
+        """The child closes its compiler when it ends."""
+
+    def stop(self) -> None:
+        self._call("stop")
+
+    def join(self) -> None:
+        """Wait for the child's end, for a bounded time: then it is killed."""
+        assert self._process is not None
+        try:
+            self._process.wait(JOIN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            logger.error("the engine's process %d does not end and is killed", self._process.pid)
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+
+    def _call(self, method: str, *arguments: object) -> None:
+        assert self._pipe is not None, "the engine was not started"
+        self._pipe.send(_Call(method, arguments))
+
+    def _answered(self, method: str, *arguments: object) -> Future[Any]:
+        answer: Future[Any] = Future()
+        number = next(self._numbers)
+        with self._lock:
+            if not self._has_ended:
+                self._answers[number] = answer
+        if self._has_ended:
+            answer.set_exception(EngineStopping("the engine ended before it could answer"))
+            return answer
+
+        def cancel(done: Future[Any]) -> None:
+            if done.cancelled():
+                self._call("cancel", number)
+
+        answer.add_done_callback(cancel)
+        assert self._pipe is not None, "the engine was not started"
+        self._pipe.send(_Call(method, arguments, number))
+        return answer
+
+    def _read(self) -> None:
+        ended: _Ended | None = None
+        assert self._pipe is not None
+        while ended is None:
+            try:
+                ended = self._hear(self._pipe.receive())
+            except (EOFError, OSError):
+                ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its last messages"))
+            except Exception as error:  # nothing may end this thread unseen
+                logger.exception("the engine's process cannot be understood")
+                ended = _Ended(error)
+        with self._lock:
+            self._has_ended, answers, self._answers = True, self._answers, {}
+        self._listener.ended(ended.error)
+        for answer in answers.values():
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(EngineStopping("the engine ended before it could answer"))
+
+    def _hear(self, message: object) -> _Ended | None:
+        match message:
+            case _Ready():
+                config = self._config
+                self._tokenizer = load_tokenizer(
+                    message.info.path,
+                    config.chat_template,
+                    reasoning_parser=config.reasoning_parser,
+                    tool_call_parser=config.tool_call_parser,
+                )
+                self._ready, self.gauges = message, message.gauges
+                self._listener.ready()
+            case StepRecord():
+                self.gauges, self._heard_at = message.gauges, time.monotonic()
+                if self._observer is not None:
+                    self._observer.step(message)
+            case list():
+                self._listener.news(message)
+            case _CacheChanged():
+                self._listener.cache_changed()
+            case _Answer():
+                with self._lock:
+                    answer = self._answers.pop(message.number, None)
+                if answer is not None and answer.set_running_or_notify_cancel():
+                    if message.error is not None:
+                        answer.set_exception(message.error)
+                    else:
+                        answer.set_result(message.value)
+            case _Ended():
+                return message
+        return None
+
+
+class _Child:
+    """The other end of the pipe: listener and observer of the engine's thread."""
+
+    def __init__(self, pipe: _Pipe) -> None:
+        self._pipe = pipe
+        self._calls: dict[int, Future[Any]] = {}
+        self.thread: EngineThread
+
+    def ready(self) -> None:
+        self._pipe.send(_Ready(self.thread.info, self.thread.capacity, self.thread.gauges))
+
+    def news(self, news: list[News]) -> None:
+        self._pipe.send(news)
+
+    def cache_changed(self) -> None:
+        self._pipe.send(_CacheChanged())
+
+    def ended(self, error: BaseException | None) -> None:
+        self._pipe.send(_Ended(_portable(error)))
+
+    def step(self, record: StepRecord) -> None:
+        self._pipe.send(record)
+
+    def rejected(self, reason: str) -> None:
+        """Requests are refused in the parent."""
+
+    def serve(self) -> None:
+        """Do what the parent says until it says stop or has ended."""
+        while True:
+            try:
+                call: _Call = self._pipe.receive()
+            except (EOFError, OSError):
+                return
+            if call.method == "stop":
+                return
+            self._do(call)
+
+    def _do(self, call: _Call) -> None:
+        if call.method == "cancel":
+            (number,) = call.arguments
+            if (outcome := self._calls.get(number)) is not None:
+                outcome.cancel()
+        elif call.number is None:
+            owner = self.thread.grammars if call.method == "drop" else self.thread
+            getattr(owner, call.method)(*call.arguments)
+        else:
+            outcome = self._outcome(call)
+            self._calls[call.number] = outcome
+            outcome.add_done_callback(functools.partial(self._answer, call.number))
+
+    def _outcome(self, call: _Call) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        try:
+            if call.method == "ask":
+                return self.thread.ask(*call.arguments)
+            if call.method == "begin":
+                return self.thread.grammars.begin(*call.arguments)
+            self.thread.grammars.prepare()
+            outcome.set_result(None)
+        except Exception as error:  # the asker's to handle
+            outcome.set_exception(error)
+        return outcome
+
+    def _answer(self, number: int, outcome: Future[Any]) -> None:
+        self._calls.pop(number, None)
+        if outcome.cancelled():
+            return
+        error = outcome.exception()
+        value = None if error is not None else outcome.result()
+        self._pipe.send(_Answer(number, value, _portable(error)))
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """Return an error that can be pickled, with the text of this one."""
+    try:
+        pickle.loads(_pickled(error))
+    except Exception:
+        return EngineDead(f"{type(error).__name__}: {error}")
+    return error
+
+
+def main() -> None:
+    """Serve the parent that holds the other end of the pipe with this file descriptor."""
+    from .build import build_core  # loads MLX
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process
+    os.set_inheritable(int(sys.argv[1]), False)
+    pipe = _Pipe(Connection(int(sys.argv[1])))
+    child = _Child(pipe)
+    config: EngineConfig = pipe.receive()
+    child.thread = EngineThread(functools.partial(build_core, config, child), child)
+    child.thread.start()
+    child.serve()
+    child.thread.stop()
+    child.thread.join()
