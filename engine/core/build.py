@@ -35,7 +35,7 @@ from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..tokenizer.chat_template import read_chat_template
-from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
+from ..tokenizer.tokenizer import Tokenizer, check_parsers, load_tokenizer
 from .draft_model import DraftModel
 from .draft_part import DraftPart
 from .draft_tables import BatchDrafter
@@ -59,6 +59,7 @@ def build_core(
     """
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before anything slow
+    check_parsers(config.reasoning_parser, config.tool_call_parser)
 
     @functools.cache
     def tokenizer_of_model() -> Tokenizer:

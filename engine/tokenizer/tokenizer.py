@@ -197,6 +197,11 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
+def check_parsers(reasoning_parser: str, tool_call_parser: str) -> None:
+    """Raise InvalidConfig for parsers that do not exist."""
+    chat_format_of("", {}, reasoning_parser=reasoning_parser, tool_call_parser=tool_call_parser)
+
+
 def load_tokenizer(
     path: Path,
     chat_template: Path | None = None,

@@ -110,6 +110,8 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             check_num_ids(len(request.token_ids.ids), max_tokens)
             return request.token_ids.ids  # a list is made of them once the request has its place
         case "chat":
+            if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
+                raise InvalidRequest("chat.tool_choice is for Generate alone; leave it out")
             return chat_prompt(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")

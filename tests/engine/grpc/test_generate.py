@@ -13,9 +13,11 @@ import octavo
 from engines import Gate, SlowSteps
 from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
 from ledger_runner import EOS
+from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.prompt import Prompt
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.grpc.octavo_v1 import messages
 from octavo.proto import generation_pb2 as pb
 from scripted import TEMPLATE
 from served import collect, served
@@ -163,3 +165,9 @@ async def test_a_chat_takes_tools_parts_and_names_of_the_template() -> None:
         chat.tools.append("[]")
         with pytest.raises(grpc.aio.AioRpcError, match=r"chat.tools\[1\] must be a JSON object"):
             await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))
+
+
+def test_a_choice_of_tools_is_refused_where_nothing_is_generated() -> None:
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")], tool_choice="none")
+    with pytest.raises(InvalidRequest, match=r"chat\.tool_choice"):
+        messages.prompt_of(pb.EmbedRequest(chat=chat), max_tokens=9)

@@ -15,11 +15,13 @@ import tokenizers
 from tokenizers import decoders, models
 
 from fakes import byte_alphabet
-from octavo.engine.api.errors import InvalidRequest
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidConfig, InvalidRequest
 from octavo.engine.api.prompt import ChatPrompt
 from octavo.engine.chat.chat_format import chat_format_of
 from octavo.engine.chat.reasoning import reasoning_named
 from octavo.engine.chat.tool_formats import tool_format
+from octavo.engine.core import build
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import Tokenizer
 
@@ -190,3 +192,12 @@ def test_streams_of_real_tokenizers_are_the_whole_text(package: str) -> None:
         held = whole.removeprefix(text)
         assert whole.startswith(text), (ids, text, whole)
         assert not held.strip("\N{REPLACEMENT CHARACTER}"), (ids, text, whole)
+
+
+@pytest.mark.parametrize("name", ["reasoning_parser", "tool_call_parser"])
+def test_unknown_parsers_are_refused_before_a_model_is_loaded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "load_runner", lambda _: pytest.fail("a model was loaded"))
+    with pytest.raises(InvalidConfig, match=f"{name} must be one of auto, none, .*, got 'qwen9'"):
+        build.build_core(EngineConfig(**{name: "qwen9"}))  # type: ignore[arg-type]
