@@ -58,10 +58,12 @@ class ModelOps(Protocol):
         """The bits of ``kernels.channel_weights.quantize_as``."""
         ...
 
-    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
+    def prepare_model(
+        self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
+    ) -> Report | None:
         """Make the loaded model compute with these operations, in place; what became of its modules, or
         None if they stay MLX's. ``exact`` refuses those that round activations; ``fuse``: several modules
-        may become one."""
+        may become one. Calls ``reference`` once, while as much of the model is mlx-lm's own as can be."""
         ...
 
     def weight_bytes(self, model: Module) -> int:
@@ -92,9 +94,14 @@ class MLXOps:
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
         return quantize_as(kind, arrays, group_size)
 
-    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
-        """They are exact and never fused: there is nothing to do."""
-        del model, exact, fuse
+    def prepare_model(
+        self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
+    ) -> Report | None:
+        """They are exact and never fused: there is nothing to do but to read the weights."""
+        del exact, fuse
+        for parameter in dict(tree_flatten(model.parameters())).values():
+            mx.eval(parameter)
+        reference()
         return None
 
     def weight_bytes(self, model: Module) -> int:

@@ -6,7 +6,7 @@ import json
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -135,10 +135,13 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
         yield folder
 
 
-def materialize(model: Module, ops: ModelOps, *, exact: bool, fuse: bool) -> Report | None:
+def materialize(
+    model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
+) -> Report | None:
     """Read the weights, the model being prepared by ``ops`` first, layer by layer, so that the originals of
-    converted weights are never all in memory. ``exact``, ``fuse``: see ``ModelOps.prepare_model``."""
-    report = ops.prepare_model(model, exact=exact, fuse=fuse)
+    converted weights are never all in memory. ``exact``, ``fuse``, ``reference``: see
+    ``ModelOps.prepare_model``."""
+    report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
     return report

@@ -24,7 +24,8 @@ from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
 from .equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
 from .loader import LoadedModel, materialize
-from .probe import ProbeResult, probe
+from .probe import ProbeResult, plain_reference, probe
+from .probe_reference import Reference
 from .probe_steps import probe_cache
 
 if TYPE_CHECKING:
@@ -88,7 +89,13 @@ def make_ready(
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
-    report = materialize(model, ops, exact=exact, fuse=fuse)
+    references: list[Reference] = []
+
+    def refer() -> None:
+        with nothing_cached(choice.backend.name):
+            references.append(plain_reference(model, layout, loaded.architecture))
+
+    report = materialize(model, ops, exact=exact, fuse=fuse, reference=refer)
     give_freed_memory_back(choice.backend.name)  # what weights were before they were converted
     with nothing_cached(choice.backend.name):
         result = probe(
@@ -97,6 +104,7 @@ def make_ready(
             choice.backend,
             selection,
             architecture=loaded.architecture,
+            reference=references[0],
             recurrences=recurrences_of(choice.backend) if layout.mixers else None,
         )
     give_freed_memory_back(choice.backend.name)  # the probe's steps are others than those that follow

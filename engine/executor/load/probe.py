@@ -2,8 +2,9 @@
 
 A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond the
 window where that is short) runs through a small pool of 16-bit pages and is compared, row by
-row, with a plain mlx-lm forward of the same loaded weights. What the model cannot do is then
-known before the first request, and not found in its answers.
+row, with a plain mlx-lm forward of the same loaded weights, computed before modules were made native
+(``NativeOps.prepare_model`` says which may be). What the model cannot do is then known before the first
+request, and not found in its answers.
 
 How far rounding drives two right answers apart depends on the weights: of random ones, anywhere. So two
 more questions are asked that weights have no part in: whether each kind of layer attends to what its spec
@@ -79,17 +80,14 @@ def probe(
     selection: RowSelection,
     *,
     architecture: str,
+    reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """The best tier that agrees with plain forwards; ModelLoadError says why there is none."""
+    """The best tier that agrees with plain forwards; ModelLoadError says why there is none. ``reference``:
+    computed before modules were replaced; None: none were."""
     steps = _steps(layout)
-    try:
-        reference = make_reference(model, layout, steps)
-    except Exception as error:  # model code of any architecture
-        raise ModelLoadError(
-            f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
-            "the native CPU backend or other weights may work, for example weights='int8'"
-        ) from error
+    if reference is None:
+        reference = plain_reference(model, layout, architecture)
     refusals: list[str] = []
     for tier, mask_dims, state_tier in _tiers(layout):
         recurrent = None
@@ -132,6 +130,17 @@ def probe(
         f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
         "it cannot be served"
     )
+
+
+def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
+    """What the probe compares with, by the model as it is. ModelLoadError if mlx-lm cannot compute it."""
+    try:
+        return make_reference(model, layout, _steps(layout))
+    except Exception as error:  # model code of any architecture
+        raise ModelLoadError(
+            f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
+            "the native CPU backend or other weights may work, for example weights='int8'"
+        ) from error
 
 
 def _tiers(layout: CacheLayout) -> Iterator[tuple[str, int | None, StateTier | None]]:

@@ -8,7 +8,8 @@ A wrong position, page, head or window moves the logits many times farther.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..cache_layout import CacheLayout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
+from ..recurrent.bending import bend
 from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
@@ -77,13 +79,23 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """The same after further roundings: few pick another expert, and the first one may have picked none."""
-    worst = reference.worst
+    """The same after further roundings, of what every layer gives too: few pick another expert, and the
+    first one may have picked none."""
+    errors = []
     for seed in range(1, 1 + MORE_NOISES):
-        for tokens, logits in zip(reference.sequences, reference.logits, strict=True):
-            _, noisy = _plain_and_noisy(model, tokens, reference.precision, reference.chunk, seed)
-            worst = max(worst, float(row_errors(noisy, logits).max()))
-    return replace(reference, worst=worst, num_noises=1 + MORE_NOISES)
+        with _perturbed_layers(model, reference.precision, seed):
+            pairs = [
+                _plain_and_noisy(model, tokens, reference.precision, reference.chunk, seed)
+                for tokens in reference.sequences
+            ]
+        errors.append(np.concatenate([row_errors(noisy, plain) for plain, noisy in pairs]))
+    noise = np.maximum(reference.noise, np.mean(errors, axis=0))
+    return replace(
+        reference,
+        noise=noise,
+        worst=max(reference.worst, float(np.max(errors))),
+        num_noises=1 + MORE_NOISES,
+    )
 
 
 def _plain_and_noisy(
@@ -113,16 +125,42 @@ def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
     return errors
 
 
-def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:
-    """Fresh caches of the model that store K, V and states of the second half of a batch times
-    1 +- precision at random, the same in every run."""
-    keys = (mx.random.key(i) for i in itertools.count(seed << 16))
+def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]:
+    """A function that multiplies the second half of a batch by 1 +- precision at random, as in every run."""
+    keys = (mx.random.key(i) for i in itertools.count(first_key))
 
     def nudged(x: mx.array) -> mx.array:
         sign = mx.random.bernoulli(0.5, x.shape, key=next(keys))
         clean = mx.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1)) < len(x) // 2
         factor = mx.where(clean, 1, mx.where(sign, 1 + precision, 1 - precision))
         return x * factor.astype(x.dtype)
+
+    return nudged
+
+
+@contextmanager
+def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[None]:
+    """In this block what modules without others in them give is perturbed likewise."""
+    nudged = _nudging(precision, (seed << 16) + (1 << 15))
+    leaves = {id(module): module for _, module in model.named_modules() if not module.children()}.values()
+
+    def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+        given = type(module).__bases__[0].__call__(module, *args, **kwargs)
+        batched = isinstance(given, mx.array) and given.ndim > 1 and given.shape[0] == 2
+        return nudged(given) if batched and mx.issubdtype(given.dtype, mx.floating) else given
+
+    for module in leaves:
+        bend(module, call)
+    try:
+        yield
+    finally:
+        for module in leaves:
+            object.__setattr__(module, "__class__", type(module).__bases__[0])
+
+
+def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:
+    """Fresh caches of the model that store K, V and states of the second half of a batch perturbed."""
+    nudged = _nudging(precision, seed << 16)
 
     def perturbed(cache: Any) -> Any:
         if isinstance(cache, caches_of_mlx_lm.ArraysCache):

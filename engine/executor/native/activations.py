@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -112,5 +113,19 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether new operations go to the CPU, where alone the kernels run."""
-    return bool(mx.default_device().type == mx.DeviceType.cpu)
+    """Whether new operations go to the CPU, where alone the kernels run, and are not to be mlx-lm's own."""
+    return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+@contextmanager
+def originals() -> Iterator[None]:
+    """In this block functions that were replaced compute as mlx-lm's own do."""
+    global _native
+    before, _native = _native, False
+    try:
+        yield
+    finally:
+        _native = before
+
+
+_native = True

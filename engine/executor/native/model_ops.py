@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,12 +20,28 @@ from ..adapt.output_head import TakeRows
 from ..model_ops import Fusion, parameter_bytes
 from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
+from .activations import originals
 from .comparison import recorded
 from .mapped import map_safetensors
 from .merged import observe
-from .modules import Report, packed_bytes, replace_modules, replaceable, set_fused, unfuse, unread_bytes
+from .modules import (
+    Report,
+    multiplications,
+    packed_bytes,
+    replace_modules,
+    replaceable,
+    set_fused,
+    unfuse,
+    unread_bytes,
+)
+from .rope import computed_in_float32
 
 log = logging.getLogger(__name__)
+
+LARGEST_UNTOUCHED = 1 << 21
+"""Multiplications per row up to which the probe's reference is computed by MLX's own linear layers, at one or
+two for each nanosecond. Those of a larger model would take longer than all of loading: there the reference is
+computed when layers with packed weights are native, each compared with MLX's own, and nothing else is."""
 
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits that our kernel quantizes weights to
 
@@ -77,13 +93,25 @@ class NativeOps:
         kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels
         return kernel(*arrays, group_size=group_size, bits=BITS[kind])
 
-    def prepare_model(self, model: Module, *, exact: bool, fuse: bool) -> Report | None:
+    def prepare_model(
+        self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
+    ) -> Report | None:
         """Put native modules in the place of MLX's, weights packed one layer at a time."""
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
             model(mx.array([[0], [1], [2]]))  # rows of a step; neither is evaluated
         seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
-        report = replace_modules(model, exact=exact, fuse=fuse, observed=seen)
+        untouched = multiplications(model) <= LARGEST_UNTOUCHED
+
+        def refer(now: bool) -> None:
+            if now:
+                with originals(), computed_in_float32():
+                    reference()
+
+        refer(untouched)
+        report = replace_modules(
+            model, exact=exact, fuse=fuse, observed=seen, between=lambda: refer(not untouched)
+        )
         kept = dict(Counter(each.type for each in report.kept))
         log.info("native layers: %s; MLX's own, besides: %s", report.replaced, kept or "none")
         model.update(tree_map(_ext.copy_of, model.parameters()))  # what is left may lie in the files

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -20,7 +21,7 @@ from octavo.kernels import _ext
 from . import linear as native
 from . import rope
 from .activations import FLOATS, replace_activations
-from .comparison import Comparison
+from .comparison import Comparison, Expected
 from .merged import Merged, MergedLinear, MergedQuantizedLinear, Observed
 from .norms import (
     NativeGatedRMSNorm,
@@ -63,7 +64,14 @@ class Report:
     num_bytes: int
 
 
-def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observed = NOTHING) -> Report:
+def replace_modules(
+    model: Module,
+    *,
+    exact: bool,
+    fuse: bool,
+    observed: Observed = NOTHING,
+    between: Callable[[], None] = lambda: None,
+) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
     Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
@@ -75,47 +83,96 @@ def replace_modules(model: Module, *, exact: bool, fuse: bool, observed: Observe
            stay the same to the bit
     observed  what a forward calls: layers on one input become one, and embeddings that are heads are
            packed first, while nothing else is in memory; others when their head is first used
+    between   is called when layers with packed weights are native, and nothing else is
 
     Activation functions become native for every model of this process.
 
     Raises ModelLoadError for a module whose successor does not compute what it does.
     """
-    replaced: Counter[str] = Counter()
-    kept: list[Kept] = []
-    comparison = Comparison(observed.calls)
-    names = {id(module): name for name, module in model.named_modules()}
-    for head in observed.heads:
-        kind = type(head)
-        packed = _PACKED[kind]
-        if packed.reason_of(head, packed.num_dims) is None:
-            expected = comparison.expect(names[id(head)], head)
-            packed.put(head, exact)
-            head.pack()
-            comparison.meet(expected, head)
-            replaced[kind.__name__] += 1
+    work = _Replacement(model, exact, Comparison(observed.calls))
+    work.pack_heads(observed.heads)
     _ext.release_kept()  # where a head was quantized: it is the largest, and no layer needs as much again
-    merged, apart = _merge(names, observed.groups, exact, replaced, comparison)
-    for name, module in model.named_modules():
-        kind = type(module)
-        rule = _RULES.get(kind) or _rule_by_source(module)
-        if rule is None:
-            if _has_own_arrays(module) and not isinstance(module, _NATIVE):
-                kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
-            continue
-        reason = rule.reason_of(module, rule.num_dims) if isinstance(rule, _Packed) else None
-        before = None if reason else comparison.expect(name, module)
-        reason = reason or rule(module, exact)
-        if reason is not None or before is None:
-            kept.append(Kept(name, kind.__name__, str(reason)))
-            continue
-        replaced[kind.__name__] += 1
-        comparison.meet(before, module)
-        if hasattr(module, "fuse"):
-            module.fuse = fuse  # now: what fusing changes is compared in whole steps
+    work.merge(observed.groups)
+    modules = list(model.named_modules())
+    work.replace([each for each in modules if type(each[1]) in _PACKED], fuse=fuse)
+    between()
+    work.replace([each for each in modules if type(each[1]) not in _PACKED], fuse=fuse)
     functions = replace_activations()
-    comparison.meet_functions(functions.items())
-    comparison.check()
-    return Report(dict(replaced), tuple(kept), tuple(functions), merged, apart, packed_bytes(model))
+    work.comparison.meet_functions(functions.items())
+    work.comparison.check()
+    return Report(
+        dict(work.replaced),
+        tuple(work.kept),
+        tuple(functions),
+        dict(work.merged),
+        tuple(work.apart),
+        packed_bytes(model),
+    )
+
+
+class _Replacement:
+    """The modules of one model as they become native, and what becomes of them."""
+
+    def __init__(self, model: Module, exact: bool, comparison: Comparison) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._exact = exact
+        self.comparison = comparison
+        self.replaced: Counter[str] = Counter()
+        self.kept: list[Kept] = []
+        self.merged: Counter[str] = Counter()
+        self.apart: list[Kept] = []
+
+    def pack_heads(self, heads: Sequence[Module]) -> None:
+        for head in heads:
+            kind = type(head)
+            rule = _PACKED[kind]
+            if rule.reason_of(head, rule.num_dims) is None:
+                (before,) = self.comparison.expect((self._names[id(head)], head))
+                rule.put(head, self._exact)
+                cast(Any, head).pack()
+                self._meet(before, head, kind)
+
+    def merge(self, groups: Sequence[Sequence[Module]]) -> None:
+        """Make groups of linear layers native and merge them, where all of a group can be."""
+        for group in groups:
+            label = " + ".join(self._names[id(module)].rpartition(".")[2] for module in group)
+            kind = type(group[0])
+            rule = _PACKED[kind]
+            reasons = (rule.reason_of(module, rule.num_dims) for module in group)
+            reason = next((reason for reason in reasons if reason is not None), None)
+            if reason is not None:
+                self.apart.append(Kept(label, kind.__name__, reason))
+                continue
+            before = self.comparison.expect(*((self._names[id(module)], module) for module in group))
+            for module in group:
+                rule.put(module, self._exact)
+            Merged(group)
+            self.merged[label] += 1
+            for expected, module in zip(before, group, strict=True):
+                self._meet(expected, module, kind)
+
+    def replace(self, modules: Sequence[tuple[str, Any]], *, fuse: bool) -> None:
+        """Make these native that have a rule, each by itself."""
+        for name, module in modules:
+            kind = type(module)
+            rule = _RULES.get(kind) or _rule_by_source(module)
+            if rule is None:
+                if _has_own_arrays(module) and not isinstance(module, _NATIVE):
+                    self.kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
+                continue
+            reason = rule.reason_of(module, rule.num_dims) if isinstance(rule, _Packed) else None
+            before = [] if reason else self.comparison.expect((name, module))
+            reason = reason or rule(module, self._exact)
+            if reason is not None:
+                self.kept.append(Kept(name, kind.__name__, reason))
+                continue
+            self._meet(before[0], module, kind)
+            if hasattr(module, "fuse"):
+                module.fuse = fuse  # now: what fusing changes is compared in whole steps
+
+    def _meet(self, expected: Expected, module: Module, kind: type) -> None:
+        self.replaced[kind.__name__] += 1
+        self.comparison.meet(expected, module)
 
 
 def replaceable(model: Module) -> set[type]:
@@ -143,34 +200,19 @@ def unfuse(model: Module) -> None:
             module.restore()
 
 
-def _merge(
-    names: Mapping[int, str],
-    groups: Sequence[Sequence[Module]],
-    exact: bool,
-    replaced: Counter[str],
-    comparison: Comparison,
-) -> tuple[dict[str, int], tuple[Kept, ...]]:
-    """Make groups of linear layers native and merge them, where all of a group can be."""
-    merged: Counter[str] = Counter()
-    apart: list[Kept] = []
-    for group in groups:
-        label = " + ".join(names[id(module)].rpartition(".")[2] for module in group)
-        kind = type(group[0])
-        rule = _PACKED[kind]
-        reasons = (rule.reason_of(module, rule.num_dims) for module in group)
-        reason = next((reason for reason in reasons if reason is not None), None)
-        if reason is not None:
-            apart.append(Kept(label, kind.__name__, reason))
-            continue
-        expected = [comparison.expect(names[id(module)], module) for module in group]
-        for module in group:
-            rule.put(module, exact)
-        Merged(group)
-        for before, module in zip(expected, group, strict=True):
-            comparison.meet(before, module)
-        replaced[kind.__name__] += len(group)
-        merged[label] += 1
-    return dict(merged), tuple(apart)
+def multiplications(model: Module) -> float:
+    """Return what MLX multiplies for a row that passes every layer with a weight, and every expert.
+
+    A quantized weight counts as 16, because MLX takes so much longer for it. Infinite for experts that MLX
+    cannot multiply on a CPU."""
+    count = 0.0
+    for _, module in model.named_modules():
+        if type(module) in _PACKED:
+            size = module["weight"].size
+            count += 16 * size * 32 / module.bits if "scales" in module else size
+        if type(module) is SwitchLinear and module["weight"].dtype != mx.float32:
+            return math.inf
+    return count
 
 
 def packed_bytes(model: Module) -> int:

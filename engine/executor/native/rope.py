@@ -7,7 +7,8 @@ frequencies and in factors on positions and values. A ``Rotation`` says which.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,27 @@ NATIVE: dict[type, Callable[..., Any]] = {
     rope_utils.YarnRoPE: NativeYarnRoPE,
     rope_utils.ProportionalRoPE: NativeProportionalRoPE,
 }
+
+
+@contextmanager
+def computed_in_float32() -> Iterator[None]:
+    """In this block MLX's own embeddings compute in float32: on a CPU they else take angles in the type of x,
+    and in bf16 those of position 250 are off by half a position."""
+
+    def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+            return original(module, x.astype(mx.float32), *args, **kwargs).astype(x.dtype)
+
+        return call
+
+    plain: list[tuple[Any, Any]] = [(kind, vars(kind)["__call__"]) for kind in NATIVE]
+    for kind, original in plain:
+        setattr(kind, "__call__", wide(original))  # noqa: B010
+    try:
+        yield
+    finally:
+        for kind, original in plain:
+            setattr(kind, "__call__", original)  # noqa: B010
 
 
 def _plain(dims: int, base: float) -> mx.array:

@@ -153,7 +153,7 @@ def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
 ) -> None:
     ext = require_extension()
     path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
-    merge, pack = modules._merge, vars(prepare)["materialize"]
+    merge, pack = modules._Replacement.merge, vars(prepare)["materialize"]
 
     def packing(*args: Any, **settings: Any) -> Any:
         mx.eval(ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
@@ -166,7 +166,7 @@ def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
         return merge(*args)
 
     monkeypatch.setattr(prepare, "materialize", packing)
-    monkeypatch.setattr(modules, "_merge", merging)
+    monkeypatch.setattr(modules._Replacement, "merge", merging)
     load(path, "cpu").close()
     assert kept[0] > 0
     assert kept[1:] == [0]

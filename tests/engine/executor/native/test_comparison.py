@@ -12,12 +12,16 @@ import pytest
 
 import tiny_models
 from native import require_extension
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt.cache_adapter import LayerCache
+from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import load_model, materialize
 
 _ext = require_extension()
 
 from octavo.engine.executor.native import linear, norms, rope  # noqa: E402
+from octavo.engine.executor.native.comparison import Comparison  # noqa: E402
 from octavo.engine.executor.native.model_ops import NativeOps  # noqa: E402
 
 Patch = pytest.MonkeyPatch
@@ -199,3 +203,48 @@ def test_a_wrong_product_of_quantized_weights_is_refused(
         ModelLoadError, match=r"native layer .*(_proj|lm_head) \(QuantizedLinear\) must compute"
     ):
         materialized(tmp_path / "wrong", "llama", weights=weights)
+
+
+def without_softcap(patch: Patch) -> None:
+    attend = LayerCache.attend
+
+    def uncapped(shim: LayerCache, queries: mx.array, *, scale: float, **options: Any) -> mx.array:
+        return attend(shim, queries, scale=scale, **options | {"softcap": None})
+
+    patch.setattr(LayerCache, "attend", uncapped)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "plant"),
+    [
+        ("nemotron_h", NEMOTRON, calls(norms.NativeGatedRMSNorm, one_group)),
+        ("gemma3_text", {}, calls(norms.NativeShiftedRMSNorm, without_one)),
+        ("llama", {}, rotates(position_scale=1.0)),
+        ("llama", {}, activates("gelu")),
+        ("qwen2", {}, multiplies(without_bias)),
+        ("gemma2", {}, without_softcap),
+    ],
+    ids=["group size", "plus one", "rope scaling", "activation", "bias", "softcap"],
+)
+def test_the_probe_compares_with_the_model_as_it_was_before(
+    tmp_path: Path,
+    monkeypatch: Patch,
+    caplog: pytest.LogCaptureFixture,
+    architecture: str,
+    config: dict[str, Any],
+    plant: Any,
+) -> None:
+    """Where modules are not compared one by one, the logits still are."""
+    path = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32, **config)
+    settings = EngineConfig(model=str(path), backend="cpu", num_pages=8)
+    monkeypatch.setattr(Comparison, "check", lambda _: None)
+    load_paged_runner(settings).close()
+    plant(monkeypatch)
+    try:
+        with caplog.at_level("INFO"):
+            load_paged_runner(settings).close()
+        refusal = caplog.text  # of the pages: attention over gathered keys may be right
+    except ModelLoadError as error:
+        refusal = str(error)
+    assert "paged" in refusal
+    assert "logits of" in refusal
