@@ -31,12 +31,14 @@ Seen = Counter[str]
 class Target:
     """The server under attack.
 
+    http             where HTTP listens
     token            of the tenant that attacks; never one that the honest clients use
     operator_token   of the operator, for attacks by what the operator may do
     seconds          how long an attack that could go on for ever goes on
     """
 
     address: str
+    http: str
     token: str
     operator_token: str
     seconds: float

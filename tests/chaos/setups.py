@@ -20,7 +20,7 @@ DRAIN_S = 5.0
 EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes on
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
-BASE = ("--drain-timeout", str(DRAIN_S))
+BASE = ("--drain-timeout", str(DRAIN_S), "--http", "127.0.0.1:0")
 _HYBRID = ("--model", "demo-hybrid", "--state-memory", "2MiB", "--num-pages", "96", "--page-size", "16")
 SETUPS: dict[str, tuple[str, ...]] = {
     "usual": ("--num-pages", "1024", "--max-pinned-pages", "64"),
@@ -105,6 +105,7 @@ class Server:
     def target(self, seconds: float) -> Target:
         return Target(
             address=self.address,
+            http=self.process.ready["http"],
             token=f"{ATTACKER}-token-0123456789",
             operator_token="operator-token-0123456789",
             seconds=seconds,
