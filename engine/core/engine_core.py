@@ -69,7 +69,7 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
-        self.passed: Callable[[str], None] = _ignore  # is told of every part of a step that is done
+        self.passed: Callable[[str], None] = lambda _: None  # is told of every part of a step that is done
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -77,15 +77,8 @@ class EngineCore:
         self._stats = StepStats(observer)
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
-        self._parts = StepParts(
-            (
-                PromptScores(),
-                PromptEmbeddings(),
-                *parts,
-                self.drafts,
-                Grammars(may_be_late=blocks.states is None),
-            )
-        )
+        grammars = Grammars(may_be_late=blocks.states is None)
+        self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps
         self._in_flight: _InFlight | None = None  # between two calls of ``step``
@@ -233,7 +226,3 @@ class EngineCore:
 
 
 HELD_S = 0.002  # pause when every sequence waits for a mask
-
-
-def _ignore(_: str) -> None:
-    """Nobody is told of the parts of a step."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
+from collections import abc
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -320,3 +322,11 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
     return StateMetadata(
         slots=metadata.states.slots[begin:end], snapshots=np.array(kept, np.int32).reshape(-1, 3)
     )
+
+
+def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
+    """Return the rows in rising order, each once, and the place of each of ``rows`` among them."""
+    if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
+        return rows, range(len(rows))  # as in every step of decodes
+    once, places = np.unique(rows, return_inverse=True)
+    return once, places.tolist()

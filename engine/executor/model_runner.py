@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from octavo.kernels.backends import release_kept_memory
 from octavo.kernels.interface import PageStorage
-from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
 from .base import Pending, Resolved, RunOutput
-from .batch import Batch, Wanted, counting
+from .batch import Batch, Wanted, each_once
 from .device_step import DeviceStep
-from .failures import with_failures
+from .failures import joined, with_failed_rows
+from .forward_outputs import Outputs
 from .mtp.runner import MTPRunner
-from .paged_model import Outputs, PagedModel
+from .paged_model import PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 from .stored_pages import StoredPages
@@ -82,12 +80,12 @@ class PagedRunner:
         assert after is None, "this step is computed when it is submitted"
         size = self._rows_at_once(batch)
         if size >= len(batch.token_ids):
-            return Resolved(_with_failures(batch, self._run(batch, states)))
+            return Resolved(with_failed_rows(batch, self._run(batch, states)))
         runs = []
         for first, samples, part in batch.slices(size):
             run = self._run(part, [states[i] for i in samples])
             runs.append(run._replace(failed_rows=tuple(first + row for row in run.failed_rows)))
-        return Resolved(_with_failures(batch, _joined(runs)))
+        return Resolved(with_failed_rows(batch, joined(runs)))
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
         return self.submit(batch, states).resolve()
@@ -194,28 +192,3 @@ def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows
     ]
-
-
-def each_once(rows: Ints) -> tuple[Ints, Sequence[int]]:
-    """Return the rows in rising order, each once, and the place of each of ``rows`` among them."""
-    if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
-        return rows, range(len(rows))  # as in every step of decodes
-    once, places = np.unique(rows, return_inverse=True)
-    return once, places.tolist()
-
-
-def _with_failures(batch: Batch, run: RunOutput) -> RunOutput:
-    if not run.failed_rows:
-        return run
-    return run._replace(samples=with_failures(run.samples, batch, run.failed_rows))
-
-
-def _joined(runs: Sequence[RunOutput]) -> RunOutput:
-    """The output of slices that were computed one after the other."""
-    hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
-    return RunOutput(
-        tuple(itertools.chain.from_iterable(run.samples for run in runs)),
-        tuple(itertools.chain.from_iterable(run.failed_rows for run in runs)),
-        tuple(itertools.chain.from_iterable(run.scores for run in runs)),
-        np.concatenate(hidden) if hidden else None,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +19,7 @@ from .adapt.output_head import RowSelection
 from .batch import Batch, RowInput, Wanted
 from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
 from .capture.graph_runner import Build, GraphRunner
+from .forward_outputs import Form, Outputs
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool
@@ -27,43 +28,6 @@ from .row_inputs import RowInputs
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)  # where no row is wanted: a head of no rows is a case of its own
 ALL_ROWS = Wanted()
-
-
-class Form(NamedTuple):
-    """Tells the graphs of a model apart, besides shapes: which arrays they take, and which they give."""
-
-    takes_rows: bool
-    logits: bool
-    greedy: bool
-    hidden: bool
-    inputs: tuple[str, ...]
-
-
-class Outputs(NamedTuple):
-    """The outputs of a forward, not evaluated.
-
-    logits   [R, V], of the rows that were wanted
-    choice   the greedy choice of each row, without all of its logits: ids int32 [R] of the largest logits
-             (the lowest among equals), and these logits, float32 [R]: NaN where any of the row is, and then
-             the id means nothing
-    hidden   float32 [P, D], the inputs of the output head
-    """
-
-    logits: mx.array | None = None
-    choice: tuple[mx.array, mx.array] | None = None
-    hidden: mx.array | None = None
-
-    @classmethod
-    def of(cls, form: Form, arrays: Sequence[mx.array]) -> Outputs:
-        """The outputs of a graph of this form."""
-        hidden = arrays[-1] if form.hidden else None
-        if form.greedy:
-            return cls(None, (arrays[0], arrays[1]), hidden)
-        return cls(arrays[0] if form.logits else None, None, hidden)
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [each for each in (self.logits, *(self.choice or ()), self.hidden) if each is not None]
 
 
 class UnusedShim:

@@ -17,7 +17,7 @@ from octavo.block_manager import PageCopy, PageId
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.batch import Batch, slice_rows
-from octavo.engine.executor.paged_model import Outputs
+from octavo.engine.executor.forward_outputs import Outputs
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 
 pytestmark = pytest.mark.parity

@@ -17,8 +17,8 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch, Wanted
+from octavo.engine.executor.forward_outputs import Outputs
 from octavo.engine.executor.load import load as startup
-from octavo.engine.executor.paged_model import Outputs
 from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 

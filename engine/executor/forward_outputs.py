@@ -1,0 +1,45 @@
+"""The outputs of one forward, and what tells the graphs apart that compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+
+class Form(NamedTuple):
+    """Tells the graphs of a model apart, besides shapes: which arrays they take, and which they give."""
+
+    takes_rows: bool
+    logits: bool
+    greedy: bool
+    hidden: bool
+    inputs: tuple[str, ...]
+
+
+class Outputs(NamedTuple):
+    """The outputs of a forward, not evaluated.
+
+    logits   [R, V], of the rows that were wanted
+    choice   the greedy choice of each row, without all of its logits: ids int32 [R] of the largest logits
+             (the lowest among equals), and these logits, float32 [R]: NaN where any of the row is, and then
+             the id means nothing
+    hidden   float32 [P, D], the inputs of the output head
+    """
+
+    logits: mx.array | None = None
+    choice: tuple[mx.array, mx.array] | None = None
+    hidden: mx.array | None = None
+
+    @classmethod
+    def of(cls, form: Form, arrays: Sequence[mx.array]) -> Outputs:
+        """The outputs of a graph of this form."""
+        hidden = arrays[-1] if form.hidden else None
+        if form.greedy:
+            return cls(None, (arrays[0], arrays[1]), hidden)
+        return cls(arrays[0] if form.logits else None, None, hidden)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [each for each in (self.logits, *(self.choice or ()), self.hidden) if each is not None]
