@@ -4,7 +4,11 @@ A layer has two caches: latents with rotary keys (latents.py), and one index key
 scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code picks
 these rows out of dense arrays. For caches that are pages, index keys are stored half as K and half as V, the
 scores are of gathered index keys, and attention over all latents gets the choice as a mask. Equal scores go
-to the earlier position, so that a row's choice depends on nothing but its sequence.
+to the earlier position, so that a row's choice depends on nothing but its sequence. mlx-lm takes any of them,
+and many are equal: 0 for a position whose products are all negative. Where the choice binds, log
+probabilities of a tiny model therefore differ from mlx-lm's by up to 0.9. With index keys rounded as in
+pages and the earliest of equal scores chosen there too, they differ by 0.0002
+(tests/engine/executor/test_mlx_lm_alone.py).
 
 Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
 """
