@@ -17,7 +17,7 @@ BUDGETS = {
     "engine/chat": 2_000,
     "engine/cli": 1_850,
     "engine/client": 700,
-    "engine/core": 3_700,
+    "engine/core": 3_750,
     "engine/executor": 11_150,
     "engine/frontend": 1_900,
     "engine/gguf": 900,

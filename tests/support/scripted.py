@@ -80,13 +80,15 @@ async def scripted(template: str = TEMPLATE, **parsers: Any) -> AsyncIterator[Sc
     """A started server, which is stopped whatever happens."""
     tokenizer = byte_tokenizer(template=template, **parsers)
     async with http_served(FakeCore(tokenizer=tokenizer)) as served:
-        script, handler = Script(), served.below.server.handler
+        assert served.below is not None
+        below, script = served.below, Script()
+        handler = below.server.handler
 
         async def generate(
             prompt: Prompt, params: SamplingParams, *, request_id: str, final_only: bool = False, **_: Any
         ) -> AsyncGenerator[Delta, None]:
             assert not isinstance(prompt, str)
-            ids = await served.below.engine.encode(prompt)
+            ids = await below.engine.encode(prompt)
             script.asked.append((tokenizer.decode(ids), params))
             whole = OutputCollector()
             for index, piece in enumerate(script.pieces):

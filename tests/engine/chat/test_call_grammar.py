@@ -31,8 +31,8 @@ def compiler() -> Iterator[ConstraintCompiler]:
 def forced(compiler: ConstraintCompiler, parser: str, tools: Any = TOOLS, **options: Any) -> Constraint:
     form = tool_format(parser)
     assert form is not None
-    options = {"is_many": True, "start": "" if form.is_bare else form.start} | options
-    grammar = call_grammar(form.shape, tools, marks=form.marks, added_id=lambda _: None, **options)
+    given: dict[str, Any] = {"is_many": True, "start": "" if form.is_bare else form.start, **options}
+    grammar = call_grammar(form.shape, tools, marks=form.marks, added_id=lambda _: None, **given)
     return compiler.compile(StructuredOutput(grammar=grammar))
 
 

@@ -255,11 +255,8 @@ async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
         whole = asyncio.create_task(_whole(engine, params))
         while not budgets and not whole.done():
             assert fake.core is not None
-            budgets += [
-                sample.state.constraint._budget
-                for sample in tuple(fake.core._live.by_sequence.values())
-                if sample.state.constraint is not None
-            ]
+            constraints = [sample.state.constraint for sample in tuple(fake.core._live.by_sequence.values())]
+            budgets += [each._budget for each in constraints if isinstance(each, Constraint)]
             await asyncio.sleep(0)
         assert {delta.finish_reason for delta in (await whole).values()} <= {
             FinishReason.STOP,
