@@ -31,26 +31,35 @@ class EngineConfig:
 
     model: str = setting(
         "demo",
-        "what to serve: an embedded model (demo; demo-hybrid, with recurrent layers), a folder, or a Hugging "
-        "Face id",
+        "model to serve: an embedded one (demo; demo-hybrid has recurrent layers), a folder, a GGUF file "
+        "or a Hugging Face id",
         metavar="PATH|HUB_ID|demo|demo-hybrid",
     )
     revision: str | None = setting(
         None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "what clients call the model; further names are for HTTP",
+        (), "names of the model for clients; all but the first are for HTTP",
         shown="made of --model", kind="names", metavar="NAME",
     )  # fmt: skip
     chat_template: Path | None = setting(
-        None, "Jinja template in the place of the model's own", shown="", kind="path", metavar="FILE"
+        None,
+        "file with a Jinja chat template that replaces the model's own",
+        shown="",
+        kind="path",
+        metavar="FILE",
     )
     backend: Backend = setting(
-        "auto", "where attention and linear layers run", shown="auto: the best there is",
+        "auto", "kernels of attention and linear layers", shown="auto: the fastest that passes its self-test",
         choices=get_args(Backend),
     )  # fmt: skip
     threads: int | None = setting(
-        None, "CPU threads of the kernels", shown="all this process may use", kind="int", metavar="N", low=1
+        None,
+        "number of CPU threads for the kernels",
+        shown="all that this process may use",
+        kind="int",
+        metavar="N",
+        low=1,
     )
     weights: Weights = setting(
         "keep", "re-quantize the weights while loading", choices=get_args(Weights),
@@ -76,49 +85,51 @@ class EngineConfig:
         more="Fusions are allowed only where the parity probe at load time has accepted them.",
     )  # fmt: skip
     kv_format: str = setting(
-        "bf16", f"format of the KV pages, or those of K and V; one of {', '.join(FORMAT_NAMES)}, or auto",
+        "bf16", f"format of the KV pages, or formats of K and V apart: {', '.join(FORMAT_NAMES)}, or auto",
         kind="formats", metavar="F|K/V|auto",
         more=f"auto: the smallest of {', '.join(CHOSEN_FROM)} with which the predictions of a short text "
         "change by less than 1 % at load; else bf16.",
         aliases=("--kv-cache-dtype",),
     )  # fmt: skip
     k_format: str | None = setting(
-        None, "format of K alone", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
+        None, "page format of K", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
     )
     v_format: str | None = setting(
-        None, "format of V alone", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
+        None, "page format of V", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
     )
     sink_pages: int = setting(
-        0, "read the first pages of a sequence in 16 bits, where the others are quantized",
+        0, "number of first pages of each sequence that are also kept in 16 bits, if pages are quantized",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
     )  # fmt: skip
     residual_pages: int | None = setting(
-        None, "and the last ones; 1: the page being written",
+        None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
+        "being written",
         shown="2 where K or V has 5 bits or less; else 0, and 1 beside one of the others",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
         more="The two of coarse formats are left out where the model has no pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "read sequences up to this long in 16 bits alone",
+        0, "length up to which a sequence is kept in 16 bits only",
         kind="int", metavar="TOKENS", low=0, remedy="0 asks for no 16-bit pages",
     )  # fmt: skip
     page_size: int = setting(
-        32, "positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
+        32, "number of positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
     )
     kv_memory: int | None = setting(
         None, "memory of the page pool, such as 2GiB", shown="a share of the machine's", kind="size",
         metavar="SIZE", low=1, exclusive="pool", aliases=("--kv-cache-memory-bytes",),
     )  # fmt: skip
     num_pages: int | None = setting(
-        None, "size of the page pool in pages, in the place of --kv-memory", shown="", kind="int",
+        None, "size of the page pool in pages; an alternative to --kv-memory", shown="", kind="int",
         metavar="N", low=1, exclusive="pool", aliases=("--num-gpu-blocks-override",),
     )  # fmt: skip
     state_memory: int | None = setting(
-        None, "memory for the states of recurrent layers", shown="a share of the page pool's", kind="size",
+        None, "memory for states of recurrent layers, such as 512MiB",
+        shown="a share of --kv-memory", kind="size",
         metavar="SIZE", low=1,
     )  # fmt: skip
     state_snapshots: StateSnapshots = setting(
-        "full", "how snapshots of recurrent states are kept: as the states are, or rounded once",
+        "full", "number format of stored snapshots of recurrent states; full keeps them unrounded",
         choices=get_args(StateSnapshots),
         more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
         "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
@@ -128,28 +139,36 @@ class EngineConfig:
         None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
     )
     max_kv_size: int | None = setting(
-        None, "positions that a token sees; sequences may then outgrow the model", shown="all", kind="int",
+        None, "limit attention to N positions: the first --keep-tokens and the latest ones",
+        shown="no limit", kind="int",
         metavar="N",
-        more="Of layers without a window of their own: the latest, and the first --keep-tokens.",
+        more="Layers with a sliding window keep theirs. Sequences may then exceed the model's length.",
     )  # fmt: skip
     keep_tokens: int | None = setting(
-        None, "first positions among these, as attention sinks", shown="4", kind="int", metavar="N",
+        None, "number of first positions that stay visible under --max-kv-size, as attention sinks",
+        shown="4", kind="int", metavar="N",
         needs="max_kv_size",
     )  # fmt: skip
     cut_max_tokens: bool = setting(
-        False, "give requests that ask for more tokens than fit behind the prompt those that fit, instead of "
-        "refusing them", shown="", kind="switch",
+        False, "lower max_tokens to what fits behind the prompt, instead of refusing the request",
+        shown="", kind="switch",
     )  # fmt: skip
     max_running: int = setting(
-        64, "sequences computed at once", kind="int", metavar="N", low=1, aliases=("--max-num-seqs",)
+        64,
+        "maximum number of sequences in a step",
+        kind="int",
+        metavar="N",
+        low=1,
+        aliases=("--max-num-seqs",),
     )
     max_step_tokens: int = setting(
-        512, "tokens per step, decodes and prompt chunks together", kind="int", metavar="N", low=1,
+        512, "maximum number of tokens in a step, decodes and prompt chunks together",
+        kind="int", metavar="N", low=1,
         aliases=("--max-num-batched-tokens",),
     )  # fmt: skip
     target_itl: float | Literal["auto", "off"] = setting(
-        "off", "cut prompts so that those who decode get a token within this time; auto: within three times "
-        "what decoding takes, at least 25 and at most 200 ms",
+        "off", "target time between two tokens in milliseconds, for which prefill chunks are shortened; "
+        "auto: three times the duration of a decode step, between 25 and 200 ms",
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
         more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
     )  # fmt: skip
@@ -159,76 +178,83 @@ class EngineConfig:
         more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
     )  # fmt: skip
     max_waiting: int = setting(
-        1024, "requests that may queue; more are refused", kind="int", metavar="N", low=1
+        1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1
     )
     max_waiting_tokens: int | None = setting(
-        2**20, "prompt tokens that may queue; one prompt may always", kind="int", metavar="N", low=1,
+        2**20, "maximum number of prompt tokens in the queue; a single prompt is always accepted",
+        kind="int", metavar="N", low=1,
         more="None in Python: any number.",
     )  # fmt: skip
     queue_timeout: float | None = setting(
-        None, "refuse a request that has not begun after this time", shown="none", kind="float",
+        None, "seconds after which a request that still waits is refused", shown="none", kind="float",
         metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
     )  # fmt: skip
     max_unread_bytes: int = setting(
-        64 * 1024**2, "output that may wait for slow clients before new requests are refused",
+        64 * 1024**2, "size of unread output of all clients above which new requests are refused",
         shown="64MiB", kind="size", metavar="SIZE", low=1,
-        more="Of memory, about; twice of it ends the slowest streams.",
+        more="An estimate of memory. At twice this size the slowest streams are ended.",
     )  # fmt: skip
     speculate: str = setting(
-        "off", "guess the next tokens and check several in one step: from the text before, also from recent "
-        "outputs, by the model's own head or by a small model of the same tokenizer",
+        "off", "speculative decoding: draft the next tokens and check several in one step",
         metavar="off|auto|ngram|suffix|mtp|draft:PATH",
         more="Drafts are computed where they pay, by measured acceptance and step times. auto: ngram where "
-        "native CPU kernels compute every layer and none is recurrent, else off; "
-        "ngram: what followed the last tokens before; suffix: the same, also in the tenant's recent "
-        "outputs; mtp: the head for multi-token prediction that the checkpoint has; draft:PATH: a model. "
-        "The last two have as many pages of their own, out of --kv-memory; a request may have another one.",
+        "native CPU kernels compute every layer and none is recurrent, else off; ngram: what followed the "
+        "latest tokens earlier in the text; suffix: the same, also in the tenant's recent outputs; mtp: "
+        "the head for multi-token prediction that the checkpoint has; draft:PATH: a model. The last two "
+        "have as many pages of their own, out of --kv-memory; a request may have another one.",
     )  # fmt: skip
-    draft_tokens: int = setting(8, "tokens that are guessed at once, at most", kind="int", metavar="N", low=1)
+    draft_tokens: int = setting(
+        8, "maximum number of draft tokens of one sequence in a step", kind="int", metavar="N", low=1
+    )
     async_steps: bool | None = setting(
-        None, "submit a step while another is computed", shown="with Metal and pages in place", kind="switch",
+        None, "submit the next step while one is computed",
+        shown="with Metal and pages in place", kind="switch",
         more="Where nothing but what follows depends on its tokens; outputs are the same. By default on the "
         "Metal backend where pages are written in place. The native CPU backend then builds graphs in the "
         "place of captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
-        True, "keep the pages of finished requests, to be found by their contents", shown="yes",
+        True, "reuse pages of earlier requests with the same prefix", shown="yes",
         kind="switch", aliases=("--enable-prefix-caching",),
     )  # fmt: skip
     max_pinned_pages: int = setting(
-        0, "pages that `octavo cache pin` may keep for good", kind="int", metavar="N", low=0,
+        0, "maximum number of pages that `octavo cache pin` keeps", kind="int", metavar="N", low=0,
         remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     tenant_share: float = setting(
-        0.5, "part of queue, calls, pinned pages and watch streams that one of several tenants may take",
+        0.5, "share of the queue, calls, pinned pages and watch streams that one of several tenants may take",
         kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
     )  # fmt: skip
     fairness: Fairness = setting(
-        "off", "between tenants: let in whoever has been served least; dlpm: what is cached first, within a "
-        "quantum", choices=get_args(Fairness),
+        "off", "order of tenants: vtc admits the tenant served least; dlpm also prefers cached prefixes, "
+        "within a quantum", choices=get_args(Fairness),
     )  # fmt: skip
     tenant_weights: str = setting(
-        "", "parts of the service under --fairness", shown="1 each", metavar="NAME=W,...", needs="fairness"
+        "",
+        "shares of the service of tenants under --fairness",
+        shown="1 each",
+        metavar="NAME=W,...",
+        needs="fairness",
     )
     schedule_policy: SchedulePolicy = setting(
-        "fcfs", "without --fairness: the oldest first, or the longest cached prefix first, where nobody is "
-        "overtaken for long", choices=get_args(SchedulePolicy),
+        "fcfs", "order of admission without --fairness: the oldest request first, or the longest cached "
+        "prefix first", choices=get_args(SchedulePolicy),
     )  # fmt: skip
     cache_dir: Path | None = setting(
-        None, "keep cached pages there, over restarts", shown="they are not", kind="path", metavar="DIR",
+        None, "folder that keeps cached pages over restarts", shown="none", kind="path", metavar="DIR",
         needs="prefix_cache",
     )  # fmt: skip
     cache_dir_bytes: int | None = setting(
-        None, "what they may take, all servers that use the folder together", shown="10GiB", kind="size",
+        None, "maximum size of --cache-dir, shared by all servers that use it", shown="10GiB", kind="size",
         metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
     swap_memory: int = setting(
-        0, "memory beside the pool for pages of requests that give way to others: they are copied back where "
-        "that is quicker than computing them again", shown="none", kind="size", metavar="SIZE", low=0,
+        0, "host memory for pages of preempted requests, which are copied back if that is faster than "
+        "computing them again", shown="none", kind="size", metavar="SIZE", low=0,
         needs="prefix_cache",
     )  # fmt: skip
     save_dir: Path | None = setting(
-        None, "where `octavo cache save` may write, and load from", shown="nowhere", kind="path",
+        None, "folder in which `octavo cache save` writes and `load` reads", shown="none", kind="path",
         metavar="DIR",
     )  # fmt: skip
 

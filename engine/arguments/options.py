@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import sys
@@ -25,6 +26,16 @@ DEFAULTS = EngineConfig()
 FORMATS = ("kv_format", "k_format", "v_format")
 ATTENTION_SINKS = ("max_kv_size", "keep_tokens")
 _SETTINGS = settings_of(EngineConfig)
+_GROUPS = {  # first setting of each group of options -> the group's heading
+    "model": "model",
+    "kv_format": "KV cache",
+    "max_model_len": "lengths",
+    "max_running": "scheduling and limits",
+    "speculate": "speculation and overlap",
+    "prefix_cache": "prefix cache",
+    "tenant_share": "tenants",
+    "cache_dir": "memory and disk besides the page pool",
+}
 _PARAMETERS = {
     name: (declared, default)
     for name, (declared, default) in PARAMETERS.items()
@@ -35,7 +46,12 @@ _PARAMETERS = {
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """One option per setting of EngineConfig. All default to None, so that a command can tell
     what was given; ``engine_config`` fills in the rest."""
-    add_settings(parser.add_argument_group("engine"), _SETTINGS)
+    names = list(_SETTINGS)
+    starts = [names.index(name) for name in _GROUPS]
+    for heading, (begin, end) in zip(
+        _GROUPS.values(), itertools.pairwise([*starts, len(names)]), strict=True
+    ):
+        add_settings(parser.add_argument_group(heading), names[begin:end])
 
 
 def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
