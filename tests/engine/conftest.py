@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import tiny_models
+from computed_drafts import every_draft_is_computed as every_draft_is_computed
 from octavo.engine.executor.adapt import overrides, softcap
-from octavo.engine.speculation import drafting
 
 
 @pytest.fixture(scope="module")
@@ -25,31 +24,3 @@ def unadapted_gear(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = overrides.original(softcap.GEAR, "_softcap_attention")
     monkeypatch.setattr(module, "_softcap_attention", plain)
     monkeypatch.setattr(softcap, "GEAR", "no such module")
-
-
-@pytest.fixture
-def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it pays or not."""
-
-    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
-        assert 0 <= hold <= 1
-        assert cost >= 0
-        assert others >= 0
-        return most
-
-    def everybodys(
-        wishes: Sequence[Sequence[float]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
-    ) -> list[int]:
-        assert len(wishes) <= plain
-        assert all(holds and 0 <= min(holds) <= max(holds) <= 1 for holds in wishes)
-        assert all(ratio >= 1 for _, ratio in ratios)
-        return [len(holds) for holds in wishes]
-
-    def any_gains(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-        assert plain > 0
-        assert ratios
-        return 0.0
-
-    monkeypatch.setattr(drafting, "num_drafts", all_of_them)
-    monkeypatch.setattr(drafting, "allot", everybodys)
-    monkeypatch.setattr(drafting, "least_hold", any_gains)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.kernels import _ext
+from octavo.kernels.residual import residual_starts
 
 PAGE_SIZE = 16
 OLD, LENGTH = 1990, 2110  # rows 1990 to 2109: their chunk begins before the third part and ends in it
@@ -68,8 +69,9 @@ class Context:
             "exact": False,
         }
         if self.has_residual:
-            after = mx.zeros(1, mx.int32)
-            inputs = (*self.pool, *self.residual, queries, table, table, starts, length, after)
+            positions = np.arange(first, stop, dtype=np.int32)
+            latest = mx.array(residual_starts(positions, window=64, page_size=PAGE_SIZE))
+            inputs = (*self.pool, *self.residual, queries, table, table, starts, length, latest)
             out = _ext.attend_residual(*inputs, residual_window=64, residual_keep=keep, **options)
         else:
             out = _ext.attend(*self.pool, queries, table, starts, length, **options)

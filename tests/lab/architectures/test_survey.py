@@ -12,7 +12,7 @@ from octavo_lab.architectures import survey as surveys
 from octavo_lab.architectures.configurations import DIFFERENT, configuration
 from octavo_lab.architectures.examine import architectures
 
-TABLE = Path(__file__).resolve().parents[4] / "docs" / "architectures.md"
+TABLE = Path(__file__).resolve().parents[3] / "docs" / "architectures.md"
 
 
 NO_MODEL = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<tier>[a-z ]+) \| (?P<attention>[^|]*) \|", re.MULTILINE)

@@ -76,8 +76,8 @@ def test_nothing_is_compiled_for_a_request(
     folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
     assert compiled_while_serving(folder, **settings) == set()
     kinds = kinds_of(compiled_while_serving(folder, warms_up=False, **settings))
-    expected = {"write", "copy", "chunk", "decode", *(["reduce"] if "residual_pages" in settings else [])}
-    assert expected <= kinds, "the check at load compiles other kernels"
+    expected = {"copy", "decode", *(["reduce"] if "residual_pages" in settings else [])}
+    assert expected <= kinds, "measuring the loss of a format at load compiles writes and chunks alone"
 
 
 @pytest.mark.parametrize(

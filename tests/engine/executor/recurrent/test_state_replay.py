@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -196,8 +197,8 @@ def test_requests_get_the_same_tokens_and_scores(
     prompts.append([*prompts[0], *prompts[1], *prompts[0]])
     replays: list[GraphRunner | None] = []
 
-    def keep(config: EngineConfig) -> PagedRunner:
-        runner = load_runner(config)
+    def keep(config: EngineConfig, **options: Any) -> PagedRunner:
+        runner = load_runner(config, **options)
         assert isinstance(runner, PagedRunner)
         replays.append(runner._model.graph_runner)
         return runner
