@@ -94,7 +94,7 @@ class SamplingParams:
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
     )  # fmt: skip
     prompt_logprobs: int | None = parameter(
-        None, "the same for each token of the prompt but the first, by the model alone", shown="none",
+        None, "log probabilities of the prompt's tokens and of the K likeliest at each", shown="none",
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
         more="Such a prompt is computed whole, whatever of it the prefix cache has.",
     )  # fmt: skip

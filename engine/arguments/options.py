@@ -208,7 +208,11 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 def add_log_level_argument(parser: argparse.ArgumentParser, default: str) -> None:
     levels = ("debug", "info", "warning", "error", "critical")
     parser.add_argument(
-        "--log-level", choices=levels, default=default, type=str.lower, help="what to log on stderr"
+        "--log-level",
+        choices=levels,
+        default=default,
+        type=str.lower,
+        help="least severe level that is logged on stderr",
     )
 
 

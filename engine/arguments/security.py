@@ -71,7 +71,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls", action="store_true", help="speak TLS to the server")
     add("--tls-ca", type=Path, metavar="F", help="PEM authorities to trust; implies --tls")
     add("--tls-cert", type=Path, metavar="F", help="PEM certificate to show; implies --tls")
-    add("--tls-key", type=Path, metavar="F", help="its PEM key")
+    add("--tls-key", type=Path, metavar="F", help="PEM key of --tls-cert")
     add("--auth-token-file", type=Path, metavar="F", help="file whose first token is sent with every call")
 
 

@@ -20,7 +20,7 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "pr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="which one to examine")
+    parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="backend to examine")
     parser.add_argument("--threads", type=whole_number, metavar="N", help="CPU threads of the kernels")
     add = parser.add_argument
     add(

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.read_sources()
     parser.add_argument(
         MODEL, nargs="?", action=_Model, default=argparse.SUPPRESS, metavar="MODEL",
-        help="what to serve, as --model",
+        help="model to serve; the same as --model",
     )  # fmt: skip
     parser.add_argument(CONFIG_FLAG, type=Path, metavar="FILE", help="options of this command, as TOML")
     parser.add_argument(

@@ -19,10 +19,10 @@ LONGEST_REASON = 160  # characters in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="modules of mlx_lm.models to survey (all)")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="these alone, by their modules in mlx_lm.models"
+        "--backend", choices=get_args(Backend), default="auto", help="backend that serves them"
     )
-    parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="which one serves them")
     parser.add_argument("--markdown", action="store_true", help="print the table as it stands in the docs")
     add_json_argument(parser)
 

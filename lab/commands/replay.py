@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--page-size", type=positive, default=512, metavar="N", help="tokens that one id stands for")
     add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool")
-    add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="which idle pages go first")
+    add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="eviction order of idle pages")
     add("--salt-field", metavar="F", help="a field of the trace: pages are shared where it is equal")
     add("--timed", action="store_true", help="hold pages as long as a request runs, not just an instant")
     add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compare", action="store_true",
         help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
     add("--state-bytes", type=checked(parse_size), metavar="SIZE",
-        help="of the recurrent state of one sequence: a table of hits by what of the bytes of --num-pages "
-        "goes to snapshots, and by which are taken (needs --page-bytes)")  # fmt: skip
+        help="size of one sequence's recurrent state; prints hit ratios by the share of memory given to "
+        "snapshots (needs --page-bytes)")  # fmt: skip
     add("--snapshot-bytes", type=checked(parse_size), metavar="SIZE",
         help="with --state-bytes: of a snapshot, if it is kept in fewer bytes than the state")  # fmt: skip
     add("--state-share", type=_shares, default=None, metavar="F,F",
