@@ -31,6 +31,7 @@ from .quality_measures import (
     divergence,
     ledger_documents,
     paired_difference,
+    perplexity_ratio,
     predict,
     row_errors,
     text_documents,
@@ -136,6 +137,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         },
         "refused": refused,
     }
+    result["rows"] = list(result["formats"].values())
     print(render(result))
     if args.plot is not None:
         plot(result, args.plot)
@@ -199,13 +201,18 @@ def _row(
     pairs = list(zip(base.predictions, measured.predictions, strict=True))
     weights = [len(mine.logprobs) for mine, _ in pairs]
     agreement = [(mine.top_ids[:, 0] == other.top_ids[:, 0]).mean() for mine, other in pairs]
+    change = perplexity_ratio(base.predictions, measured.predictions)
     row = {
+        "format": str(pages),
+        "tokens": sum(weights),
         "k_format": pair.k,
         "v_format": pair.v,
         "residual_pages": measured.residual_pages,
         "bytes_per_token": measured.bytes_per_token,
         "perplexity": _perplexity(measured),
         "perplexity_difference": _perplexity(measured) - _perplexity(base),
+        "ratio": change.ratio,
+        "ratio_se": change.standard_error,
         "top1_agreement": float(np.average(agreement, weights=weights)),
         "kl": float(np.average([divergence(*each) for each in pairs], weights=weights)),
         "k_row_error": row_errors(pair.k, ROW_DIM),

@@ -27,6 +27,7 @@ from .ledgers.words import ANSWER_WEIGHT
 
 DECODE_SEQUENCES, DECODE_TOKENS = 8, 48
 DOCUMENTS_AT_ONCE = 8
+BLOCK_TOKENS = 256  # of one document, taken as one observation
 MIN_TOKENS = 16  # of a document: below, there is nothing to compare
 
 
@@ -126,6 +127,34 @@ def divergence(base: Predictions, other: Predictions) -> float:
         p, q = (np.append(each, max(1 - each.sum(), 1e-9)) for each in (p, q))
         total += float((p * np.log(p / q)).sum())
     return total / len(base.top_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityRatio:
+    """The perplexity of a format over the baseline's, and its standard error; None of a single block."""
+
+    ratio: float
+    standard_error: float | None
+
+
+def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) -> PerplexityRatio:
+    """Compare the same tokens. Neighbouring tokens are not independent, so the error is that of a mean
+    over blocks
+    of ``BLOCK_TOKENS`` tokens, by the delta method on the logarithm of the ratio."""
+    changes = [
+        block
+        for mine, theirs in zip(base, other, strict=True)
+        for block in np.split(
+            mine.logprobs - theirs.logprobs, range(BLOCK_TOKENS, len(mine.logprobs), BLOCK_TOKENS)
+        )
+    ]
+    sums, sizes = np.array([block.sum() for block in changes]), np.array([len(block) for block in changes])
+    mean, count = sums.sum() / sizes.sum(), len(sizes)
+    ratio = float(np.exp(mean))
+    if count < 2:
+        return PerplexityRatio(ratio, None)
+    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1)
+    return PerplexityRatio(ratio, ratio * float(np.sqrt(spread) / sizes.sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,16 @@ def render(result: Mapping[str, Any]) -> str:
     """What was measured as a table for people."""
     rows = result["formats"]
     lengths = list(next(iter(rows.values())).get("recall", {}))
-    head = f"{'format':<14}{'bytes':>7}{'perplexity':>12}{'top-1':>9}{'KL':>10}{'K, 30x':>8}{'decode/s':>10}"
+    head = f"{'format':<14}{'bytes':>7}{'perplexity':>17}{'top-1':>9}{'KL':>10}{'K, 30x':>8}{'decode/s':>10}"
     lines = [
         f"{result['model']}: {result['documents']} documents of {result['text']}, {result['tokens']} tokens; "
-        f"differences are to {result['baseline']} pages",
+        f"perplexity is a ratio to that of {result['baseline']} pages, with its standard error",
         "",
         head + "".join(f"{'exact at ' + length:>20}" for length in lengths),
     ]
     for name, row in rows.items():
         line = (
-            f"{name:<14}{row['bytes_per_token']:>7.0f}{row['perplexity_difference']:>+12.4f}"
+            f"{name:<14}{row['bytes_per_token']:>7.0f}{_ratio(row):>17}"
             f"{row['top1_agreement']:>9.2%}{row['kl']:>10.6f}{row['k_row_error']['outliers_30x']:>8.3f}"
             f"{row['decode_tokens_per_s']:>10.0f}"
         )
@@ -42,6 +42,11 @@ def render(result: Mapping[str, Any]) -> str:
     lines.append("128 values with 4 outlier channels")
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     return "\n".join(lines)
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    error = row["ratio_se"]
+    return f"{row['ratio']:.4f}" + ("" if error is None else f" +-{error:.4f}")
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:

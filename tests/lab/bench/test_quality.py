@@ -17,6 +17,7 @@ from octavo.engine.cli import main
 from octavo.kernels.formats import FormatPair
 from octavo_lab.bench.quality import Pages, format_pairs
 from octavo_lab.bench.quality_measures import (
+    BLOCK_TOKENS,
     DECODE_TOKENS,
     Document,
     Predictions,
@@ -24,6 +25,7 @@ from octavo_lab.bench.quality_measures import (
     divergence,
     ledger_documents,
     paired_difference,
+    perplexity_ratio,
     predict,
     row_errors,
 )
@@ -144,6 +146,25 @@ def test_any_text_will_do_but_is_not_asked_about(capsys: pytest.CaptureFixture[s
     assert "recall" not in result["formats"]["fp4"]
     assert result["documents"] == 2
     assert "recall skipped" in table
+    base, fp4 = result["rows"]
+    assert (base["format"], base["ratio"], base["ratio_se"]) == ("bf16", 1.0, 0.0)
+    assert fp4["ratio"] == pytest.approx(fp4["perplexity"] / base["perplexity"])
+    assert 0 < fp4["ratio_se"] < 0.2
+    assert fp4["tokens"] == 2 * 199
+
+
+def test_the_error_of_a_ratio_is_that_of_a_mean_over_blocks() -> None:
+    def of(logprobs: list[float]) -> Predictions:
+        top = np.zeros((len(logprobs), 1))
+        return Predictions(np.array(logprobs), top.astype(np.int64), top)
+
+    base = [of([-1.0] * 4 * BLOCK_TOKENS)]
+    worse = [of([-1.0 - loss for loss in (0.0, 0.1, 0.1, 0.2) for _ in range(BLOCK_TOKENS)])]
+    found = perplexity_ratio(base, worse)
+    assert found.ratio == pytest.approx(np.exp(0.1))
+    blocks = np.array([0.0, 0.1, 0.1, 0.2])
+    assert found.standard_error == pytest.approx(np.exp(0.1) * blocks.std(ddof=1) / 2)
+    assert perplexity_ratio([of([-1.0] * 9)], [of([-2.0] * 9)]).standard_error is None
 
 
 @pytest.mark.parametrize(
