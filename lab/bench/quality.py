@@ -121,6 +121,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                     raise
                 refused[str(pair)] = str(refusal)
             bar.update()
+    formats = {
+        str(pair): _row(pair, each, measured[BASELINE], documents, recall=_asks(args))
+        for pair, each in measured.items()
+    }
     result = {
         "bench": "quality",
         "model": _model(args),
@@ -131,13 +135,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "recall": "measured"
         if _asks(args)
         else "skipped: only the demo model is made to answer from ledgers",
-        "formats": {
-            str(pair): _row(pair, each, measured[BASELINE], documents, recall=_asks(args))
-            for pair, each in measured.items()
-        },
+        "formats": formats,
+        "rows": list(formats.values()),
         "refused": refused,
     }
-    result["rows"] = list(result["formats"].values())
     print(render(result))
     if args.plot is not None:
         plot(result, args.plot)
