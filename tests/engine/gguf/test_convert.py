@@ -257,6 +257,19 @@ def test_files_and_folders_of_one_resolve(tmp_path: Path) -> None:
     assert served_name(str(file)) == "tiny-Q4"
 
 
+def test_a_file_of_a_repository_is_downloaded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "tiny.gguf", "llama", random_model("llama", tied=True), tied=True)
+    asked: list[tuple[str, str, str | None]] = []
+
+    def download(repository: str, name: str, *, revision: str | None) -> str:
+        asked.append((repository, name, revision))
+        return str(file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert resolve_model("org/name/sub/tiny.gguf", "v1") == model_folder(file)
+    assert asked == [("org/name", "sub/tiny.gguf", "v1")]
+
+
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
