@@ -214,9 +214,9 @@ ROWS = (
 SAMPLING = (
     # tokens drawn from logits
     bug(
-        "where a nucleus ends is what the guess says",
-        "if (inside.above >= target || inside.above + inside.mass() < target) {",
-        "if (inside.count < 0) {",
+        "weights above what may end a nucleus are left out",
+        "if (end == 0 && most >= top_p * whole) end = at + 1;",
+        "if (end == 0 && most >= 0.9 * top_p * whole) end = at + 1;",
     ),
     bug(
         "log probabilities are those at the temperature",
@@ -224,9 +224,9 @@ SAMPLING = (
         "const bool are_powers = call.temperature > 0 &&",
     ),
     bug(
-        "exact logits are in the order of their last bytes",
-        "constexpr int kDigits = 4, kValues = 256, kFew = 100;",
-        "constexpr int kDigits = 2, kValues = 256, kFew = 100;",
+        "half of a row of 16-bit logits becomes floats",
+        "load_floats(row.logits, row.type, 0, row.size, floats);",
+        "load_floats(row.logits, row.type, 0, row.size / 2, floats);",
     ),
 )
 

@@ -6,8 +6,7 @@ namespace octavo::OCTAVO_ISA {
 
 const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
-  if (format.dim % kChunk != 0) return nullptr;
-  if (!by_bytes(args)) return word_keys(format.codes);
+  if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const KeySide* side = byte_keys(format.codes)) return side;
   if (const KeySide* side = group_keys(format.codes)) return side;
   return code8_keys(format.codes);
@@ -15,8 +14,7 @@ const KeySide* special_key_side(const AttendArgs& args) {
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.v;
-  if (format.dim % kChunk != 0) return nullptr;
-  if (!by_bytes(args)) return word_values(format.codes);
+  if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const ValueSide* side = byte_values(format.codes)) return side;
   if (const ValueSide* side = group_values(format.codes)) return side;
   return code8_values(format.codes);

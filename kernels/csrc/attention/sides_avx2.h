@@ -5,11 +5,7 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// fp4, fp5 and int4 in 16-bit fixed point: as good as float32. Null for other codes.
-const KeySide* word_keys(CodeType codes);
-const ValueSide* word_values(CodeType codes);
-
-// 8-bit fixed point: half the instructions, see kernels/README.md for the error. Null for other codes.
+// fp4, fp5 and int4 in 8-bit fixed point, see kernels/README.md for the error. Null for other codes.
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 

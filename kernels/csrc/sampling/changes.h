@@ -1,5 +1,4 @@
-// Changes of some logits of a row, and the likeliest tokens of it: what drawing from every type has in
-// common.
+// Changes of some logits of a row, and the likeliest tokens of it.
 #pragma once
 
 #include "sampling/sampling.h"
@@ -37,7 +36,8 @@ inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.suppressed.count; ++i) logits[changes.suppressed.ids[i]] = -__builtin_inff();
 }
 
-constexpr int kTopBlock = 64;  // tokens that are passed over together if none of them is likely enough
+constexpr int kWalkBlock = 512;  // weights that are summed before the sum is looked at
+constexpr int kTopBlock = 64;    // tokens that are passed over together if none of them is likely enough
 
 // Keeps the largest logits of those that are offered in order of id.
 struct Top {

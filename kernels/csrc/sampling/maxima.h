@@ -6,7 +6,6 @@
 
 #include "sampling/changes.h"
 #include "sampling/vectors.h"
-#include "sampling/walk.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {

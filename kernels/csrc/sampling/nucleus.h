@@ -1,20 +1,61 @@
-// The fewest largest of a row of weights that reach a share of their sum. A guess says between which two the
-// smallest of them lies, or if it is wrong the counts of all; only those few are looked at more closely.
-// Which of the two it was changes the order in which some weights are summed up, and nothing else. Compiled
-// once per instruction set.
+// The fewest largest of a row of weights that reach a share of their sum. Counts of their leading bits say
+// between which two the smallest of them lies; only those few are looked at more closely. Compiled once per
+// instruction set.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
 #include "runtime/threads.h"
-#include "sampling/bracket.h"
-#include "sampling/guess.h"
 #include "sampling/vectors.h"
 #include "sampling/weights.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// Weights lie in [0, 1]: their bits are in their order. Leading bits of them, a 64th of a weight apart:
+constexpr int kCoarse = 17;
+constexpr int kNumCoarse = (0x3f800000 >> kCoarse) + 1;
+
+constexpr float edge(int coarse) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse);
+}
+
+// Bits [low, high) of weights among which the nucleus ends; the sum of all weights.
+struct Bracket {
+  uint32_t low, high;
+  double whole;
+};
+
+Bracket find_bracket(const Weights& row, double top_p) {
+  // How many weights have which leading bits. Two counts: equal neighbours do not wait for each other.
+  uint32_t counts[2][kNumCoarse] = {};
+  double whole = 0;
+  for (int block = 0; block < row.blocks(); ++block) {
+    alignas(kAligned) float weights[kWalkBlock];
+    if (!row.of_block(block, weights)) continue;
+    whole += sum_block(weights);
+    for (int i = 0; i < kWalkBlock; i += 2)
+      for (int j = 0; j < 2; ++j) ++counts[j][as_bits(weights[i + j]) >> kCoarse];
+  }
+  double least = 0, most = 0;  // what the mass of all weights from here up is between
+  int end = 0, at = kNumCoarse;
+  while (at > 0 && least < top_p * whole) {
+    --at;
+    const double found = counts[0][at] + static_cast<double>(counts[1][at]);
+    most += found * edge(at + 1);
+    if (end == 0 && most >= top_p * whole) end = at + 1;
+    least += found * edge(at);
+  }
+  const uint32_t low = static_cast<uint32_t>(at) << kCoarse;
+  return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse, whole};
+}
+
+// How many of `count` equal weights the nucleus needs after the mass `above` to reach `target`.
+inline int needed_ties(double above, double target, float weight, int count) {
+  const double needed = std::ceil((target - above) / static_cast<double>(weight));
+  return needed < 1 ? 1 : needed > count ? count : static_cast<int>(needed);
+}
 
 // The smallest weight of a nucleus, how many of those equal to it belong, and how many there are.
 struct Boundary {
@@ -27,34 +68,28 @@ struct Inside {
   float* weights;
   int* starts;  // [blocks + 1]
   int count;
-  double above, whole;  // the sums of those above the bracket, and of all
-
-  double mass() const { return sum_from(weights, count, 0); }
+  double above;  // the sum of those above the bracket
 };
 
 // Copies them, and leaves in `sums` what each block has above the bracket.
 Inside between(const Weights& row, double* sums, const Bracket& bracket, float* room, int* starts) {
   const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
-  Inside found{room, starts, 0, 0, 0};
+  Inside found{room, starts, 0, 0};
   const Doubles from = Doubles{} + as_float(bracket.high);
   for (int block = 0; block < row.blocks(); ++block) {
-    WideSum whole, above;
+    WideSum above;
     alignas(kAligned) float weights[kWalkBlock];
     starts[block] = found.count;
     sums[block] = 0;
     if (!row.of_block(block, weights)) continue;
     int count = found.count;
     for (int i = 0; i < kWalkBlock; i += 4 * kWidth) {
-      for (int j = 0; j < 4; ++j) {
-        const Doubles values = widen(load_half(weights + i + j * kWidth));
-        whole.parts[j] += values;
-        above.parts[j] += only_from(values, from);
-      }
+      for (int j = 0; j < 4; ++j)
+        above.parts[j] += only_from(widen(load_half(weights + i + j * kWidth)), from);
       for (int j = 0; j < 4 * kWidth; j += kLanes)
         count += keep_between(load(weights + i + j), low, high, room + count);
     }
     found.count = count;
-    found.whole += whole.total();
     found.above += sums[block] = above.total();
   }
   starts[row.blocks()] = found.count;
@@ -116,6 +151,7 @@ Candidates narrow(const Inside& inside, Bracket around, double target, float* ro
 struct Nucleus {
   Boundary end;
   Inside around;
+  double whole;  // the sum of all weights
 
   // How many of those that equal the smallest belong, from the beginning of a block on.
   int ties_in(int block) const {
@@ -124,20 +160,6 @@ struct Nucleus {
     return left > 0 ? left : 0;
   }
 };
-
-// The bracket from all weights, wherever in their counts they lie.
-Bracket count_all(const Weights& row, double target) {
-  Counts counts{};
-  for (int block = 0; block < row.blocks(); ++block) {
-    float weights[kWalkBlock];
-    if (!row.of_block(block, weights)) continue;
-    count(weights, kWalkBlock / 2, counts.first);  // two counts: equal neighbours do not wait for each other
-    count(weights + kWalkBlock / 2, kWalkBlock / 2, counts.second);
-  }
-  return bracket_of(
-      target, [&](int at) { return static_cast<double>(counts.first[at] + counts.second[at]); },
-      [](int) { return 0.0; });
-}
 
 // The sum of those of `count` weights that are above `bound`, where kLanes more may be read.
 double sum_above(const float* weights, int count, float bound) {
@@ -160,14 +182,10 @@ Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
       thread_scratch(sizeof(float) * 2 * (size + kLanes) + sizeof(int) * (row.blocks() + 1)));
   float* const more = room + size + kLanes;
   int* const starts = reinterpret_cast<int*>(more + size + kLanes);
-  Bracket around = guess(row, top_p, room);
-  Inside inside = between(row, sums, around, room, starts);
-  const double target = top_p * inside.whole;
-  if (inside.above >= target || inside.above + inside.mass() < target) {
-    around = count_all(row, target);
-    inside = between(row, sums, around, room, starts);
-  }
-  const Nucleus found{reach(narrow(inside, around, target, more), target), inside};
+  const Bracket around = find_bracket(row, top_p);
+  const Inside inside = between(row, sums, around, room, starts);
+  const double target = top_p * around.whole;
+  const Nucleus found{reach(narrow(inside, around, target, more), target), inside, around.whole};
   for (int block = 0, left = found.end.kept; block < row.blocks(); ++block) {
     const float* const own = inside.weights + inside.starts[block];
     const int count = inside.starts[block + 1] - inside.starts[block];

@@ -36,16 +36,6 @@ uint64_t philox(uint64_t seed, uint64_t counter) {
   return word[0];
 }
 
-int draw_row(const RowDraw& call, RowScores* scores) {
-  return call.type == Float::f32 ? OCTAVO_AT_LEVEL(draw_from_floats, call, scores)
-                                 : OCTAVO_AT_LEVEL(draw_from_halves, call, scores);
-}
-
-bool score_row(const Row& row, int token, RowScores& scores) {
-  return row.type == Float::f32 ? OCTAVO_AT_LEVEL(score_floats, row, token, scores)
-                                : OCTAVO_AT_LEVEL(score_halves, row, token, scores);
-}
-
 // Evaluated logits, row after row.
 class Rows {
  public:
@@ -80,7 +70,7 @@ Drawn draw_one(const Row& row, const Draw& draw) {
   const RowDraw call{row, draw.temperature, draw.top_k, draw.top_p, draw.min_p, uniform, draw.row_changes()};
   Likely top[kMostScored];
   RowScores scores{draw.num_top.value_or(0), top, 0, 0, 0};
-  const int token = draw_row(call, draw.num_top ? &scores : nullptr);
+  const int token = OCTAVO_AT_LEVEL(draw_token, call, draw.num_top ? &scores : nullptr);
   if (token == kNotFinite) return {};
   return {token, draw.num_top ? std::optional(score_of(scores)) : std::nullopt};
 }
@@ -109,7 +99,7 @@ std::vector<std::optional<TokenScore>> score_tokens(const mx::array& logits,
     const auto [row, token, num_top] = targets[i];
     Likely top[kMostScored];
     RowScores scores{num_top, top, 0, 0, 0};
-    if (score_row(rows[row], token, scores)) found[i] = score_of(scores);
+    if (OCTAVO_AT_LEVEL(score_token, rows[row], token, scores)) found[i] = score_of(scores);
   });
   return found;
 }

@@ -68,14 +68,12 @@ struct RowScores {
 
 constexpr int kNotFinite = -1;  // the row holds a NaN, or its largest is infinite
 
-// draw_from_*: the token, and where `scores` is not null what they ask for. score_*: the same of a given
+// draw_token: the token, and where `scores` is not null what they ask for. score_token: the same of a given
 // token, without a draw; false if the row is not finite.
-#define OCTAVO_DECLARE_SAMPLING(isa)                               \
-  namespace isa {                                                  \
-  int draw_from_halves(const RowDraw& call, RowScores* scores);    \
-  int draw_from_floats(const RowDraw& call, RowScores* scores);    \
-  bool score_halves(const Row& row, int token, RowScores& scores); \
-  bool score_floats(const Row& row, int token, RowScores& scores); \
+#define OCTAVO_DECLARE_SAMPLING(isa)                              \
+  namespace isa {                                                 \
+  int draw_token(const RowDraw& call, RowScores* scores);         \
+  bool score_token(const Row& row, int token, RowScores& scores); \
   }
 OCTAVO_DECLARE_SAMPLING(generic)
 OCTAVO_DECLARE_SAMPLING(avx2)

@@ -31,7 +31,15 @@ double sum_from(const float* weights, int count, float bound) {
   return sum.total();
 }
 
-constexpr float kLeastWeight = 0x1.8p-126f;        // see above_zero
+// The sum of a block of weights.
+double sum_block(const float* weights) {
+  WideSum sum;
+  for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
+    for (int j = 0; j < 4; ++j) sum.parts[j] += widen(load_half(weights + i + j * kWidth));
+  return sum.total();
+}
+
+constexpr float kLeastWeight = 0x1.8p-126f;        // what is below weighs 0
 constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest one whose power is not below it
 
 // Logits that min_p or a `smallest` logit leaves out weigh 0.
@@ -47,14 +55,6 @@ struct Weights {
         min_p(call.min_p) {}
 
   int blocks() const { return (row.size + kWalkBlock - 1) / kWalkBlock; }
-
-  // Weights of `count` logits, a multiple of kLanes.
-  void weigh(const float* logits, int count, float* to) const {
-    with_rules([&](auto scale, auto only) {
-      for (int at = 0; at < count; at += kWalkBlock)
-        weigh_some(logits + at, std::min(kWalkBlock, count - at), to + at, scale, only);
-    });
-  }
 
   float largest_of(int block) const {
     constexpr int kMaxima = kWalkBlock / kTopBlock;
@@ -75,18 +75,14 @@ struct Weights {
       std::fill(std::copy_n(logits, count, last), last + kWalkBlock, -__builtin_inff());
       logits = last;
     }
-    weigh(logits, kWalkBlock, to);
+    with_rules([&](auto scale, auto only) { weigh(logits, to, scale, only); });
     return true;
   }
 
   // The sum of a block's weights.
   double sum_of(int block) const {
     alignas(kAligned) float weights[kWalkBlock];
-    if (!of_block(block, weights)) return 0;
-    WideSum sum;
-    for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
-      for (int j = 0; j < 4; ++j) sum.parts[j] += widen(load_half(weights + i + j * kWidth));
-    return sum.total();
+    return of_block(block, weights) ? sum_block(weights) : 0;
   }
 
  private:
@@ -124,29 +120,29 @@ struct Weights {
   // What no weight of smaller logits exceeds: the exponential is not monotonic to the last bit.
   float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
-  // Weights of up to kWalkBlock logits: exp_within to the last bit. An exponential is one chain of operations
+  // Weights of kWalkBlock logits: exp_within to the last bit. An exponential is one chain of operations
   // that wait for each other, and a processor looks only some dozens of operations ahead. So a third of the
   // chain is done for all of them, then the next: what waits is short, and much of it is in sight. What is
   // left of logits below the smallest may be anything until they are taken out.
   template <class Scale, class Only>
-  void weigh_some(const float* logits, int count, float* to, Scale scale, Only only) const {
+  void weigh(const float* logits, float* to, Scale scale, Only only) const {
     alignas(kAligned) float rests[kWalkBlock], shifts[kWalkBlock], parts[kWalkBlock];
     const Vec most = Vec{} + largest;
-    for (int i = 0; i < count; i += kLanes) {
+    for (int i = 0; i < kWalkBlock; i += kLanes) {
       const Vec x = scale(load(logits + i) - most);
       const Vec shifted = x * cephes::kLog2E + cephes::kRound;
       const Vec n = shifted - cephes::kRound;
       store(rests + i, less_product(x, n, Vec{} + cephes::kLn2High) + n * cephes::kLn2Rest);
       store(shifts + i, (Vec)((UintVec)shifted << 23));
     }
-    for (int i = 0; i < count; i += kLanes) {
+    for (int i = 0; i < kWalkBlock; i += kLanes) {
       const Vec r = load(rests + i);
       Vec p = Vec{} + cephes::kTerms[0];
       p = p * r + cephes::kTerms[1];
       p = p * r + cephes::kTerms[2];
       store(parts + i, p * r + cephes::kTerms[3]);
     }
-    for (int i = 0; i < count; i += kLanes) {
+    for (int i = 0; i < kWalkBlock; i += kLanes) {
       const Vec r = load(rests + i);
       Vec p = load(parts + i) * r + cephes::kTerms[4];
       p = p * r + cephes::kTerms[5];

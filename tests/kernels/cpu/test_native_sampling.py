@@ -111,22 +111,11 @@ def test_every_level_draws_the_same(level: str) -> None:
     run_at_level(level, f"import sys; sys.path.insert(0, {folder!r})\n{checks}")
 
 
-def looked_at(size: int) -> NDArray[np.bool_]:
-    """The tokens by which ``sampling/guess.h`` guesses where a nucleus ends, but for the largest."""
-    block, line = np.arange(size) // 64, np.arange(size) // 16 % 4
-    chosen: NDArray[np.bool_] = (block % 4 == block // 4 % 4) & (block // 16 % 4 == line)
-    return chosen
-
-
 def large_row(kind: str, size: int) -> NDArray[np.float32]:
-    """One that misleads a guess by some of its tokens, or leaves it little to go by."""
+    """One whose nuclei end where many weights lie, where few do, or among equals."""
     rng = np.random.default_rng(size)
     row = rng.standard_normal(size).astype(np.float32)
     match kind:
-        case "likely ones are looked at":
-            row[looked_at(size)] += 6
-        case "likely ones are not looked at":
-            row[looked_at(size)] -= 6
         case "runs":
             row[np.arange(size) // 512 % 7 == 3] += 6
         case "falling":
@@ -148,8 +137,6 @@ def large_row(kind: str, size: int) -> NDArray[np.float32]:
 
 LARGE = (
     "plain",
-    "likely ones are looked at",
-    "likely ones are not looked at",
     "runs",
     "falling",
     "one",

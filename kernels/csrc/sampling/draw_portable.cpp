@@ -1,4 +1,4 @@
-// Drawing from float32 logits: a weight for each, and sums of blocks of them.
+// Drawing from logits as float32: a weight for each, and sums of blocks of them.
 #include <algorithm>
 #include <cstring>
 
@@ -92,7 +92,7 @@ Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, d
   const Nucleus nucleus = find_nucleus(weights, sums, call.top_p);
   const int token = walk(weights, sums, call.uniform * sum_of(sums, blocks), nucleus.end.weight,
                          [&](int block) { return nucleus.ties_in(block); });
-  return {token, are_powers ? nucleus.around.whole : 0};
+  return {token, are_powers ? nucleus.whole : 0};
 }
 
 // The sum of exp(logit - largest) over the row.
@@ -134,6 +134,13 @@ Room room_for(int size) {
   return {sums, reinterpret_cast<float*>(sums + blocks)};
 }
 
+const float* as_floats(const Row& row) {
+  if (row.type == Float::f32) return static_cast<const float*>(row.logits);
+  float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * row.size, 3));
+  load_floats(row.logits, row.type, 0, row.size, floats);
+  return floats;
+}
+
 // Makes the changes in a copy of the row, and looks at it again where it is another.
 void change(const RowDraw& call, Scanned& row) {
   const bool* const allowed = call.changes.allowed;
@@ -149,9 +156,9 @@ void change(const RowDraw& call, Scanned& row) {
 
 }  // namespace
 
-int draw_from_floats(const RowDraw& call, RowScores* scores) {
+int draw_token(const RowDraw& call, RowScores* scores) {
   const Room room = room_for(call.size);
-  Scanned row{static_cast<const float*>(call.logits), call.size, room.maxima};
+  Scanned row{as_floats(call), call.size, room.maxima};
   row.scan_all();
   float largest = row.largest();
   if (call.changes.any() && __builtin_isfinite(largest)) {
@@ -164,8 +171,8 @@ int draw_from_floats(const RowDraw& call, RowScores* scores) {
   return found.token;
 }
 
-bool score_floats(const Row& call, int token, RowScores& scores) {
-  Scanned row{static_cast<const float*>(call.logits), call.size, room_for(call.size).maxima};
+bool score_token(const Row& call, int token, RowScores& scores) {
+  Scanned row{as_floats(call), call.size, room_for(call.size).maxima};
   row.scan_all();
   const float largest = row.largest();
   if (!__builtin_isfinite(largest)) return false;
