@@ -2,14 +2,17 @@
 
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
+from .resources import Admission, Resource
 from .scheduler import Scheduler
 from .types import Lookup, SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
 
 __all__ = [
+    "Admission",
     "KVConnector",
     "Limits",
     "Lookup",
     "NoConnector",
+    "Resource",
     "SampleResult",
     "ScheduledChunk",
     "Scheduler",

@@ -2,95 +2,80 @@
 
 from __future__ import annotations
 
-import enum
+from octavo.block_manager import BlockManager
 
-from octavo.block_manager import BlockManager, Digest, Miss, PageTable
-
-from .budget import TokenBudget
 from .limits import Limits
-from .preemption import has_headroom, lost_work
-from .resumption import Resumption
+from .pages import Pages
+from .preemption import lost_work
+from .resources import Admission, Resource
 from .sequence_queues import SequenceQueues
-from .targets import Targets
-from .types import Lookup, ScheduledChunk, Sequence, append_chunk
-from .waiting import LOOK_AHEAD
+from .step_draft import StepDraft
+from .types import Sequence
+from .waiting import LOOK_AHEAD, MAX_PASSED
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
 
-
 SLOT_REST = 32  # plans during which a tenant that lost a slot to another leaves one slot free
-
-
-class Admission(enum.Enum):
-    """What became of a sequence that waits."""
-
-    LET_IN = enum.auto()
-    NO_ROOM = enum.auto()  # nor for anybody after it
-    SHARES = enum.auto()  # its next page is being computed
 
 
 class Arrivals:
     """Lets waiting sequences in, in their order.
 
-    As long as tokens of the step, pages, and time for their decodes are left. Whoever found no pages is
-    remembered, so that nobody looks again before some are free.
+    As long as tokens of the step and all resources are left. A sequence that lacks a resource of its own is
+    passed by others, ``MAX_PASSED`` of them at most, and tried again when something was released.
+
+    resources   what a sequence has to hold; ``pages`` is one of them
+    lacking     waiting sequences that lacked a resource since something was released
     """
 
     def __init__(
-        self,
-        blocks: BlockManager,
-        limits: Limits,
-        queues: SequenceQueues,
-        resumption: Resumption,
-        targets: Targets,
+        self, blocks: BlockManager, limits: Limits, queues: SequenceQueues, resources: Resource, pages: Pages
     ) -> None:
+        self.lacking: set[Sequence] = set()
         self._blocks = blocks
         self._limits = limits
         self._queues = queues
-        self._resumption = resumption
-        self._targets = targets
-        self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # who, and the idle pages then
-        self._is_short = False  # there was no room for one more than ran then: so many slots there are
+        self._resources = resources
+        self._pages = pages
+        self._passed: tuple[Sequence | None, int] = (None, 0)  # the first that lacks, and how many passed it
         self._num_plans = 0
         self._displaced: dict[str, int] = {}  # tenants that lost a slot to another, and in which plan
 
-    def look_again(self) -> None:
-        """Somebody has ended: what it would have grown by is free, even if it shared all it had."""
-        self._refused = None
-
     def may_admit(self) -> bool:
         """Whether anybody may be let in; False where looking would cost time and find no room."""
-        waiting, refused = self._queues.waiting, self._refused
-        if not self._queues.may_grow or not self._targets.has_time():
+        if not self._queues.may_grow or not self._resources.may_admit():
             return False
-        if refused is None or self._has_more_idle(refused[1]):
+        refused = self._pages.refused
+        if refused is None and not self.lacking:
             return True
-        first = self._claimant() or next(waiting.offers(), None)
-        return first is not refused[0]
+        offers = self._queues.waiting.offers()
+        first = self._claimant() or next((each for each in offers if each not in self.lacking), None)
+        return first is not None and first is not refused
 
-    def plan(
-        self, chunks: list[Sequence], budget: TokenBudget, work: list[ScheduledChunk], lookups: list[Lookup]
-    ) -> None:
+    def plan(self, draft: StepDraft) -> None:
         """Admit waiting sequences in their order, but one long prompt at a time.
 
-        Others pass those that wait for it. Each gets pages for all it has to compute: a prompt that was let
-        in does not run out of pages before its first token. One whose next page is computed in this very step
-        waits for the next, where it shares that page, and is passed, too."""
+        Others pass those that wait for it. One whose next page is computed in this very step waits for the
+        next, where it shares that page, and is passed, too."""
         self._num_plans += 1
         if not self.may_admit():
             return
-        waiting, filling = self._queues.waiting, self._filling(work)
+        waiting, budget = self._queues.waiting, draft.budget
+        self._pages.begin_step(draft.work)
         claimant, is_short = self._claimant(), False
-        long = [sequence for sequence in chunks if budget.is_long(sequence)]
+        long = [sequence for sequence in draft.chunks if budget.is_long(sequence)]
         passed = 0
-        blocked: Sequence | None = None  # the first that was passed
+        lacks: Sequence | None = None  # the first that lacks a resource of its own
+        blocked: Sequence | None = None  # the first that was passed for another reason
         for sequence in waiting.offers():
             if not budget.left or len(self._queues.running) == self._limits.max_running:
                 break
             if self._leaves_slot(sequence, claimant):
                 is_short = True
                 continue
-            if blocked is not None and (passed >= LOOK_AHEAD or not waiting.may_pass(blocked, sequence)):
+            if passed >= LOOK_AHEAD or self._passed == (lacks, MAX_PASSED):
+                break
+            if blocked is not None and not waiting.may_pass(blocked, sequence):
                 break
             is_long = budget.is_long(sequence)
             if is_long and (
@@ -98,21 +83,41 @@ class Arrivals:
             ):
                 blocked, passed = blocked or sequence, passed + 1
                 continue
-            if self._limits.is_long_prompt(sequence.num_prompt) and waiting.ends_step(sequence, work):
+            if self._limits.is_long_prompt(sequence.num_prompt) and waiting.ends_step(sequence, draft.work):
                 break
-            outcome = self._admit(sequence, budget, work, lookups, filling)
-            if sequence is claimant:
-                claimant = self._claimant()
-            if outcome is Admission.NO_ROOM:
+            lacking = sequence in self.lacking
+            outcome = Admission.LACKS if lacking else self._resources.hold(sequence)
+            if outcome is Admission.STOP:
                 is_short = True
                 break
-            if outcome is Admission.SHARES:
+            if outcome is Admission.LACKS:
+                if not self._resources.is_coming:
+                    self.lacking.add(sequence)
+                lacks, passed = lacks or sequence, passed + 1
+            elif outcome is Admission.SHARES:
                 blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
-            elif is_long:
-                long.append(sequence)
-        if self._is_short and not is_short:
-            self._is_short = False
+            else:
+                self._admit(sequence, draft)
+                if lacks is not None:
+                    self._passed = (lacks, self._passed[1] + 1 if self._passed[0] is lacks else 1)
+                if is_long:
+                    long.append(sequence)
+            if sequence is claimant:
+                claimant = self._claimant()
+        if self._pages.is_short and not is_short:
+            self._pages.is_short = False
             self._queues.shares.limit(self._limits.max_running)
+
+    def _admit(self, sequence: Sequence, draft: StepDraft) -> None:
+        """Let in a sequence that holds every resource, with a first chunk."""
+        wanted = sequence.backlog
+        tokens = max(1, draft.budget.grant(sequence, wanted, self._queues.waiting.short_rivals(sequence)))
+        self._queues.admit(sequence)
+        if (lookup := self._pages.lookup(sequence)) is not None:
+            draft.lookups.append(lookup)
+        item = draft.add_chunk(sequence, tokens, wanted)
+        self._queues.waiting.planned(item)
+        self._pages.planned(item)
 
     def victims(self) -> list[Sequence]:
         """Return running sequences whose slots go to waiting ones of tenants below their share.
@@ -124,7 +129,7 @@ class Arrivals:
             return []
         share, num_running = shares.share, dict(shares.running)
         count = shares.num_claimed if not self._num_free else 1
-        if self._num_free and not self._is_refused(claimant) and self._targets.has_time(claimant):
+        if self._num_free and self._resources.may_admit(claimant):
             return []
         found: list[Sequence] = []
         waiting = queues.waiting
@@ -154,9 +159,10 @@ class Arrivals:
     def _claimant(self) -> Sequence | None:
         """Return the first waiting sequence of a tenant below its share, if others have to wait for it."""
         shares = self._queues.shares
-        if not shares.are_claimed or (not self._is_short and self._num_free > shares.num_claimed):
+        if not shares.are_claimed or (not self._pages.is_short and self._num_free > shares.num_claimed):
             return None
-        return next((each for each in self._queues.waiting.offers() if shares.is_below(each.tenant)), None)
+        below = (each for each in self._queues.waiting.offers() if shares.is_below(each.tenant))
+        return next((each for each in below if each not in self.lacking), None)
 
     def _leaves_slot(self, sequence: Sequence, claimant: Sequence | None) -> bool:
         """Whether a waiting sequence leaves the next slot to another tenant.
@@ -177,73 +183,3 @@ class Arrivals:
     @property
     def _num_free(self) -> int:
         return self._limits.max_running - len(self._queues.running)
-
-    def _is_refused(self, sequence: Sequence) -> bool:
-        """Whether there was no room for a sequence, and is not more now."""
-        refused = self._refused
-        return refused is not None and refused[0] is sequence and not self._has_more_idle(refused[1])
-
-    def _admit(
-        self,
-        sequence: Sequence,
-        budget: TokenBudget,
-        work: list[ScheduledChunk],
-        lookups: list[Lookup],
-        filling: set[Digest],
-    ) -> Admission:
-        """Let a waiting sequence in, or say what it waits for."""
-        if self._resumption.holds_up(sequence) or not self._targets.has_time(sequence):
-            return Admission.NO_ROOM
-        if self._is_refused(sequence):
-            return Admission.NO_ROOM
-        blocks, find = self._blocks, not sequence.skip_prefix_cache
-        table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
-        if find and _next_digest(table) in filling:
-            blocks.close(table)
-            return Admission.SHARES  # from the next step on it finds what this one computes
-        miss = None
-        if sequence.num_cached is None:  # explained before pages are evicted for it
-            miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
-        wanted = len(sequence.tokens) - table.num_written
-        rivals = self._queues.waiting.short_rivals(sequence)
-        tokens = max(1, budget.grant(sequence, wanted, rivals))
-        may_grow = has_headroom(sequence, table, self._queues.running, blocks)
-        if not may_grow or not blocks.reserve(table, table.num_written + tokens, ahead=len(sequence.tokens)):
-            blocks.close(table)
-            self._refused = (sequence, blocks.idle_pages())
-            self._is_short = True
-            self._queues.shares.limit(max(1, len(self._queues.running)))
-            return Admission.NO_ROOM
-        if self._resumption.begin(sequence):
-            blocks.close(table)
-            return Admission.NO_ROOM  # for others: it is this one's, when its pages are there
-        self._queues.admit(sequence, table)
-        self._refused = None
-        if miss is not None:
-            sequence.num_cached = hit = table.num_written
-            misses = blocks.miss_reasons.count(len(sequence.tokens), miss)
-            lookups.append(Lookup(sequence, len(sequence.tokens), hit, misses, miss))
-        budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)
-        self._queues.waiting.planned(work[-1])
-        filling |= self._filling(work[-1:])
-        return Admission.LET_IN
-
-    def _has_more_idle(self, before: tuple[int, ...]) -> bool:
-        """Whether some group has more idle pages than it had."""
-        return any(now > then for now, then in zip(self._blocks.idle_pages(), before, strict=True))
-
-    def _filling(self, work: list[ScheduledChunk]) -> set[Digest]:
-        """Digests of the prompt pages that this step fills, or begins to."""
-        page_size = self._blocks.page_size
-        filling: set[Digest] = set()
-        for sequence, start, stop, samples, *_ in work:
-            if stop - start > 1 or not samples:
-                assert sequence.table is not None
-                filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
-        return filling
-
-
-def _next_digest(table: PageTable) -> Digest | None:
-    """Of the first page a look-up did not find; None if nothing was left to look up."""
-    index = len(table.pages)
-    return table.digests[index] if index < len(table.digests) else None

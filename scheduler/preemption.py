@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.block_manager import BlockManager, PageTable
+from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
@@ -21,10 +21,8 @@ def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
     return table.num_written - blocks.num_shared(table)
 
 
-def has_headroom(
-    sequence: Sequence, table: PageTable, running: Iterable[Sequence], blocks: BlockManager
-) -> bool:
-    """Whether a sequence may be let in beside others, so that nobody gives way too soon again.
+def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
+    """Whether a sequence with a table may be let in beside others, so that nobody gives way too soon again.
 
     Where everybody here is new, any room will do: most sequences end before ``max_tokens``. But if this one
     or one of those that run had to give way k times, room must be left for everybody to grow by
@@ -38,17 +36,17 @@ def has_headroom(
     most = (1 << min(times, MAX_CAUTION)) - 1
     idle = list(blocks.idle_for_pages())
     for member in members:
-        for group, pages in enumerate(_growth(member, table if member is sequence else None, blocks, most)):
+        for group, pages in enumerate(_growth(member, blocks, most)):
             idle[group] -= pages
     return all(left >= 0 for left in idle)
 
 
-def _growth(sequence: Sequence, table: PageTable | None, blocks: BlockManager, most: int) -> list[int]:
+def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
     """Pages of each group that a sequence and its parallel samples take from now on.
 
     For the tokens they have, and ``most`` pages each beyond these, if they grow so far."""
-    table = table or sequence.table
-    assert table is not None, f"{sequence.sequence_id} does not run"
+    table = sequence.table
+    assert table is not None, f"{sequence.sequence_id} has no pages"
     num_tokens = len(sequence.tokens)
     known = blocks.growth(table, num_tokens)
     growth = blocks.growth(table, sequence.max_length)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .connector import KVConnector
 from .prompt_pace import PromptPace
+from .resources import Admission, Resource
 from .sequence_queues import SequenceQueues
 from .types import Sequence
 
 
-class Resumption:
+class Resumption(Resource):
     """Whose pages a connector keeps while they wait, and who is on the way back.
 
     A sequence that gives way says so to the connector before its pages are gone. When there is room for
@@ -28,16 +29,16 @@ class Resumption:
             self._connector.keep(sequence, self._pace.token_s)
             sequence.may_load = True
 
-    def begin(self, sequence: Sequence) -> bool:
-        """Whether this one, which waits and could be let in now, gets its pages first."""
+    def hold(self, sequence: Sequence) -> Admission:
+        """Admit a sequence for which there is room, unless it gets its saved pages first."""
         if not sequence.may_load:
-            return False
+            return Admission.ADMITTED
         sequence.may_load = False
         if not self._connector.start_load(sequence, token_s=self._pace.token_s):
-            return False
+            return Admission.ADMITTED
         self._queues.load(sequence)
         self._loading.add(sequence)
-        return True
+        return Admission.STOP  # the room is for this one, when its pages are there
 
     def end(self, sequence: Sequence) -> bool:
         """It waits for pages no more: back to its place, if it was on its way back."""
@@ -64,3 +65,13 @@ class Resumption:
         """The same of everybody who waits."""
         first = next(self._queues.waiting.offers(), None) if self._loading else None
         return first is not None and self.holds_up(first)
+
+
+class RoomOfLoads(Resource):
+    """Room of preempted sequences whose saved pages are being loaded: others leave it to them."""
+
+    def __init__(self, resumption: Resumption) -> None:
+        self._resumption = resumption
+
+    def hold(self, sequence: Sequence) -> Admission:
+        return Admission.STOP if self._resumption.holds_up(sequence) else Admission.ADMITTED

@@ -14,23 +14,17 @@ from .connector import KVConnector, NoConnector
 from .draft_times import DraftTimes
 from .drafts import draft_rows, drop_rejected, plan_drafts
 from .limits import Limits, SequenceTooLong
+from .pages import Pages
 from .plan_ahead import next_tokens
 from .preemption import lost_work
 from .prompt_pace import Deadlines, PromptPace
-from .resumption import Resumption
+from .resources import Resource, Resources
+from .resumption import Resumption, RoomOfLoads
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
+from .step_draft import StepDraft
 from .targets import Targets
-from .types import (
-    Lookup,
-    SampleResult,
-    ScheduledChunk,
-    SchedulerOutput,
-    Sequence,
-    Status,
-    StepShape,
-    append_chunk,
-)
+from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
 from .waiting import FirstComeQueue, WaitingQueue
 
 
@@ -50,6 +44,8 @@ class Scheduler:
     nobody up, and is queued when they are in the pool. One that had to give its pages back may get them
     from there, too.
 
+    ``resources``: what a running sequence holds besides pages, slots of state and time, see resources.py.
+
     ``plan`` and ``commit`` alternate, but that ``plan_ahead`` may plan one more step between them: then the
     older one is committed first. ``add`` and ``abort`` may come at any time between them, but a planned
     step must be turned into a batch before anything of it is aborted.
@@ -62,6 +58,7 @@ class Scheduler:
         connector: KVConnector | None = None,
         *,
         waiting: WaitingQueue | None = None,
+        resources: abc.Sequence[Resource] = (),
     ) -> None:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
@@ -79,10 +76,14 @@ class Scheduler:
         self._deadlines = Deadlines(blocks)
         self._draft_times: DraftTimes | None = None  # once somebody asks for them
         queue = FirstComeQueue() if waiting is None else waiting
-        self._queues = SequenceQueues(blocks, limits.max_running, queue)
+        self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
         self._targets = Targets(limits, self._queues)
-        self._arrivals = Arrivals(blocks, limits, self._queues, self._resumption, self._targets)
+        self._pages = Pages(blocks, self._queues)
+        self._resources = Resources(
+            (RoomOfLoads(self._resumption), self._targets, *resources, self._pages, self._resumption)
+        )
+        self._arrivals = Arrivals(blocks, limits, self._queues, self._resources, self._pages)
         self._planned: deque[SchedulerOutput] = deque()  # and not yet committed: two at most
 
     @property
@@ -147,7 +148,7 @@ class Scheduler:
             self._connector.cancel_load(sequence)
             self._stop_loading(sequence)  # a parallel sample that takes its place there computes the rest
         if sequence.status is not Status.FINISHED:
-            self._arrivals.look_again()
+            self._pages.look_again()
             self._queues.abort(sequence)
             self._release(sequence)
 
@@ -161,46 +162,27 @@ class Scheduler:
         if self._has_deadlines and now is not None:
             waiting = self._queues.waiting
             waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
-        work: list[ScheduledChunk] = []
-        preempted: list[Sequence] = []
-        lookups: list[Lookup] = []
-        shares = self._queues.shares
-        if shares.are_several and shares.is_uneven:
-            for victim in self._arrivals.victims():
-                self._preempt(victim, preempted, for_pages=False)
-                self._arrivals.displaced(victim)
-        chunks, all_plain = self._plan_decodes(work, preempted)
-        num_decodes, latency = len(work), self._targets.latency
-        decodes = None if latency is None else decode_shape(work)
-        drafted = False
-        if chunks or not all_plain or self._queues.may_grow:
-            drafted = self._plan_rest(chunks, decodes, work, preempted, lookups)
-        if not work:
-            return None
-        if self.blocks.takes_snapshots:
-            for item in work:
-                sequence, drafts = item.sequence, len(item.drafts)
-                assert sequence.table is not None
-                self.blocks.plan_snapshots(
-                    sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
-                )
-        only_decodes = len(work) == num_decodes and not drafted
-        shape = decodes if only_decodes else None
-        predicted_s = None
-        if latency is not None:
-            shape = shape or shape_of(work)
-            predicted_s = latency.predict(shape)
-        done = tuple(preempted), tuple(lookups)
-        plain = only_decodes and all_plain
-        step = SchedulerOutput(tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, plain=plain)
-        self._planned.append(step)
-        return step
+        draft = StepDraft()
+        self._displace(draft)
+        self._plan_decodes(draft)
+        if draft.chunks or not draft.is_plain or self._queues.may_grow:  # most steps have none of these
+            self._open_budget(draft)
+            held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
+            self._plan_arrivals(draft)
+            self._plan_chunks(draft, held_back, may_admit=False)
+            self._plan_drafts(draft)
+        return self._complete(draft)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether sequences wait for something that arrives without a step: then a plan may be empty."""
+        return bool(self.held) or self._resources.is_coming
 
     def stuck(self) -> tuple[Sequence, ...]:
         """Return the sequences that can never end, right after ``plan`` has returned None.
 
         There are none unless the scheduler has a bug. Abort them, and others can be served."""
-        if self.held:
+        if self.is_blocked:
             return ()
         if self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all()):
             return (*self._queues.running, *self._queues.waiting)
@@ -257,7 +239,7 @@ class Scheduler:
         if ended is None:
             ended, groups = self._append_results(step.work, results)
         if ended:
-            self._arrivals.look_again()
+            self._pages.look_again()
             for sequence in ended:
                 self._release(sequence)
             self._queues.end(ended)
@@ -275,17 +257,18 @@ class Scheduler:
         if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
-    def _plan_decodes(
-        self, work: list[ScheduledChunk], preempted: list[Sequence]
-    ) -> tuple[list[Sequence], bool]:
-        """One token for each sequence that has just one to compute.
+    def _displace(self, draft: StepDraft) -> None:
+        """Preempt sequences whose slots go to tenants below their share."""
+        shares = self._queues.shares
+        if shares.are_several and shares.is_uneven:
+            for victim in self._arrivals.victims():
+                self._preempt(victim, draft, for_pages=False)
+                self._arrivals.displaced(victim)
 
-        Returns the others, and whether none of the former has drafts, parallel samples that wait for it, or
-        the last token of its prompt to compute.
-        """
-        chunks: list[Sequence] = []
-        all_plain = True
-        new, chunk, append = tuple.__new__, ScheduledChunk, work.append  # its constructor takes twice as long
+    def _plan_decodes(self, draft: StepDraft) -> None:
+        """One token for each sequence that has just one to compute; the others are left to ``chunks``."""
+        new, chunk = tuple.__new__, ScheduledChunk  # its constructor takes twice as long
+        append = draft.work.append
         running = self._queues.running
         for sequence in [s for s in running if s not in self.held] if self.held else tuple(running):
             table = sequence.table
@@ -293,54 +276,33 @@ class Scheduler:
                 continue
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
-                chunks.append(sequence)
-            elif stop <= table.capacity or self._make_room(sequence, stop, work, preempted):
+                draft.chunks.append(sequence)
+            elif stop <= table.capacity or self._make_room(sequence, stop, draft):
                 samples: tuple[Sequence, ...] = ()
                 if sequence.drafts or sequence.parallel_samples or start < sequence.num_prompt:
-                    samples, all_plain = tuple(sequence.parallel_samples), False
+                    samples, draft.is_plain = tuple(sequence.parallel_samples), False
                 append(new(chunk, (sequence, start, stop, True, samples, ())))
-        return chunks, all_plain
+        draft.num_decodes = len(draft.work)
+        if self._targets.latency is not None:
+            draft.shape = decode_shape(draft.work)
 
-    def _plan_rest(
-        self,
-        chunks: list[Sequence],
-        decodes: StepShape | None,
-        work: list[ScheduledChunk],
-        preempted: list[Sequence],
-        lookups: list[Lookup],
-    ) -> bool:
-        """Prompts under way, arrivals and drafts, beside these decodes; returns whether there may be drafts.
-
-        Most steps have none of the three, and do not come here."""
-        time = None
-        if decodes is not None and (latency := self._targets.latency) is not None:
-            time = latency.limit(decodes, self._targets.tightest(item.sequence for item in work))
-        budget = TokenBudget(self.limits.max_step_tokens - len(work), self.limits, self.blocks, time=time)
-        chunks = self._queues.waiting.in_turn(chunks)
-        held_back = self._plan_chunks(chunks, budget, work, preempted)
-        if not preempted and budget.left and self._queues.waiting:
-            self._arrivals.plan(chunks, budget, work, lookups)
-        if held_back:  # for arrivals; now they get what these have left
-            self._plan_chunks(held_back, budget, work, preempted, may_admit=False)
-        if not budget.left or preempted or len(work) < len(self._queues.running):
-            return False  # guesses take no room while somebody waits for it
-        return plan_drafts(work, budget, self.blocks)  # last: what is to be computed goes before guesses
+    def _open_budget(self, draft: StepDraft) -> None:
+        """Find what the decodes leave of the step's tokens, and of its time under a latency target."""
+        time, latency = None, self._targets.latency
+        if latency is not None and draft.shape is not None:
+            time = latency.limit(draft.shape, self._targets.tightest(item.sequence for item in draft.work))
+        left = self.limits.max_step_tokens - len(draft.work)
+        draft.budget = TokenBudget(left, self.limits, self.blocks, time=time)
 
     def _plan_chunks(
-        self,
-        chunks: list[Sequence],
-        budget: TokenBudget,
-        work: list[ScheduledChunk],
-        preempted: list[Sequence],
-        *,
-        may_admit: bool = True,
+        self, draft: StepDraft, chunks: list[Sequence], *, may_admit: bool = True
     ) -> list[Sequence]:
         """The next piece of each prompt that is under way; returns those that leave all to arrivals.
 
         may_admit   arrivals may follow
         """
-        waiting, held_back = self._queues.waiting, []
-        may_admit = may_admit and not preempted and self._arrivals.may_admit()
+        waiting, budget, held_back = self._queues.waiting, draft.budget, []
+        may_admit = may_admit and bool(chunks) and not draft.preempted and self._arrivals.may_admit()
         for index, sequence in enumerate(chunks):
             if not budget.left:
                 break
@@ -353,29 +315,58 @@ class Scheduler:
             next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
             if not tokens or (
                 self.limits.is_long_prompt(sequence.num_prompt)
-                and waiting.ends_step(sequence, work, next_one)
+                and waiting.ends_step(sequence, draft.work, next_one)
             ):
                 held_back.append(sequence)
-            elif self._make_room(sequence, sequence.num_written + tokens, work, preempted):
-                budget.spend(sequence, append_chunk(work, sequence, tokens), wanted)
-                waiting.planned(work[-1])
+            elif self._make_room(sequence, sequence.num_written + tokens, draft):
+                waiting.planned(draft.add_chunk(sequence, tokens, wanted))
         return held_back
 
-    def _make_room(
-        self, sequence: Sequence, num_tokens: int, work: list[ScheduledChunk], preempted: list[Sequence]
-    ) -> bool:
+    def _plan_arrivals(self, draft: StepDraft) -> None:
+        if not draft.preempted and draft.budget.left and self._queues.waiting:
+            self._arrivals.plan(draft)
+
+    def _plan_drafts(self, draft: StepDraft) -> None:
+        """Add drafts, unless a sequence waits for the room that they would take."""
+        if draft.budget.left and not draft.preempted and len(draft.work) >= len(self._queues.running):
+            draft.has_drafts = plan_drafts(draft.work, draft.budget, self.blocks)
+
+    def _complete(self, draft: StepDraft) -> SchedulerOutput | None:
+        """Return the step that was planned, with its snapshots, copies and predicted time; None if empty."""
+        work = draft.work
+        if not work:
+            return None
+        if self.blocks.takes_snapshots:
+            for item in work:
+                sequence, drafts = item.sequence, len(item.drafts)
+                assert sequence.table is not None
+                self.blocks.plan_snapshots(
+                    sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
+                )
+        only_decodes = len(work) == draft.num_decodes and not draft.has_drafts
+        shape, predicted_s = draft.shape if only_decodes else None, None
+        if (latency := self._targets.latency) is not None:
+            shape = shape or shape_of(work)
+            predicted_s = latency.predict(shape)
+        done = tuple(draft.preempted), tuple(draft.lookups)
+        plain = only_decodes and draft.is_plain
+        step = SchedulerOutput(tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, plain=plain)
+        self._planned.append(step)
+        return step
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
         """Reserve pages, taking them from younger sequences that are not in this step already."""
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
-            planned = {item.sequence for item in work}
+            planned = {item.sequence for item in draft.work}
             running = self._queues.running
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
             younger = self._within_shares(sequence, younger)
             if not younger:
                 return False
             victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
-            self._preempt(victim, preempted)
+            self._preempt(victim, draft)
             self.num_preemptions += 1
         return True
 
@@ -390,11 +381,11 @@ class Scheduler:
         found = [each for each in younger if shares.is_above(each.tenant) or not precedes(each, sequence)]
         return found or (younger if sequence is self._queues.running[0] else [])
 
-    def _preempt(self, victim: Sequence, preempted: list[Sequence], *, for_pages: bool = True) -> None:
+    def _preempt(self, victim: Sequence, draft: StepDraft, *, for_pages: bool = True) -> None:
         self._resumption.gives_way(victim)
         self._release(victim)
         self._queues.preempt(victim, for_pages=for_pages)
-        preempted.append(victim)
+        draft.preempted.append(victim)
 
     def _append_tokens(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
@@ -502,10 +493,10 @@ class Scheduler:
                 remaining.append(member)
         if not remaining or not kv_valid:
             self._release(parent)
-        self._queues.share(parent, remaining)
+        self._queues.share(parent, remaining, self._resources)
 
     def _release(self, sequence: Sequence) -> None:
-        """Give back a sequence's pages."""
-        table, sequence.table = sequence.table, None
-        if table is not None:
-            self.blocks.close(table)
+        """Give back all resources of a sequence, if it holds any."""
+        if sequence.table is not None:
+            self._resources.release(sequence)
+            self._arrivals.lacking.clear()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.block_manager import BlockManager, PageTable
-
+from .resources import Resource
 from .slot_shares import SlotShares
 from .types import Sequence, Status
 from .waiting import WaitingQueue
@@ -15,20 +14,19 @@ class SequenceQueues:
     ::
 
         load            enqueue          admit                 end
-        ----> loading <---------> waiting -----> running(table) ---> finished
+        ----> loading <---------> waiting -----> running -----------> finished
                       (or at once)   ^   preempt |      | fork          ^
                                      '-----------'      v               |
                                              parallel samples -- abort -'   (and from anywhere else)
 
     loading       a connector brings pages of their prompts, or those they gave back
     waiting       in the order to let them in, see WaitingQueue
-    running       by priority, the one let in first among equals; each has a table
+    running       by priority, the one let in first among equals; each holds every resource
     max_running   forks beyond it wait
     shares        of the slots, by tenant
     """
 
-    def __init__(self, blocks: BlockManager, max_running: int, waiting: WaitingQueue) -> None:
-        self.blocks = blocks
+    def __init__(self, max_running: int, waiting: WaitingQueue) -> None:
         self.max_running = max_running
         self.loading: list[Sequence] = []
         self.waiting = waiting
@@ -61,12 +59,12 @@ class SequenceQueues:
         self.loading.append(sequence)
         sequence.status = Status.WAITING_FOR_PAGES
 
-    def admit(self, sequence: Sequence, table: PageTable) -> None:
-        """Let a waiting sequence run with this table."""
+    def admit(self, sequence: Sequence) -> None:
+        """Let a waiting sequence run, which holds every resource."""
         self._leave_queue(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         self.shares.count_running(sequence, 1)
-        sequence.status, sequence.table = Status.RUNNING, table
+        sequence.status = Status.RUNNING
         sequence.num_overtaken = 0
         if sequence.num_cached is None:
             sequence.num_admitted_before = self._num_admitted
@@ -114,7 +112,7 @@ class SequenceQueues:
             self._leave_queue(sequence)
         sequence.status = Status.FINISHED
 
-    def share(self, parent: Sequence, remaining: list[Sequence]) -> None:
+    def share(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
         """Let ``remaining`` go on after the first sample of a running parent with parallel samples.
 
         The first goes on with the parent's table, the others with forks of it. Those there is no room for, or
@@ -125,7 +123,7 @@ class SequenceQueues:
                 self.running[self.running.index(parent)] = successor
                 successor.status = Status.RUNNING
                 _take_over(successor, parent)
-            queued = [member for member in others if not self._fork(successor, member)]
+            queued = [member for member in others if not self._fork(successor, member, resources)]
         else:
             self._stop_running(parent)
             queued = remaining
@@ -148,15 +146,13 @@ class SequenceQueues:
         self.running.remove(sequence)
         self.shares.count_running(sequence, -1)
 
-    def _fork(self, successor: Sequence, member: Sequence) -> bool:
+    def _fork(self, successor: Sequence, member: Sequence, resources: Resource) -> bool:
         """Let a parallel sample run beside the successor, on its pages; False if it has to wait."""
-        assert successor.table is not None
         num_free = self.max_running - len(self.running)
         if not num_free or self.shares.leaves(member.tenant, num_free):
             return False
-        if not (fork := self.blocks.fork(successor.table)):
+        if not resources.fork(successor, member):
             return False
-        member.table, member.digests = fork, fork.digests
         member.num_admitted_before = successor.num_admitted_before
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from .latency_target import MIN_RUNNING, LatencyTarget
 from .limits import Limits
+from .resources import Admission, Resource
 from .sequence_queues import SequenceQueues
 from .step_cost import StepCost
 from .types import Sequence, StepShape
 
 
-class Targets:
+class Targets(Resource):
     """What steps cost, and which targets of latency they have to meet.
 
     cost      of steps, as learned so far
@@ -35,6 +36,12 @@ class Targets:
         if not self._has_targets:
             return None
         return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
+
+    def may_admit(self, sequence: Sequence | None = None) -> bool:
+        return self.has_time(sequence)
+
+    def hold(self, sequence: Sequence) -> Admission:
+        return Admission.ADMITTED if self.has_time(sequence) else Admission.STOP
 
     def has_time(self, sequence: Sequence | None = None) -> bool:
         """Whether the latency target allows for one more that decodes.

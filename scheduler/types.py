@@ -116,17 +116,6 @@ class ScheduledChunk(NamedTuple):
         return self.stop + len(self.drafts)
 
 
-def append_chunk(work: list[ScheduledChunk], sequence: Sequence, num_tokens: int) -> int:
-    """Plan the next tokens of one sequence; returns how many."""
-    start = sequence.num_written
-    stop = start + num_tokens
-    samples = stop == len(sequence.tokens)
-    work.append(
-        ScheduledChunk(sequence, start, stop, samples, tuple(sequence.parallel_samples) if samples else ())
-    )
-    return num_tokens
-
-
 class StepShape(NamedTuple):
     """What a step's time depends on.
 

@@ -136,11 +136,11 @@ class EngineCore:
             self._live.updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> SchedulerOutput | None:
-        self._scheduler.held = held = self._parts.held()
+        self._scheduler.held = self._parts.held()
         step = self._scheduler.plan(now)
         self.passed("plan")
-        if not step and held:
-            time.sleep(HELD_S)  # for their masks: nothing else can be computed
+        if not step and self._scheduler.is_blocked:
+            time.sleep(HELD_S)  # for masks, say: nothing else can be computed
         elif not step:
             self._live.fail_stuck()
         elif not step.plain:
@@ -225,4 +225,4 @@ class EngineCore:
         self._runner.close()
 
 
-HELD_S = 0.002  # pause when every sequence waits for a mask
+HELD_S = 0.002  # seconds: pause when every sequence waits for something that is not a step

@@ -1,5 +1,6 @@
 """Who is let in next: the queues of waiting sequences, one policy a file."""
 
+from .age_order import MAX_PASSED
 from .base import WaitingQueue
 from .cached_lengths import cached_tokens
 from .deficits import DeficitQueue
@@ -9,6 +10,7 @@ from .longest_prefix import LongestPrefixQueue
 
 __all__ = [
     "LOOK_AHEAD",
+    "MAX_PASSED",
     "Costs",
     "DeficitQueue",
     "FairQueue",

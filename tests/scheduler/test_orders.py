@@ -164,11 +164,11 @@ def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
     running, back = Sequence("running", [1] * 3, 8), Sequence("back", [2] * 3, 20)
     running.table = blocks.open(running.tokens)
     assert blocks.reserve(running.table, 4)
-    table = blocks.open(back.tokens)
+    back.table = blocks.open(back.tokens)
     back.num_preempted = 3
-    assert has_headroom(back, table, [running], blocks)
+    assert has_headroom(back, [running], blocks)
     back.parallel_samples = [Sequence("parallel sample", [2] * 3, 20)]
-    assert not has_headroom(back, table, [running], blocks)
+    assert not has_headroom(back, [running], blocks)
 
 
 def test_a_larger_step_is_never_thought_to_take_less() -> None:

@@ -1,0 +1,110 @@
+"""Pages of the KV cache and slots of recurrent state, as a resource."""
+
+from __future__ import annotations
+
+from octavo.block_manager import BlockManager, Digest, Miss, PageTable
+
+from .preemption import has_headroom
+from .resources import Admission, Resource
+from .sequence_queues import SequenceQueues
+from .types import Lookup, ScheduledChunk, Sequence
+
+
+class Pages(Resource):
+    """Page tables of running sequences: ``Sequence.table``.
+
+    An admitted sequence has pages for all tokens that it knows, so a prompt does not run out of pages before
+    its first token. A sequence that found no pages is remembered, and not looked up again before a pool has
+    more idle pages.
+
+    is_short   there were no pages for one more than ran then, so only so many slots can be shared
+    """
+
+    def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:
+        self.is_short = False
+        self._blocks = blocks
+        self._queues = queues
+        self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # with the idle pages at that time
+        self._filling: set[Digest] = set()  # prompt pages that the step being planned fills, or begins to
+        self._miss: Miss | None = None  # of the sequence that was admitted last
+
+    @property
+    def refused(self) -> Sequence | None:
+        """The sequence that found no pages, as long as there are no more idle ones."""
+        if self._refused is None:
+            return None
+        sequence, before = self._refused
+        more = any(now > then for now, then in zip(self._blocks.idle_pages(), before, strict=True))
+        return None if more else sequence
+
+    def look_again(self) -> None:
+        """Forget the refused sequence: another one ended, which may have shared all of its pages."""
+        self._refused = None
+
+    def begin_step(self, work: list[ScheduledChunk]) -> None:
+        """Note the prompt pages that a step fills before anything is admitted to it."""
+        self._filling.clear()
+        for item in work:
+            self.planned(item)
+
+    def planned(self, item: ScheduledChunk) -> None:
+        """Note the prompt pages that a chunk fills."""
+        sequence, start, stop, samples, *_ = item
+        if stop - start > 1 or not samples:
+            assert sequence.table is not None
+            page_size = self._blocks.page_size
+            self._filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
+
+    def may_admit(self, sequence: Sequence | None = None) -> bool:
+        return sequence is None or sequence is not self.refused
+
+    def hold(self, sequence: Sequence) -> Admission:
+        if not self.may_admit(sequence):
+            return Admission.STOP
+        blocks, find = self._blocks, not sequence.skip_prefix_cache
+        table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
+        if find and _next_digest(table) in self._filling:
+            blocks.close(table)
+            return Admission.SHARES  # from the next step on it finds what this one computes
+        if sequence.num_cached is None:  # explained before pages are evicted for it
+            self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
+        sequence.table = table
+        first = table.num_written + 1
+        if has_headroom(sequence, self._queues.running, blocks) and blocks.reserve(
+            table, first, ahead=len(sequence.tokens)
+        ):
+            self._refused = None
+            return Admission.ADMITTED
+        self.release(sequence)
+        self._refused = (sequence, blocks.idle_pages())
+        self.is_short = True
+        self._queues.shares.limit(max(1, len(self._queues.running)))
+        return Admission.STOP
+
+    def fork(self, sequence: Sequence, sample: Sequence) -> bool:
+        assert sequence.table is not None
+        if (table := self._blocks.fork(sequence.table)) is None:
+            return False
+        sample.table, sample.digests = table, table.digests
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        table, sequence.table = sequence.table, None
+        assert table is not None, f"{sequence.sequence_id} holds no pages"
+        self._blocks.close(table)
+
+    def lookup(self, sequence: Sequence) -> Lookup | None:
+        """Return what the prefix cache had for the sequence that was just admitted; None if it ran before."""
+        if sequence.num_cached is not None:
+            return None
+        assert self._miss is not None
+        sequence.num_cached = sequence.num_written
+        num_tokens = len(sequence.tokens)
+        misses = self._blocks.miss_reasons.count(num_tokens, self._miss)
+        return Lookup(sequence, num_tokens, sequence.num_cached, misses, self._miss)
+
+
+def _next_digest(table: PageTable) -> Digest | None:
+    """Return the digest of the first page that a look-up did not find; None if it found all."""
+    index = len(table.pages)
+    return table.digests[index] if index < len(table.digests) else None

@@ -1,0 +1,85 @@
+"""Resources that a sequence holds while it runs. Admission asks a list of them.
+
+To add a resource, subclass ``Resource`` and pass an instance to ``Scheduler(resources=...)``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from .types import Sequence
+
+
+class Admission(enum.Enum):
+    """Answer of a resource to a waiting sequence."""
+
+    ADMITTED = enum.auto()
+    LACKS = enum.auto()  # the sequence waits for something that others do not need; they pass it
+    SHARES = enum.auto()  # the sequence waits for a page that this step computes; others pass it
+    STOP = enum.auto()  # there is no room for the sequence, nor for those behind it
+
+
+class Resource:
+    """Something that a sequence needs to run, of which there may be too little.
+
+    A running sequence holds every resource once, from its admission or fork until it ends or is preempted. A
+    parallel sample that takes the place of its parent takes over what the parent holds: no method is called.
+    """
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether something that a waiting sequence lacks arrives without a step."""
+        return False
+
+    def may_admit(self, sequence: Sequence | None = None) -> bool:  # noqa: ARG002
+        """Whether ``hold`` might admit a sequence (None: any); a quick look that changes nothing."""
+        return True
+
+    def hold(self, sequence: Sequence) -> Admission:  # noqa: ARG002
+        """Take what a waiting sequence needs; nothing is held unless the answer is ``ADMITTED``."""
+        return Admission.ADMITTED
+
+    def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
+        """Take what a parallel sample needs to run next to a running sequence; False if it has to wait."""
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back what a sequence holds."""
+
+
+class Resources(Resource):
+    """A list of resources as one: a sequence holds all of them, or none."""
+
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self._resources = tuple(resources)
+
+    @property
+    def is_coming(self) -> bool:
+        return any(resource.is_coming for resource in self._resources)
+
+    def may_admit(self, sequence: Sequence | None = None) -> bool:
+        return all(resource.may_admit(sequence) for resource in self._resources)
+
+    def hold(self, sequence: Sequence) -> Admission:
+        """Ask each resource in order; the first that does not admit the sequence answers for all."""
+        for index, resource in enumerate(self._resources):
+            if (answer := resource.hold(sequence)) is not Admission.ADMITTED:
+                self._release(sequence, index)
+                return answer
+        return Admission.ADMITTED
+
+    def fork(self, sequence: Sequence, sample: Sequence) -> bool:
+        for index, resource in enumerate(self._resources):
+            if not resource.fork(sequence, sample):
+                self._release(sample, index)
+                return False
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self._release(sequence, len(self._resources))
+
+    def _release(self, sequence: Sequence, count: int) -> None:
+        """Give back the first ``count`` resources, in reverse order."""
+        for resource in reversed(self._resources[:count]):
+            resource.release(sequence)

@@ -1,0 +1,173 @@
+"""Resources that sequences hold besides pages, as adapters would be: a few slots, each shared by a key."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from octavo.block_manager import BlockManager
+from octavo.scheduler import (
+    Admission,
+    Limits,
+    Resource,
+    SampleResult,
+    Scheduler,
+    SchedulerOutput,
+    Sequence,
+    Status,
+)
+from octavo.scheduler.waiting import MAX_PASSED
+from waiting_queues import QUEUES
+
+every_queue = pytest.mark.parametrize("queue", QUEUES)
+
+
+class KeySlots(Resource):
+    """Slots that each serve one key; the key of a sequence is the first letter of its id, ``-`` for none."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.coming = False
+        self.holders: Counter[str] = Counter()  # sequences by key
+        self.num_asked = 0
+
+    @property
+    def is_coming(self) -> bool:
+        return self.coming
+
+    def hold(self, sequence: Sequence) -> Admission:
+        self.num_asked += 1
+        if self.coming or len(self.keys | {key_of(sequence)} - {"-"}) > self.num_slots:
+            return Admission.LACKS
+        self.holders[key_of(sequence)] += 1
+        return Admission.ADMITTED
+
+    def fork(self, sequence: Sequence, sample: Sequence) -> bool:
+        assert key_of(sequence) == key_of(sample)
+        self.holders[key_of(sample)] += 1
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        self.holders[key_of(sequence)] -= 1
+        assert self.holders[key_of(sequence)] >= 0
+
+    @property
+    def keys(self) -> set[str]:
+        return set(+self.holders) - {"-"}
+
+
+def key_of(sequence: Sequence) -> str:
+    return sequence.sequence_id[0]
+
+
+def serve(slots: KeySlots, queue: str = "fcfs", *, num_pages: int = 64, running: int = 8) -> Scheduler:
+    blocks = BlockManager(num_pages, 4)
+    return Scheduler(blocks, Limits(16, running), waiting=QUEUES[queue](blocks), resources=(slots,))
+
+
+def step(scheduler: Scheduler) -> SchedulerOutput | None:
+    planned = scheduler.plan()
+    if planned is not None:
+        scheduler.commit(planned, [SampleResult(7) for _ in planned.sampled()])
+    scheduler.blocks.check()
+    return planned
+
+
+@every_queue
+def test_a_sequence_that_lacks_a_slot_is_passed_by_every_tenant(queue: str) -> None:
+    slots = KeySlots(1)
+    scheduler = serve(slots, queue)
+    first, lacks = Sequence("a", [1, 2], 6), Sequence("b", [2, 3], 2, tenant="late")
+    passing = [Sequence(f"-{n}", [3 + n, 4], 2, tenant=f"tenant {n % 2}") for n in range(4)]
+    for sequence in (first, lacks, *passing):
+        scheduler.add(sequence)
+    step(scheduler)
+    assert first.status is Status.RUNNING
+    assert all(each.status is not Status.WAITING for each in passing)
+    assert lacks.status is Status.WAITING
+    asked = slots.num_asked
+    step(scheduler)
+    step(scheduler)
+    assert slots.num_asked <= asked + 1, "nothing was released but what ended"
+    while first.status is not Status.FINISHED:
+        step(scheduler)
+    step(scheduler)
+    assert lacks.status is not Status.WAITING
+
+
+@every_queue
+def test_a_sequence_that_lacks_a_slot_is_not_passed_for_ever(queue: str) -> None:
+    slots = KeySlots(1)
+    scheduler = serve(slots, queue)
+    scheduler.add(Sequence("a", [1, 2], 3))
+    step(scheduler)
+    lacks = Sequence("b", [1, 2], 2, tenant="late")
+    scheduler.add(lacks)
+    num_added = 0
+    while lacks.status is Status.WAITING:
+        scheduler.add(Sequence(f"a{num_added}", [1, 2], 3))
+        num_added += 1
+        assert num_added < 2 * MAX_PASSED, "others with the slot's key came without end"
+        step(scheduler)
+    assert num_added > 2, "others passed it meanwhile"
+
+
+def test_what_is_coming_is_neither_stuck_nor_forgotten() -> None:
+    slots = KeySlots(1)
+    slots.coming = True
+    scheduler = serve(slots)
+    sequence = Sequence("a", [1, 2], 1)
+    scheduler.add(sequence)
+    assert scheduler.plan() is None
+    assert scheduler.is_blocked
+    assert not scheduler.stuck()
+    slots.coming = False
+    assert not scheduler.is_blocked
+    assert step(scheduler) is not None
+    assert sequence.status is Status.FINISHED
+
+
+@every_queue
+@pytest.mark.parametrize("seed", range(12))
+def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) -> None:
+    """Forks, aborts and preemptions at random: every running sequence holds the resource once, and at the
+    end nothing is held."""
+    rng = random.Random(seed)
+    slots = KeySlots(2)
+    scheduler = serve(slots, queue, num_pages=12, running=5)
+    everyone: list[Sequence] = []
+    num_preempted = 0
+    for number in range(400):
+        if number < 120 and rng.random() < 0.6:
+            name = f"{rng.choice('abcd--')}{number}"
+            prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
+            samples = [
+                Sequence(
+                    f"{name}.{i}", list(prompt), rng.randrange(1, 12), tenant=name[0] if seed % 2 else ""
+                )
+                for i in range(rng.choice((1, 1, 1, 3)))
+            ]
+            samples[0].parallel_samples = samples[1:]
+            everyone += samples
+            scheduler.add(samples[0])
+        if everyone and rng.random() < 0.1:
+            scheduler.abort(rng.choice(everyone))
+        planned = scheduler.plan()
+        if planned is None:
+            assert not scheduler.stuck()
+            continue
+        num_preempted += len(planned.preempted)
+        if everyone and rng.random() < 0.1:
+            scheduler.abort(rng.choice(everyone))
+        results = [SampleResult(rng.randrange(3), finished=rng.random() < 0.1) for _ in planned.sampled()]
+        scheduler.commit(planned, results)
+        scheduler.blocks.check()
+        running = [each for each in everyone if each.status is Status.RUNNING]
+        assert +slots.holders == Counter(map(key_of, running))
+        assert len(slots.keys) <= 2
+    assert all(each.status is Status.FINISHED for each in everyone), "a sequence waits for ever"
+    assert num_preempted, "pages were never short"
+    assert not +slots.holders
+    assert scheduler.blocks.num_held == 0
