@@ -31,7 +31,6 @@ class EngineInfo:
     embeds         whether hidden states can be had: the output head, and so what it gets, was found
     aliases        further names that the operator chose
     chat_template  a file in the place of the model's own template
-    tier           "paged" or "gather", as the load-time parity probe decided
     backend_reason why this backend was chosen, for people
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
     weights        "bf16", "int4", ...: what the linear layers compute with
@@ -43,7 +42,7 @@ class EngineInfo:
     batch_invariant  every layer is computed by native kernels, attention from pages: a row has the same bits
                    beside any others
     states         slots of recurrent layers; None for models without any
-    state_tier     how recurrent layers are computed, for people; empty without any
+    recurrent      how many of which layers are recurrent, for people; empty without any
     """
 
     name: str
@@ -52,7 +51,6 @@ class EngineInfo:
     num_layers: int
     vocab_size: int
     max_model_len: int
-    tier: str
     backend: str
     backend_reason: str
     threads: int
@@ -69,4 +67,4 @@ class EngineInfo:
     residual_pages: int = 0
     batch_invariant: bool = False
     states: RecurrentState | None = None
-    state_tier: str = ""
+    recurrent: str = ""

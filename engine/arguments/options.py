@@ -270,8 +270,7 @@ def budget_lines(info: EngineInfo) -> list[str]:
     total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
-        f"{info.tier} tier, length up to {info.max_model_len}"
-        + (f"; recurrent layers {info.state_tier}" if info.state_tier else ""),
+        f"length up to {info.max_model_len}" + (f"; recurrent: {info.recurrent}" if info.recurrent else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"

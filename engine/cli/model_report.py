@@ -16,7 +16,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready, model_ops
-    from ..executor.load.probe import describe_states
+    from ..executor.recurrent.mixers import describe_mixers
     from ..memory.model_files import resolve_model
 
     path = resolve_model(config.model, config.revision)
@@ -26,7 +26,9 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     layout = discover_layout(loaded.model, loaded.architecture)
     ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
     result, report, fusion = ready.result, ready.report, ready.fusion
-    unfused = _unfused_reason(config, None if ops.fusion is not None else choice.backend.name)
+    unfused = "asked not to fuse"
+    if ops.fusion is None:
+        unfused = f"the {choice.backend.name} backend runs MLX's own modules"
     recurrent = result.recurrent
     native = [] if recurrent is None else [id(module) for module in recurrent.native_modules()]
     covered = {name for name, module in loaded.model.named_modules() if id(module) in native}
@@ -34,9 +36,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
         "name": config.model,
         "architecture": loaded.architecture,
         "weights": loaded.weights,
-        "tier": result.tier,
-        "tier_reason": result.reason,
-        "recurrent": "" if recurrent is None else describe_states(recurrent),
+        "recurrent": "" if recurrent is None else describe_mixers(recurrent.mixers),
         "recurrences": {
             name: {"native": kernels, "mlx": operations}
             for name, (kernels, operations) in (
@@ -61,19 +61,11 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def _unfused_reason(config: EngineConfig, without: str | None) -> str:
-    """``without``: the backend's name, if it fuses nothing."""
-    if without is not None:
-        return f"the {without} backend runs MLX's own modules"
-    return "asked not to fuse" if not config.fuse else "the model needs dense keys and values"
-
-
 def model_lines(model: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
-    reason = f" ({model['tier_reason']})" if model["tier_reason"] else ""
     error, limit = model["probe_error"], model["probe_limit"]
-    yield f"  tier {model['tier']}{reason}: error {error:.2g} of {limit:.2g} allowed"
+    yield f"  through pages: error {error:.2g} of {limit:.2g} allowed"
     if model["recurrent"]:
         size = format_size(model["slot_bytes"])
         yield f"  recurrent layers: {model['recurrent']}, {size} of state per sequence"

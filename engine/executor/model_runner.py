@@ -28,18 +28,18 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 from .stored_pages import StoredPages
 
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
-GATHER_BYTES = 256 * 1024**2  # dense K/V of one layer that the gather tier holds at once
+GATHER_BYTES = 256 * 1024**2  # index keys of one layer that a forward collects at once
 
 
 class PagedRunner:
     """``ModelRunner`` over a paged KV cache.
 
-    ``dense_row_bytes`` is what one row of one layer takes per visible position in the gather
-    tier (None: paged tier): a step is then computed in slices of rows that stay below
-    GATHER_BYTES. With ``fused_argmax`` the model's head chooses the tokens of steps in which every token
-    is plainly greedy; ``sampling`` draws those of all others, in NumPy if it is not given.
-    ``on_device``: in the paged tier, tokens are drawn where the logits are, in the step's graph, and
-    with ``feeds`` the next step may take them from there. ``head``: the model's own, which guesses.
+    ``gathered_row_bytes`` is what one row of a layer collects per visible position (None: no layer collects
+    index keys): a step is then computed in slices of rows that stay below GATHER_BYTES. With ``fused_argmax``
+    the model's head chooses the tokens of steps in which every token is plainly greedy; ``sampling`` draws
+    those of all others, in NumPy if it is not given. ``on_device``: tokens are drawn where the logits are, in
+    the step's graph, and with ``feeds`` the next step may take them from there. ``head``: the model's own,
+    which guesses.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PagedRunner:
         model: PagedModel,
         info: EngineInfo,
         *,
-        dense_row_bytes: int | None,
+        gathered_row_bytes: int | None,
         exact: bool = False,
         fused_argmax: bool = False,
         sampling: Sampler | None = None,
@@ -59,9 +59,9 @@ class PagedRunner:
         self._model = model
         self._info = info
         self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
-        self._dense_row_bytes = dense_row_bytes
+        self._gathered_row_bytes = gathered_row_bytes
         self._fused_argmax = fused_argmax
-        self._on_device = on_device and dense_row_bytes is None and not model.computes_apart
+        self._on_device = on_device and gathered_row_bytes is None and not model.computes_apart
         self._feeds = feeds
         self._sampling = NumpySampler() if sampling is None else sampling
 
@@ -100,8 +100,8 @@ class PagedRunner:
     def _rows_at_once(self, batch: Batch) -> int:
         """Return how many rows one forward may have."""
         size = len(batch.token_ids)
-        if self._dense_row_bytes is not None:
-            size = max(1, GATHER_BYTES // (self._dense_row_bytes * int(batch.attention.kv_len.max())))
+        if self._gathered_row_bytes is not None:
+            size = max(1, GATHER_BYTES // (self._gathered_row_bytes * int(batch.attention.kv_len.max())))
         if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
             size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
         return size

@@ -38,10 +38,10 @@ class UnusedShim:
 
 
 class PagedModel:
-    """A model and its KV cache. ``mask_dims`` as in StepContext; ``selection`` None: the head computes
-    every row; ``replay``: graphs of steps that repeat are replayed where the cache allows it. ``recurrent``
-    and ``states``: its recurrent layers and their slots, where it has any; what operations write there is not
-    replayed. ``row_inputs``: where its modules read further inputs of the rows."""
+    """A model and its KV cache. ``selection`` None: the head computes every row; ``replay``: graphs of steps
+    that repeat are replayed where the cache allows it. ``recurrent`` and ``states``: its recurrent layers and
+    their slots, where it has any; what operations write there is not replayed. ``row_inputs``: where its
+    modules read further inputs of the rows."""
 
     def __init__(
         self,
@@ -49,7 +49,6 @@ class PagedModel:
         layout: CacheLayout,
         kv_cache: PagedKVCache,
         *,
-        mask_dims: int | None = None,
         selection: RowSelection | None = None,
         replay: bool = False,
         recurrent: RecurrentLayers | None = None,
@@ -64,12 +63,12 @@ class PagedModel:
         self._builds: dict[Form, Build] = {}
         self._is_computed = False  # the last step's outputs are there, without any evaluation
         self._model = model
-        self._context = StepContext(kv_cache, mask_dims=mask_dims)
+        self._context = StepContext(kv_cache)
         self._layout = layout
         self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
         self.graph_runner: GraphRunner | None = None
-        if replay and mask_dims is None and (pools := self._replayable()):
+        if replay and (pools := self._replayable()):
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
@@ -90,9 +89,9 @@ class PagedModel:
                 shim = LayerCache(self._context, layer, self._layout.layers[layer])
                 self._layer_shims.append(shim)
                 return shim
-            case StateCache(index, size):
+            case StateCache(_, size):
                 assert self._recurrent is not None, "a model with recurrent layers was not prepared"
-                return StateShim(self._recurrent, index, size)
+                return StateShim(size)
             case None:
                 return UnusedShim()
             case _:
@@ -137,11 +136,6 @@ class PagedModel:
         return Outputs.of(form, found)
 
     @property
-    def is_paged(self) -> bool:
-        """Whether attention reads pages; otherwise K/V are gathered."""
-        return self._context.mask_dims is None
-
-    @property
     def computes_apart(self) -> bool:
         """Whether a step is more than one graph that MLX evaluates: a program, or states that are moved."""
         return self.graph_runner is not None or self.states is not None
@@ -153,7 +147,7 @@ class PagedModel:
 
     @property
     def gathers(self) -> bool:
-        """Whether layers collected K or V of whole sequences, in the steps so far."""
+        """Whether layers collected index keys of whole sequences, in the steps so far."""
         return self._context.gathers
 
     def begin_layer(self, layer: int, step: StepRows) -> LayerCache:

@@ -21,6 +21,7 @@ from octavo.engine.executor.cache_layout import CacheLayout
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import LoadedModel, describe_weights
 from octavo.engine.executor.load.prepare import make_ready
+from octavo.engine.executor.recurrent.cut_points import install_cut_points
 from octavo.kernels.backends import BackendSelection
 from octavo.kernels.interface import PoolSpec
 
@@ -34,10 +35,10 @@ class Examined:
     """How one architecture of mlx-lm is served.
 
     architecture     the module of mlx-lm
-    tier             "paged", "gather", "refused", or "not tried" where no tiny model can be made here
+    tier             "paged", "refused", or "not tried" where no tiny model can be made here
     attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
     bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served
-    reason           why it is not in the paged tier; empty if it is
+    reason           why it is not served; empty if it is
     """
 
     architecture: str
@@ -83,10 +84,9 @@ def examine(name: str, choice: BackendSelection) -> Examined:
         )
     return Examined(
         architecture=name,
-        tier=result.tier,
+        tier="paged",
         attention=", ".join(_kinds(layout, latents=result.latents)),
         bytes_per_token=_bytes_per_token(layout),
-        reason=result.reason,
     )
 
 
@@ -100,6 +100,7 @@ def _tiny_model(name: str) -> Module:
     model: Module = module.Model(module.ModelArgs.from_dict(config))
     model.update(tree_map(_random, model.parameters()))
     adapt_models()
+    install_cut_points()
     model.eval()
     return model
 

@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unadapted_gear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gear as mlx-lm has it: it computes with K and V itself, so that they have to be gathered."""
+    """gear as mlx-lm has it: it computes with K and V itself, which pages refuse."""
     module = importlib.import_module(softcap.GEAR)
     plain = overrides.original(softcap.GEAR, "_softcap_attention")
     monkeypatch.setattr(module, "_softcap_attention", plain)

@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_850,
     "engine/client": 700,
     "engine/core": 3_750,
-    "engine/executor": 11_150,
+    "engine/executor": 10_300,
     "engine/frontend": 1_900,
     "engine/gguf": 900,
     "engine/grpc": 3_650,
@@ -41,7 +41,7 @@ BUDGETS = {
     "kernels/csrc/runtime": 1_250,
     "kernels/csrc/sampling": 1_200,
     "lab": 100,
-    "lab/architectures": 650,
+    "lab/architectures": 600,
     "lab/bench": 4_600,
     "lab/cache_sim": 650,
     "lab/commands": 300,
@@ -49,7 +49,7 @@ BUDGETS = {
     "lab/plots": 300,
     "lab/policies": 450,
     "scheduler": 3_600,
-    "tests": 67_650,
+    "tests": 64_500,
     "tools": 6_350,
 }
 

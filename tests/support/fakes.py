@@ -64,7 +64,6 @@ def fake_info(
         num_layers=1,
         vocab_size=VOCAB_SIZE,
         max_model_len=config.max_model_len or max_model_len,
-        tier="paged",
         backend="reference",
         backend_reason="a fake",
         threads=1,

@@ -76,7 +76,7 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not layer.is_sparse_attn or cache is None:
             return plain(layer, x, mask, cache)
-        if not isinstance(cache[0], LayerCache) or not cache[0].is_paged:
+        if not isinstance(cache[0], LayerCache):
             return plain(layer, x, mask, cache)
         if mask is not None:
             raise HookError("the model gives attention a mask of its own")

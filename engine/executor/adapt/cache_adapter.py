@@ -5,10 +5,8 @@ see T rows and attention sees T queries of length 1. Each layer is handed a ``La
 place of its cache: it gives per-row RoPE offsets, writes K/V into the pool and returns
 ``PagedKV`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
 send queries that meet a handle to the pool; with real arrays it is mlx-lm's own, so plain
-mlx-lm goes on working in the same process.
-
-In the gather tier the shim returns dense K/V per row and a mask instead: for models whose
-attention does arithmetic on K/V themselves. Slow, and the memory grows with T times context.
+mlx-lm goes on working in the same process. A model whose attention does arithmetic on K or V
+itself is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import mlx.core as mx
 
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import StepRows
-from octavo.kernels.visibility import visible
 
 from ..mlx_lm_import import base
 from .latents import RotaryKeys, RotaryScores
@@ -38,26 +35,19 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """What the shims of one model share: the KV cache and the step being computed.
+    """What the shims of one model share: the KV cache and the step being computed."""
 
-    ``mask_dims`` None is the paged tier; otherwise dense K/V are gathered, and masks have that
-    many dimensions: 4 for most models, 5 where queries are grouped by KV head on an axis.
-    """
-
-    def __init__(self, kv_cache: PagedKVCache, *, mask_dims: int | None = None) -> None:
+    def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
-        self.mask_dims = mask_dims
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
         self.latent_layers: set[int] = set()  # those that attended over latents
-        self.gathers = mask_dims is not None  # some layer collects K or V of whole sequences
+        self.gathers = False  # some layer collects index keys of whole sequences
         self.traced = False  # the graph being built is to serve other steps too
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
         """What follows is this step, which the cache has begun."""
         self._step = step
-        if self.mask_dims is not None:
-            self.positions = mx.array(step.positions)
 
     @property
     def step(self) -> StepRows:
@@ -66,27 +56,18 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """The length that dense K/V of this step has: its longest sequence. HookError while a
+        """The length that gathered index keys of this step have: its longest sequence. HookError while a
         graph is traced that is to serve other steps too."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())
 
-    def mask(self, spec: LayerSpec) -> mx.array | None:
-        """Which of the L dense positions each row may see: bool [T, 1, .., 1, L]. None where
-        attention through pages knows that by itself."""
-        if self.mask_dims is None:
-            return None
-        keys = mx.arange(self.num_visible)[None]
-        seen = visible(self.positions[:, None], keys, spec.window, spec.keep)
-        return mx.expand_dims(seen, list(range(1, self.mask_dims - 1)))
-
 
 class PagedKV:
     """K or V of one layer in pages: stands where mlx-lm expects dense [T, Hkv, L, D].
 
-    It has the shape and dtype that model code looks at; arithmetic on it is a TypeError, which
-    the probe turns into the gather tier.
+    It has the shape and dtype that model code looks at; arithmetic on it is a TypeError, for which
+    the probe refuses the model.
     """
 
     def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
@@ -129,11 +110,6 @@ class LayerCache:
         self._dtypes = (mx.float32, mx.float32)
         self._options = AttendOptions(scale=1.0)  # of the last call
 
-    @property
-    def is_paged(self) -> bool:
-        """Whether attention reads pages; otherwise K/V are gathered."""
-        return self.context.mask_dims is None
-
     def attend(
         self,
         queries: mx.array,
@@ -162,10 +138,8 @@ class LayerCache:
         may add to it in place."""
         return copy.copy(self.context.positions)
 
-    def make_mask(
-        self, num_tokens: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | None:
-        """See ``StepContext.mask``; HookError if the model means another one."""
+    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> None:
+        """None: attention through pages knows what a row sees. HookError if the model means another mask."""
         del return_array
         if num_tokens != 1:
             raise HookError(f"the model wants a mask for {num_tokens} tokens per row instead of 1")
@@ -173,7 +147,6 @@ class LayerCache:
             raise HookError(
                 f"the model masks a window of {window_size} where its cache says {self.spec.window}"
             )
-        return self.context.mask(self.spec)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
@@ -197,9 +170,6 @@ class LayerCache:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What was written: also asked for by layers that reuse another layer's K/V."""
-        if not self.is_paged:
-            keys, values = self.context.kv_cache.gather(self.layer)
-            return keys.astype(self._dtypes[0]), values.astype(self._dtypes[1])
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),

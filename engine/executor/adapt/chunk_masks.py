@@ -24,7 +24,7 @@ def install_chunks() -> None:
 
 def _without_masks(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def hidden(model: Any, inputs: mx.array, cache: Any = None) -> mx.array:
-        if cache is None or not all(isinstance(one, LayerCache) and one.is_paged for one in cache):
+        if cache is None or not all(isinstance(one, LayerCache) for one in cache):
             return plain(model, inputs, cache)
         x = model.embed_tokens(inputs)
         for layer, shim in zip(model.layers, cache, strict=True):

@@ -2,8 +2,7 @@
 
 They multiply queries and keys in Python, because MLX's attention has no softcap. Our kernels have one: for a
 layer whose cache is pages, the same projections and rotations are followed by one call of ``attend``. Any
-other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model; should they
-differ, the model is served through gathered K/V, which is mlx-lm's code again.
+other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def install_softcap() -> None:
 
 def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
-        if isinstance(cache, LayerCache) and cache.is_paged:
+        if isinstance(cache, LayerCache):
             return _attend_paged(layer, x, mask, cache)
         return plain(layer, x, mask, cache)
 

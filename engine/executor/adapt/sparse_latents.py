@@ -32,7 +32,7 @@ def install_sparse_latents() -> None:
 
 def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
-        if cache is not None and isinstance(cache[0], LayerCache) and cache[0].is_paged:
+        if cache is not None and isinstance(cache[0], LayerCache):
             return _attend_paged(layer, x, mask, cache[0], cache[1])
         return plain(layer, x, mask, cache)
 

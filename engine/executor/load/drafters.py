@@ -40,11 +40,10 @@ def load_mtp(
 ) -> MTPRunner:
     """The head of a model that is ready. InvalidConfig if it has none, or cannot be served with it."""
     result = ready.result
-    if result.tier != "paged" or not result.selects_rows:
-        why = result.reason or "its output head, and what that gets, was not found"
+    if not result.selects_rows:
         raise InvalidConfig(
-            f"speculate='mtp' needs {loaded.architecture}'s attention to read pages, and its hidden states: "
-            f"{why}; choose ngram, suffix or draft:PATH"
+            f"speculate='mtp' needs {loaded.architecture}'s hidden states, and its head was not found; "
+            "choose ngram, suffix or draft:PATH"
         )
     ops, path = model_ops(choice.backend), resolve_model(config.model, config.revision)
     with ops.loading():

@@ -31,6 +31,7 @@ from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
+from ..recurrent.mixers import describe_mixers
 from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
 from .discover import discover_layout
@@ -39,7 +40,7 @@ from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .page_loss import MAX_TEXT, ScoreText, settle_format
 from .prepare import ReadyModel, choose_device, make_ready, model_ops
-from .probe import ProbeResult, describe, describe_states
+from .probe import ProbeResult, describe
 from .warm_up import warm_up
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,6 @@ def load_paged_runner(
         loaded.model,
         layout,
         kv_cache,
-        mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
         replay=ready.replays and not config.async_steps,  # a program is computed when it is submitted
         recurrent=result.recurrent,
@@ -137,13 +137,13 @@ def load_paged_runner(
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
         states=states,
-        state_tier="" if result.recurrent is None else describe_states(result.recurrent),
-        batch_invariant=result.mask_dims is None and ready.report is not None and not ready.report.kept,
+        recurrent="" if result.recurrent is None else describe_mixers(result.recurrent.mixers),
+        batch_invariant=ready.report is not None and not ready.report.kept,
     )
     runner = PagedRunner(
         model,
         info,
-        dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
+        gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
         fused_argmax=ready.fused_argmax,
         sampling=ops.sampler(),
@@ -181,7 +181,6 @@ def _trial(
         loaded.model,
         layout,
         _create_kv_cache(config, choice, bounded, size, config.num_pages),
-        mask_dims=result.mask_dims,
         selection=ready.selection if result.selects_rows else None,
         recurrent=result.recurrent,
         states=pool,
@@ -193,7 +192,7 @@ def _trial(
     return PagedRunner(
         model,
         info,
-        dense_row_bytes=_dense_row_bytes(layout, size) if result.gathers else None,
+        gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
         sampling=ops.sampler(),
         on_device=not choice.backend.has_model_ops,
@@ -318,9 +317,9 @@ def _create_kv_cache(
     return kv_cache
 
 
-def _dense_row_bytes(layout: CacheLayout, size: Sizing) -> int:
-    """Of the largest layer's K and V, per row and visible position, in the gather tier: beside a residual
-    window they are gathered of both kinds of pages, and chosen from."""
+def _gathered_row_bytes(layout: CacheLayout, size: Sizing) -> int:
+    """Of the largest layer's K and V, per row and visible position: beside a residual window they are
+    gathered of both kinds of pages, and chosen from."""
     copies = 3 if size.residual else 1
     values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size
@@ -346,7 +345,6 @@ def _info(
         num_layers=len(layout.layers),
         vocab_size=layout.vocab_size,
         max_model_len=max_model_len,
-        tier=result.tier,
         backend=choice.backend.name,
         backend_reason=choice.reason,
         threads=config.threads or available_threads(),

@@ -85,7 +85,7 @@ def make_ready(
     exact: bool,
     fuse: bool,
 ) -> ReadyModel:
-    """Read the weights, replace modules, probe. ModelLoadError if no tier computes the model rightly."""
+    """Read the weights, replace modules, probe. ModelLoadError if steps do not compute the model rightly."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
@@ -109,7 +109,7 @@ def make_ready(
         )
     give_freed_memory_back(choice.backend.name)  # the probe's steps are others than those that follow
     fusion = None
-    if ops.fusion is not None and fuse and result.tier == "paged":
+    if ops.fusion is not None and fuse:
         chosen = selection if result.selects_rows else None
         fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
         give_freed_memory_back(choice.backend.name)  # before pages are made

@@ -13,7 +13,7 @@ says (attention_check.py), and whether a sequence's bits depend on the sequences
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,9 +28,9 @@ from ..batch import Batch, Wanted
 from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
-from ..recurrent.mixers import Mixer, describe_mixers
+from ..recurrent.mixers import describe_mixers
 from ..recurrent.recurrences import Recurrences
-from ..recurrent.recurrent_layers import RecurrentLayers, StateTier
+from ..recurrent.recurrent_layers import RecurrentLayers
 from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
 from .invariance import find_dependence, find_dependence_in
@@ -49,21 +49,14 @@ waits: few tokens in several steps cost less than many in fewer."""
 class ProbeResult:
     """What the probe found of a model.
 
-    tier           "paged", or "gather" when only dense K/V satisfies the model
-    mask_dims      dimensions of the masks in the gather tier (see StepContext)
-    reason         why not "paged"; empty otherwise
     latents        whether layers attend over latents (MLA)
-    gathers        whether layers collect K or V of whole sequences: all in the gather tier, some that choose
-                   positions in the paged one
+    gathers        whether layers collect index keys of whole sequences, to choose positions by
     selects_rows   whether the head computes sampled rows only
-    error, limit   worst row's error in the accepted tier, and what was allowed
+    error, limit   worst row's error, and what was allowed
     recurrent      the recurrent layers, bent as they passed; None for models without any
     entries        state arrays of a slot, by name, as they were written
     """
 
-    tier: str
-    mask_dims: int | None
-    reason: str
     latents: bool
     gathers: bool
     selects_rows: bool
@@ -83,52 +76,43 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """The best tier that agrees with plain forwards; ModelLoadError says why there is none. ``reference``:
-    computed before modules were replaced; None: none were."""
+    """Whether steps through pages agree with plain forwards: ModelLoadError says where they do not.
+    ``reference``: computed before modules were replaced; None: none were."""
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
-    refusals: list[str] = []
-    for tier, mask_dims, state_tier in _tiers(layout):
-        recurrent = None
-        try:
-            if state_tier is not None:
-                recurrent = RecurrentLayers(layout.mixers, state_tier, recurrences)
-            paged = _paged_model(model, layout, backend, reference, mask_dims, recurrent)
-            computed = compute_steps(paged, reference.sequences, steps, longest=reference.longest)
-            errors = _compare(computed, reference, steps)
+    recurrent = None
+    try:
+        if layout.mixers:
+            recurrent = RecurrentLayers(layout.mixers, recurrences)
+        paged = _paged_model(model, layout, backend, reference, recurrent)
+        computed = compute_steps(paged, reference.sequences, steps, longest=reference.longest)
+        errors = _compare(computed, reference, steps)
+        refusal = _judge(errors, reference)
+        if refusal is not None and reference.num_noises == 1:
+            reference = with_more_noise(reference, model)
             refusal = _judge(errors, reference)
-            if refusal is not None and reference.num_noises == 1:
-                reference = with_more_noise(reference, model)
-                refusal = _judge(errors, reference)
-            refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
-        except Exception as error:  # model code of any architecture meets shims here
-            refusal = _first_line(error)
-        if refusal is None:
-            worst = float(np.concatenate(errors).max())
-            selects = _selects_rows(paged, selection, reference)
-            entries = paged.states.entries if paged.states is not None else {}
-            if recurrent is not None and paged.states is not None:
-                recurrent.settle(paged.states.computed_by)
-            reason = "; ".join(refusals)
-            return ProbeResult(
-                tier=tier,
-                mask_dims=mask_dims,
-                reason=reason,
-                latents=bool(paged.latent_layers),
-                gathers=paged.gathers,
-                selects_rows=selects,
-                error=worst,
-                limit=reference.worst_limit,
-                recurrent=recurrent,
-                entries=entries,
-            )
+        refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
+    except Exception as error:  # model code of any architecture meets shims here
+        refusal = _first_line(error)
+    if refusal is not None:
         if recurrent is not None:
             recurrent.release()
-        refusals.append(f"{tier}{f', {state_tier}' if state_tier else ''}: {refusal}")
-    raise ModelLoadError(
-        f"model type {architecture!r} does not compute the same through pages ({'; '.join(refusals)}); "
-        "it cannot be served"
+        raise ModelLoadError(
+            f"model type {architecture!r} does not compute the same through pages ({refusal}); "
+            "it cannot be served"
+        )
+    selects = _selects_rows(paged, selection, reference)
+    if recurrent is not None and paged.states is not None:
+        recurrent.settle(paged.states.computed_by)
+    return ProbeResult(
+        latents=bool(paged.latent_layers),
+        gathers=paged.gathers,
+        selects_rows=selects,
+        error=float(np.concatenate(errors).max()),
+        limit=reference.worst_limit,
+        recurrent=recurrent,
+        entries=paged.states.entries if paged.states is not None else {},
     )
 
 
@@ -141,18 +125,6 @@ def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Re
             f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
             "the native CPU backend or other weights may work, for example weights='int8'"
         ) from error
-
-
-def _tiers(layout: CacheLayout) -> Iterator[tuple[str, int | None, StateTier | None]]:
-    """What is tried, the best first: attention, dimensions of its masks, recurrent layers."""
-    state_tiers: tuple[StateTier | None, ...] = (None,)
-    if layout.mixers:
-        ragged = any(mixer.can_be_ragged for mixer in layout.mixers)
-        state_tiers = ("ragged", "segments") if ragged else ("segments",)
-    for tier, mask_dims in (("paged", None), ("gather", 4), ("gather", 5)):
-        if mask_dims is None or layout.layers:
-            for state_tier in state_tiers:
-                yield tier, mask_dims, state_tier
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
@@ -168,7 +140,6 @@ def _paged_model(
     layout: CacheLayout,
     backend: AttentionBackend,
     reference: Reference,
-    mask_dims: int | None,
     recurrent: RecurrentLayers | None,
 ) -> PagedModel:
     spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
@@ -177,7 +148,6 @@ def _paged_model(
         model,
         layout,
         TracedCache(pool),
-        mask_dims=mask_dims,
         recurrent=recurrent,
         states=None if recurrent is None else StatePool(len(reference.sequences) + 1),
     )
@@ -191,12 +161,12 @@ def _find_wrong(
     reference: Reference,
 ) -> str | None:
     """What no rounding explains, or None. ``computed``: the probe's steps."""
-    if backend.has_model_ops and paged.is_paged and not layout.mixers:  # a row has the same bits in any batch
+    if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
     else:
         dependence = find_dependence(paged, layout.vocab_size)
-    if dependence is not None or not paged.is_paged:  # what is gathered is attended to by the model itself
+    if dependence is not None:
         return dependence
     return find_mistake(paged, layout, [len(tokens) for tokens in reference.sequences])
 
@@ -250,17 +220,5 @@ def _first_line(error: Exception) -> str:
 def describe(result: ProbeResult) -> str:
     """One line for the log."""
     head = "" if result.selects_rows else "; the output head computes every row"
-    reason = f" ({result.reason})" if result.reason else ""
-    states = "" if result.recurrent is None else f"; recurrent layers {describe_states(result.recurrent)}"
-    return f"tier {result.tier}{reason}: error {result.error:.2g} of {result.limit:.2g} allowed{head}{states}"
-
-
-def describe_states(recurrent: RecurrentLayers) -> str:
-    """How recurrent layers are computed, for people: "ragged (3 linear_attn)"."""
-    mixers = recurrent.mixers
-    ragged = [mixer for mixer in mixers if recurrent.tier == "ragged" and mixer.can_be_ragged]
-    parts: list[tuple[str, list[Mixer]]] = [
-        ("ragged", ragged),
-        ("segments", [mixer for mixer in mixers if mixer not in ragged]),
-    ]
-    return ", ".join(f"{tier} ({describe_mixers(some)})" for tier, some in parts if some)
+    recurrent = "" if result.recurrent is None else f"; recurrent: {describe_mixers(result.recurrent.mixers)}"
+    return f"error {result.error:.2g} of {result.limit:.2g} allowed{head}{recurrent}"

@@ -46,6 +46,9 @@ CHILDREN = {
 }
 """Modules inside a mixer: by their file and type."""
 
+WHOLE = {("longcat_flash_ngram", "NgramEmbedding")}
+"""Mixers that are a cut point as a whole, called as (token ids, cache): by their file and type."""
+
 SCAN = CutPoint("state", 6)
 """``mamba_scan.selective_scan``, for the mixers of ``mamba_scan.INPUTS``."""
 

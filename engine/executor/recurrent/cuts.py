@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """The cut points of one mixer in the ragged tier; active while it computes a step."""
+    """The cut points of one mixer, active while it computes a step."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
@@ -69,6 +69,22 @@ class Cuts:
             return self._in_groups(
                 name, lambda *given, **named: plain(module, *given, **named), cut, (x,), {}
             )
+
+        return call
+
+    def whole(self, name: str, plain: Call) -> Call:
+        """A mixer called as (token ids [T, 1], cache), whose cache is a list of one entry for it."""
+
+        def call(module: Module, ids: mx.array, cache: Any = None) -> Any:
+            if not hasattr(cache, "mute"):
+                return plain(module, ids, cache)
+            step, pool = self._layers.step, self._layers.pool
+            outputs = []
+            for group in step.groups:
+                state = [pool.read(name, group)]
+                outputs.append(plain(module, group.take(ids[:, 0]), state))
+                pool.write(name, group, state[0])
+            return step.join(outputs)[:, None]
 
         return call
 

@@ -17,7 +17,7 @@ from mlx.nn.layers.convolution import Conv1d
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
 from .bending import traced
-from .cut_points import CHILDREN, METHODS, CutPoint, catching
+from .cut_points import CHILDREN, METHODS, WHOLE, CutPoint, catching
 from .mamba_scan import INPUTS, Inputs
 
 
@@ -60,8 +60,14 @@ class Mixer:
         return hasattr(self.module, "_custom_convolution")
 
     @property
-    def can_be_ragged(self) -> bool:
+    def is_cut_point(self) -> bool:
+        return _kind(self.module) in WHOLE
+
+    @property
+    def has_cut_points(self) -> bool:
         """Whether its cut points hold all the state there is: they are as many as entries."""
+        if self.is_cut_point:
+            return len(self.entries) == 1
         if self.touches_kv:
             return self.shifts_heads and len(self.entries) == 2
         cuts = (self.convs, self.functions, self.shifts, self.children, self.methods)

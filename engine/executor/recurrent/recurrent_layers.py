@@ -1,19 +1,15 @@
 """A model's recurrent layers in mixed steps: its mixers bent, its states in slots.
 
-Every token of a step is a row of its own, ``[T, 1]``. A mixer is bent in one of two ways:
-
-segments   the rows are regrouped, ``[B, S, H]`` for segments of equal length, each group with the states of
-           its slots; the mixer runs once per group.
-ragged     the mixer runs once, on ``[1, T, H]``, as if the step were one sequence with no state: what
-           is row by row sees all rows at once. Its cut points are caught, and regrouped there.
-
-Calls with mlx-lm's own caches go to plain mlx-lm.
+Every token of a step is a row of its own, ``[T, 1]``. A bent mixer runs once, on ``[1, T, H]``, as if the
+step were one sequence with no state: what is row by row sees all rows at once. Its cut points, which hold the
+state, are caught, and computed with the states of slots. A mixer whose state is not all in cut points is
+refused. Calls with mlx-lm's own caches go to plain mlx-lm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -24,49 +20,28 @@ from .cut_points import catching
 from .cuts import Cuts
 from .mixers import Mixer, MixerError
 from .recurrences import Recurrences
-from .segments import SegmentGroup, StateStep, cut_value, join_values
+from .segments import StateStep
 from .state_pool import StatePool
-
-StateTier = Literal["ragged", "segments"]
 
 
 class StateShim(caches_of_mlx_lm.ArraysCache):
     """Stands in for one recurrent cache. A subclass, because model code asks ``isinstance`` before it
     writes."""
 
-    def __init__(self, layers: RecurrentLayers, index: int, size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(size)
-        self._layers, self._index, self._size = layers, index, size
-        self.group: SegmentGroup | None = None  # the one a mixer computes
-        self.mute = False  # ragged: the mixer sees no state and writes none
-        self.new: dict[int, mx.array] = {}  # written for the group
+        self._size = size
+        self.mute = False  # a mixer is computed: it sees no state, and what it writes is dropped
 
-    def __getitem__(self, entry: int) -> mx.array | None:
+    def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
             raise IndexError(entry)  # so unpacking a cache ends
-        if self.mute:
-            return None
-        if self.group is None:
+        if not self.mute:
             raise MixerError("the model reads a recurrent state outside the modules that did when probed")
-        entry %= self._size
-        return self.new[entry] if entry in self.new else self._layers.pool.read(self.name(entry), self.group)
 
     def __setitem__(self, entry: int, value: mx.array) -> None:
-        if self.mute:
-            return
-        if self.group is None:
+        if not self.mute:
             raise MixerError("the model writes a recurrent state outside the modules that did when probed")
-        self.new[entry % self._size] = value
-
-    def name(self, entry: int) -> str:
-        """Of an entry in the pool."""
-        return f"{self._index}.{entry}"
-
-    def flush(self, group: SegmentGroup) -> None:
-        """Hand over what was written for a group."""
-        for entry, value in self.new.items():
-            self._layers.pool.write(self.name(entry), group, value)
-        self.new = {}
 
     @property  # type: ignore[misc]
     def state(self) -> Any:
@@ -100,27 +75,21 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """The mixers of a model, bent until ``release``. ``tier`` is what those get that can be ragged;
-    ``recurrences`` compute their cut points where they can, mlx-lm's operations the others."""
+    """The mixers of a model, bent until ``release``. ``recurrences`` compute their cut points where they can,
+    mlx-lm's operations the others. MixerError for a mixer whose state is not all in cut points."""
 
-    def __init__(
-        self, mixers: Sequence[Mixer], tier: StateTier, recurrences: Recurrences | None = None
-    ) -> None:
+    def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
         self.recurrences = recurrences
-        self.tier = tier
         self.computed_by: Mapping[str, bool] = {}  # see ``settle``
         self.all_native = False  # kernels alone compute states
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:
-            if tier == "ragged" and mixer.can_be_ragged:
-                self._bend_ragged(mixer)
-            elif mixer.touches_kv:
+            if not mixer.has_cut_points:
                 self.release()
-                raise MixerError(f"{mixer.name} mixes its state with K and V in a way that has no cut points")
-            else:
-                self._bend(mixer.module, self._in_segments(mixer))
+                raise MixerError(f"{mixer.name} keeps a state that its cut points do not hold")
+            self._bend_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:
         """These computed the states of the probe's steps, by name: a kernel, or operations. For reports: no
@@ -174,33 +143,12 @@ class RecurrentLayers:
         bend(module, call, **methods)
         self._bent.append(module)
 
-    def _in_segments(self, mixer: Mixer) -> Call:
-        plain = type(mixer.module).__call__
-
-        def call(module: Module, *args: Any, **kwargs: Any) -> Any:
-            shims = _shims_of(args, kwargs)
-            if not shims:
-                return plain(module, *args, **kwargs)
-            outputs = []
-            for group in self.step.groups:
-                for shim in shims:
-                    shim.group, shim.new = group, {}
-                try:
-                    given = [cut_value(value, group, self.step) for value in args]
-                    named = {name: cut_value(value, group, self.step) for name, value in kwargs.items()}
-                    outputs.append(plain(module, *given, **named))
-                finally:
-                    for shim in shims:
-                        shim.group = None
-                for shim in shims:
-                    shim.flush(group)
-            return join_values(outputs, self.step)
-
-        return call
-
-    def _bend_ragged(self, mixer: Mixer) -> None:
+    def _bend_mixer(self, mixer: Mixer) -> None:
         cuts = Cuts(self, mixer)
         kind = type(mixer.module)
+        if mixer.is_cut_point:
+            self._bend(mixer.module, cuts.whole(f"{mixer.name}.whole", kind.__call__))
+            return
         methods = {
             name: cuts.method(f"{mixer.name}.{name}", getattr(kind, name), cut) for name, cut in mixer.methods
         }
@@ -216,9 +164,9 @@ class RecurrentLayers:
             self._bend(child, cuts.child(f"{mixer.name}.child{i}", type(child).__call__, cut))
         for rope in () if mixer.touches_kv else mixer.ropes:
             self._bend(rope, cuts.rope(type(rope).__call__))
-        self._bend(mixer.module, self._ragged(mixer, cuts), **methods)
+        self._bend(mixer.module, self._on_all_rows(mixer, cuts), **methods)
 
-    def _ragged(self, mixer: Mixer, cuts: Cuts) -> Call:
+    def _on_all_rows(self, mixer: Mixer, cuts: Cuts) -> Call:
         plain = type(mixer.module).__call__
 
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:

@@ -143,26 +143,3 @@ class StateStep:
 
 def _rises(rows: Ints) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
-
-
-def join_values(outputs: list[Any], step: StateStep) -> Any:
-    """What a mixer gave for each group, [B, S, ..], as it would for [T, 1] rows; tuples part by part."""
-    if isinstance(outputs[0], tuple | list):
-        return type(outputs[0])(join_values(list(parts), step) for parts in zip(*outputs, strict=True))
-    if not isinstance(outputs[0], mx.array):
-        return outputs[0]
-    return step.join(outputs)[:, None]
-
-
-def cut_value(value: Any, group: SegmentGroup, step: StateStep) -> Any:
-    """An argument of a mixer for one group: rows [T, 1, ..] -> [B, S, ..], positions [T] -> the first
-    ones [B]; everything else as it is."""
-    if isinstance(value, tuple | list):
-        return type(value)(cut_value(part, group, step) for part in value)
-    if not isinstance(value, mx.array):
-        return value
-    if value.ndim >= 2 and value.shape[:2] == (step.num_rows, 1):
-        return group.take(value[:, 0])
-    if value.shape == (step.num_rows,) and mx.issubdtype(value.dtype, mx.integer):
-        return value[mx.array(group.rows[:: group.length])]
-    return value

@@ -229,7 +229,7 @@ def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInf
         num_layers=info.num_layers,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        tier=info.tier,
+        tier="paged",  # a model of any other kind is refused
         backend=info.backend,
         weights=info.weights,
         kv_format=info.kv_format,

@@ -25,7 +25,6 @@ def probed(folder: Path, name: str, dtype: mx.Dtype) -> tuple[probe.ProbeResult,
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
     materialize(loaded.model, MLXOps(), exact=False, fuse=True)
     result = probe.probe(loaded.model, layout, emulator.backend(), selection, architecture=name)
-    assert result.tier == "paged", probe.describe(result)
     return result, emulator
 
 

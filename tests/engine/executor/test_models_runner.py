@@ -94,18 +94,14 @@ def test_logits_that_are_not_finite_fail_their_row_only(
     assert output.failed_rows == ()
 
 
-@pytest.mark.parametrize(
-    ("name", "gather_bytes"),
-    [("llama", 2**28), ("gear", 2**28), ("gear", 1)],
-    ids=["paged", "gather", "gather in slices"],
-)
-@pytest.mark.usefixtures("unadapted_gear")
+@pytest.mark.parametrize("rows", [None, 1], ids=["at once", "in slices"])
 def test_keys_that_are_not_finite_fail_their_sequence_only(
-    tmp_path: Path, backend: str, name: str, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, backend: str, rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token 13 has an embedding of infinity: whoever reads it gets K that cannot be stored."""
-    monkeypatch.setattr(paged, "GATHER_BYTES", gather_bytes)
-    folder = tiny_models.make_model(tmp_path, name, dtype=mx.float32)
+    if rows is not None:
+        monkeypatch.setattr(paged.PagedRunner, "_rows_at_once", lambda *_: rows)
+    folder = tiny_models.make_model(tmp_path, "llama", dtype=mx.float32)
     runner = load(folder, backend)
     model = runner._model._model.model
     weight = np.array(model.embed_tokens.weight)
@@ -153,12 +149,10 @@ def test_pages_outside_the_pool_never_reach_a_kernel(runner: paged.PagedRunner) 
         runner.run(make_batch([(PROMPT, 0, [1, 40])], [10]), [state()])
 
 
-@pytest.mark.usefixtures("unadapted_gear")
-def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
+def test_index_keys_gathered_in_slices_choose_as_all_at_once(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = load(tiny_models.make_model(tmp_path, "gear", dtype=mx.float32), backend)
-    assert runner.info.tier == "gather"
+    runner = load(tiny_models.make_model(tmp_path, "deepseek_v32", dtype=mx.float32), backend)
     work = [([9], 11, [1, 2]), (PROMPT, 0, [3, 4]), (PROMPT[:5], 0, [5])]
     runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
     once = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
@@ -170,7 +164,7 @@ def test_the_gather_tier_in_slices_is_the_gather_tier_at_once(
         return compute(batch, *rest)
 
     monkeypatch.setattr(runner._model, "forward", counted)
-    monkeypatch.setattr(paged, "GATHER_BYTES", 4 * 12 * runner._dense_row_bytes)  # type: ignore[operator]
+    monkeypatch.setattr(paged, "GATHER_BYTES", 4 * 12 * runner._gathered_row_bytes)  # type: ignore[operator]
     sliced = runner.run(make_batch(work, [0, 5, 11, 16]), [state() for _ in range(4)])
     assert calls == [4, 4, 4, 4, 1]
     assert tokens_of(sliced) == tokens_of(once)
@@ -220,6 +214,6 @@ def test_the_limit_of_open_files_survives_mlx_lm() -> None:
 
 def test_info_is_what_was_loaded(runner: paged.PagedRunner, folder: Path, backend: str) -> None:
     info = runner.info
-    assert (info.backend, info.tier, info.num_layers, info.num_pages) == (backend, "paged", 4, 40)
+    assert (info.backend, info.num_layers, info.num_pages) == (backend, 4, 40)
     assert (info.vocab_size, info.max_model_len, info.path) == (320, 512, folder)
     assert dataclasses.asdict(info)["architecture"] == "llama"

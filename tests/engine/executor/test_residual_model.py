@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -114,25 +113,6 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
         for name, (tokens, logprobs) in answers[0].items():
             assert other[name][0] == tokens
             np.testing.assert_allclose(other[name][1], logprobs, rtol=0, atol=0.03)
-
-
-@pytest.mark.usefixtures("unadapted_gear")
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_gathered_keys_are_those_of_the_residual_window_too(tmp_path: Path, backend: Backend) -> None:
-    """gear caps its logits itself: they are gathered from both kinds of pages."""
-    folder = tiny_models.make_model(tmp_path, "gear", dtype=mx.float32)
-    config = replace(CONFIG, backend=backend, kv_format="int4")
-    answers = []
-    for settings in ({"kv_format": "bf16"}, {"quantize_after": 10**6}, {"residual_pages": 1}, {}):
-        runner = load(folder, replace(config, **settings))
-        assert runner.info.tier == "gather"
-        answers.append(serve(runner, requests()[:2]))
-        runner.close()
-    exact, whole, window, quantized = answers
-    for name, (tokens, logprobs) in exact.items():
-        assert whole[name][0] == tokens
-        np.testing.assert_allclose(whole[name][1], logprobs, rtol=0, atol=1e-4)
-    assert window != quantized, "16-bit rows make a difference"
 
 
 @pytest.mark.parametrize("settings", [{"residual_pages": 1}, {"sink_pages": 1, "quantize_after": 50}])

@@ -28,7 +28,7 @@ from octavo.engine.executor.load.prepare import model_ops
 from octavo.engine.executor.load.probe_run import ComputedRows
 from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
-from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
+from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 pytestmark = pytest.mark.parity
@@ -64,13 +64,13 @@ def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any)
 @pytest.mark.parametrize("name", sorted(set(tiny_models.CONFIGS) - {"qwen3_moe", "gpt_oss"}))
 def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend)
-    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+    assert result.selects_rows
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend, dtype=mx.float32)
-    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+    assert result.selects_rows
 
 
 def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
@@ -107,7 +107,7 @@ def test_more_roundings_are_tried_where_the_first_explains_too_little(
 
     monkeypatch.setattr(probe, "make_reference", first_of_all)
     monkeypatch.setattr(probe, "with_more_noise", further)
-    assert run_probe(tmp_path, "llama", ReferenceBackend()).tier == "paged"
+    run_probe(tmp_path, "llama", ReferenceBackend())
     assert [reference.worst > 0 for reference in made] == [True] * unlucky
 
 
@@ -116,27 +116,23 @@ def test_mixtures_in_bf16_are_paged_on_the_native_backend(tmp_path: Path, name: 
     native = next((chosen for chosen in BACKENDS if chosen.name == "cpu"), None)
     assert native is not None
     result = run_probe(tmp_path, name, native.create())
-    assert (result.tier, result.selects_rows) == ("paged", True), probe.describe(result)
+    assert result.selects_rows
 
 
 @pytest.mark.parametrize("config", [{}, {"q_lora_rank": None}], ids=["low-rank", "whole"])
 def test_latent_attention_is_paged(tmp_path: Path, backend: AttentionBackend, config: dict[str, Any]) -> None:
     result = run_probe(tmp_path, "deepseek_v3", backend, dtype=mx.float32, **config)
-    if backend.name == "metal":  # it has no kernel for latents yet
-        assert (result.tier, result.latents) == ("gather", False)
-    else:
-        assert (result.tier, result.latents) == ("paged", True), probe.describe(result)
+    assert result.latents
 
 
 def test_chunks_are_paged_and_what_sees_more_is_refused(
     tmp_path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"dtype": mx.float32}
-    result = run_probe(tmp_path / "right", "llama4", backend, **settings)
-    assert result.tier == "paged", probe.describe(result)
+    run_probe(tmp_path / "right", "llama4", backend, **settings)
     twice = "octavo.kernels.kv_cache.cut_into_chunks"
     monkeypatch.setattr(twice, lambda step, chunk: cut_into_chunks(step, 2 * chunk))
-    with pytest.raises(ModelLoadError, match="paged: logits of"):
+    with pytest.raises(ModelLoadError, match=r"through pages \(logits of"):
         run_probe(tmp_path / "wrong", "llama4", backend, **settings)
 
 
@@ -157,9 +153,9 @@ def test_chosen_positions_are_paged_and_others_refused(
 ) -> None:
     settings = {"dtype": mx.float32}
     right = run_probe(tmp_path / "right", "deepseek_v32", ReferenceBackend(), **settings)
-    assert (right.tier, right.latents, right.gathers) == ("paged", True, True), probe.describe(right)
+    assert (right.latents, right.gathers) == (True, True)
     monkeypatch.setattr(sparse_latents, "best_positions", wrong)
-    with pytest.raises(ModelLoadError, match="paged: "):
+    with pytest.raises(ModelLoadError, match="same through pages"):
         run_probe(tmp_path / "wrong", "deepseek_v32", ReferenceBackend(), **settings)
 
 
@@ -170,10 +166,11 @@ def test_index_keys_are_stored_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unadapted_gear")
-def test_models_with_attention_of_their_own_gather(tmp_path: Path, backend: AttentionBackend) -> None:
-    result = run_probe(tmp_path, "gear", backend, dtype=mx.float32)
-    assert result.tier == "gather"
-    assert "paged: " in result.reason
+def test_models_that_multiply_keys_themselves_are_refused(tmp_path: Path, backend: AttentionBackend) -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"'gear' does not compute the same through pages .*cannot be served"
+    ):
+        run_probe(tmp_path, "gear", backend, dtype=mx.float32)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +184,7 @@ def test_functions_of_mlx_and_numpy_meet_handles(
     tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
 ) -> None:
     """plamo tiles K and V, gpt_bigcode counts positions from an offset: in other words than most."""
-    result = run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
-    assert result.tier == "paged", probe.describe(result)
+    run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
 
 
 def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
@@ -199,8 +195,7 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
     layout = discover_layout(model, "ministral3")
     assert [spec.window for spec in layout.layers] == [tiny_models.WINDOW, None] * 2
     selection = select_rows(model, vocab_size=layout.vocab_size)
-    result = probe.probe(model, layout, backend, selection, architecture="ministral3")
-    assert result.tier == "paged", probe.describe(result)
+    probe.probe(model, layout, backend, selection, architecture="ministral3")
 
 
 @pytest.mark.parametrize("num_kv_heads", [2, 4], ids=["grouped", "one query head each"])
@@ -208,20 +203,17 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
 def test_softcapped_attention_is_paged_with_its_cap(
     tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits go far beyond the cap here, so that leaving it out is no rounding error: the model is then
-    computed by its own code, from gathered K/V."""
+    """Logits go far beyond the cap here, so that leaving it out is no rounding error."""
     settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
-    result = run_probe(tmp_path / "capped", name, backend, **settings)
-    assert result.tier == "paged", probe.describe(result)
+    run_probe(tmp_path / "capped", name, backend, **settings)
     attend = hook.LayerCache.attend
 
     def without_cap(shim: hook.LayerCache, queries: mx.array, **options: Any) -> mx.array:
         return attend(shim, queries, **options | {"softcap": None})
 
     monkeypatch.setattr(hook.LayerCache, "attend", without_cap)
-    result = run_probe(tmp_path / "not capped", name, backend, **settings)
-    assert result.tier == "gather"
-    assert "are off by" in result.reason
+    with pytest.raises(ModelLoadError, match="are off by"):
+        run_probe(tmp_path / "not capped", name, backend, **settings)
 
 
 def test_models_whose_caches_are_neither_attention_nor_recurrent_are_refused(tmp_path: Path) -> None:
@@ -235,8 +227,7 @@ def test_positions_taken_from_the_shape_of_keys_are_each_row_s_own(tmp_path: Pat
     """afm7 derives positions from the shape of K that another layer wrote; one length for all rows would be
     wrong numbers and no error."""
     shape = {"hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2}
-    result = run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
-    assert result.tier == "paged", probe.describe(result)
+    run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
 
 
 def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
@@ -323,13 +314,10 @@ def test_a_mistake_is_told_from_rounding(
 ) -> None:
     model, layout = load(tmp_path, name)
     selection = select_rows(model, vocab_size=layout.vocab_size)
-    assert probe.probe(model, layout, ReferenceBackend(), selection, architecture=name).tier == "paged"
+    probe.probe(model, layout, ReferenceBackend(), selection, architecture=name)
     backend = mistake(monkeypatch)
-    try:  # gathering may still be right: it masks by the model's own window and scales by itself
-        reason = probe.probe(model, layout, backend, selection, architecture=name).reason
-    except ModelLoadError as error:
-        reason = str(error)
-    assert "paged: logits of" in reason, f"not noticed: {reason!r}"
+    with pytest.raises(ModelLoadError, match=r"through pages \(logits of"):
+        probe.probe(model, layout, backend, selection, architecture=name)
 
 
 def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
@@ -375,7 +363,6 @@ def test_a_head_that_selection_does_not_reach_computes_every_row(
     monkeypatch.setattr(type(model), "__call__", call)
     selection = select_rows(model, vocab_size=layout.vocab_size)
     result = probe.probe(model, layout, ReferenceBackend(), selection, architecture="llama")
-    assert result.tier == "paged"
     assert not result.selects_rows
     assert "every row" in probe.describe(result)
 
@@ -391,27 +378,5 @@ def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
 
     model, layout = load(tmp_path, "mistral", sliding_window=4096)
     selection = select_rows(model, vocab_size=layout.vocab_size)
-    assert probe.probe(model, layout, Counting(), selection, architecture="mistral").tier == "paged"
+    probe.probe(model, layout, Counting(), selection, architecture="mistral")
     assert pools[0].spec.num_pages * pools[0].spec.page_size < 100
-
-
-@pytest.mark.parametrize("dims", [4, 5])
-def test_masks_of_the_gather_tier_know_window_and_sinks(dims: int) -> None:
-    layer = LayerSpec(num_kv_heads=1, head_dim=8, value_dim=8, window=3, keep=2)
-    spec = PoolSpec(layers=(layer,), num_pages=4, page_size=8, k_format="fp16", v_format="fp16")
-    context = hook.StepContext(ReferenceBackend().create_pool(spec), mask_dims=dims)
-    context.begin(
-        AttentionMetadata(
-            positions=np.array([6, 1], np.int32),
-            q_start=np.array([0, 1, 2], np.int32),
-            kv_len=np.array([7, 2], np.int32),
-            groups=(
-                GroupMetadata(slots=np.array([6, 9], np.int32), page_table=np.array([[0], [1]], np.int32)),
-            ),
-            page_size=8,
-        )
-    )
-    mask = context.mask(layer)
-    assert mask is not None
-    assert mask.shape == (2, *[1] * (dims - 2), 7)
-    assert np.array(mask).reshape(2, 7).astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 1], [1, 1, 0, 0, 0, 0, 0]]

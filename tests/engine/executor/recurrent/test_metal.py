@@ -48,11 +48,9 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
     backend = emulator.backend()
     assert recurrences_of(backend) is None
     result = probed(name, backend, tmp_path / name)
-    assert result.tier == "paged", probe.describe(result)
     assert emulator.ran("chunk")
     assert emulator.ran("decode")
     assert result.recurrent is not None
-    assert result.recurrent.tier == "ragged"
     assert all(native == 0 < plain for native, plain in result.recurrent.count_cut_points().values())
 
 
@@ -73,10 +71,8 @@ def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) 
     has no 16-bit experts on a CPU."""
     device = WritingDevice()
     result = probed(name, writing_backend(device), tmp_path / name, mx.float32)
-    assert result.tier == "paged", probe.describe(result)
     assert result.error < 1e-3
     assert result.recurrent is not None
-    assert result.recurrent.tier == "ragged"
     counts = result.recurrent.count_cut_points()
     assert all(plain == 0 < native for native, plain in counts.values())
     assert kinds <= set(device.launches)

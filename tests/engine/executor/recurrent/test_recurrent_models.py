@@ -21,7 +21,7 @@ from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
 from octavo.engine.executor.recurrent.recurrences import Recurrences
-from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers, StateTier
+from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.kv_cache import GroupedKVCache
@@ -33,7 +33,6 @@ pytestmark = pytest.mark.parity
 PAGE_SIZE = 8
 NUM_PAGES = 5  # of each sequence
 LENGTH = 24
-GATHERED = {"kimi_linear", "kimi_k3", "bailing_moe_v3", "bailing_hybrid", "longcat_flash_ngram"}
 QUICK = ("qwen3_next", "lfm2", "falcon_h1", "recurrent_gemma", "rwkv7", "mamba2")
 """A gated delta net, a short convolution, two caches in a layer, None against zeros, token shifts, no
 attention."""
@@ -56,12 +55,11 @@ class Run:
         self,
         model: Module,
         name: str,
-        tier: StateTier,
         tokens: dict[int, list[int]],
         recurrences: Recurrences | None = None,
     ) -> None:
         layout = discover_layout(model, name)
-        self.layers = RecurrentLayers(layout.mixers, tier, recurrences)
+        self.layers = RecurrentLayers(layout.mixers, recurrences)
         self.states = StatePool(8)
         self.tokens = tokens
         self.at: dict[int, int] = {}
@@ -79,7 +77,6 @@ class Run:
             model,
             layout,
             pool,
-            mask_dims=4 if name in GATHERED else None,
             recurrent=self.layers,
             states=self.states,
         )
@@ -205,12 +202,11 @@ def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    tier: StateTier = "ragged"
-    with released(Run(model, name, tier, tokens)) as run:
+    with released(Run(model, name, tokens)) as run:
         schedule(run)
         assert all(run.logits.values())
         assert largest_error(run.logits, wanted) < LIMITS.get(name, 1e-5)
-    with released(Run(model, name, tier, tokens)) as run:
+    with released(Run(model, name, tokens)) as run:
         schedule(run, swap=True)
         last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
         assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
@@ -218,22 +214,11 @@ def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
     assert np.array_equal(again, wanted[0]), "plain mlx-lm is not itself afterwards"
 
 
-@pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_5", marks=pytest.mark.slow)])
-def test_segments_give_the_logits_of_mlx_lm(name: str) -> None:
-    model, tokens = recurrent_models.build(name), sequences()
-    adapt_models()
-    install_cut_points()
-    wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    with released(Run(model, name, "segments", tokens)) as run:
-        schedule(run)
-        assert largest_error(run.logits, wanted) < 1e-5
-
-
 def test_a_step_computed_twice_is_refused() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
-    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+    with released(Run(model, "lfm2", tokens)) as run:
         run.open(0, 0)
         run.step((0, 5))
         run.step((0, 1))
@@ -249,7 +234,7 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
     adapt_models()
     install_cut_points()
     wanted = plain_logits(model, tokens[0])
-    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+    with released(Run(model, "lfm2", tokens)) as run:
         run.open(0, 0)
         run.step((0, 5))
         for _ in range(2):  # computed and thrown away
@@ -263,7 +248,7 @@ def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
-    with released(Run(model, "lfm2", "ragged", tokens)) as run:
+    with released(Run(model, "lfm2", tokens)) as run:
         run.open(0, 0)
         run.open(1, 1)
         run.step((0, 5), (1, 4))
@@ -304,12 +289,12 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
     recurrences = Recurrences(recurrent, recurrent)
-    with released(Run(model, name, "ragged", tokens, recurrences)) as run:
+    with released(Run(model, name, tokens, recurrences)) as run:
         schedule(run)
         assert sum(run.states.computed_by.values()) == KERNELS[name]
         limit = ROUNDED_KEYS if run.model.kv_cache.storages else 1e-5
         assert largest_error(run.logits, wanted) < limit
-    with released(Run(model, name, "ragged", tokens, recurrences)) as run:
+    with released(Run(model, name, tokens, recurrences)) as run:
         schedule(run, swap=True)
         last = {s: {run.at[s] - 1: rows[run.at[s] - 1]} for s, rows in run.logits.items()}
         assert largest_error(last, wanted) > 1e-3, "exchanged states are not noticed"
@@ -325,7 +310,7 @@ def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    with released(Run(model, name, "ragged", tokens, Recurrences(recurrent, recurrent))) as run:
+    with released(Run(model, name, tokens, Recurrences(recurrent, recurrent))) as run:
         schedule(run)
         assert sum(run.states.computed_by.values()) == KERNELS[name]
         assert largest_error(run.logits, wanted) < 2e-2
@@ -338,7 +323,7 @@ def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
-    with released(Run(model, "lfm2", "ragged", tokens, Recurrences(recurrent, recurrent))) as run:
+    with released(Run(model, "lfm2", tokens, Recurrences(recurrent, recurrent))) as run:
         run.open(0, 0)
         run.open(1, 1)
         run.step((0, 5), (1, 4))
