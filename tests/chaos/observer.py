@@ -75,6 +75,11 @@ class Observer:
                 return [f"{count} {kind} are held at rest" for kind, count in held.items()]
             await asyncio.sleep(SAMPLE_S)
 
+    async def counters(self) -> dict[str, float]:
+        """Return the value of every metric, by its name and labels."""
+        text = await asyncio.to_thread(_fetch, self._metrics)
+        return {name: float(value) for name, value in re.findall(r"^([^# ]\S*) (\S+)$", text, re.MULTILINE)}
+
     async def _sample(self) -> None:
         while True:
             self.memory.peak = max(self.memory.peak, await asyncio.to_thread(resident, self._pid))

@@ -1,8 +1,8 @@
 """``python -m chaos.soak [--seconds 3600] [--plot FILE]``: mixed load on both embedded models for an hour.
 
 Swapping, a store on disk, speculation, grammars, batches, pins, watchers and cancels. Exits 1 unless memory
-grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, and the servers end with 0.
-Prints one line of JSON.
+grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, everything in ``COUNTERS`` took
+place, and the servers end with 0. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -38,9 +38,17 @@ GROWTH_MIB = 8.0  # an hour, after warm-up; a shorter run may grow as much
 WARM_UP = 0.3  # of the time, until allocators and caches have their size
 TENTH = 10  # parts of the time after warm-up: growth is from the median of the first to that of the last
 SAMPLE_S = 1.0
-CALLERS = 8
+CALLERS = 16
+PERIOD_S = 12.0  # all callers call together for a part of each, so that the pool is short of pages
+COUNTERS = (
+    "octavo_generated_tokens_total",
+    "octavo_preemptions_total",
+    "octavo_spec_accepted_tokens_total",
+    "octavo_store_loaded_pages_total",
+    'octavo_swapped_pages_total{direction="in"}',
+)
 REST_S = 30.0  # for everything to be let go
-FLAGS = ("--num-pages", "256", "--page-size", "16", "--max-running", "16", "--swap-memory", "32MiB",
+FLAGS = ("--num-pages", "96", "--page-size", "16", "--max-running", "16", "--swap-memory", "32MiB",
          "--cache-dir-bytes", "64MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
          "--drain-timeout", "5")  # fmt: skip
 MODELS: dict[str, tuple[str, ...]] = {"demo": (), "demo-hybrid": ("--state-memory", "4MiB")}
@@ -55,6 +63,14 @@ class Run:
     memory: list[tuple[float, int]] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def minutes(self) -> list[float]:
+        """Largest resident memory of each minute, in MiB."""
+        largest: dict[int, int] = {}
+        for at, size in self.memory:
+            largest[int(at // 60)] = max(size, largest.get(int(at // 60), 0))
+        return [round(size / 2**20, 1) for size in largest.values()]
 
     def growth_mib(self, seconds: float) -> float:
         """Growth after warm-up."""
@@ -108,14 +124,18 @@ async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
     await count(seen, call)
 
 
-async def load(run: Run, address: str, seconds: float) -> None:
-    end = time.monotonic() + seconds
+async def load(run: Run, address: str, seconds: float, busy: float) -> None:
+    began = time.monotonic()
+    end = began + seconds
 
     async def loop(seed: int) -> None:
         rng = random.Random(seed)
         async with Client(address) as client:
-            while time.monotonic() < end:
-                await ask(client, rng, run.seen)
+            while (now := time.monotonic()) < end:
+                if (at := (now - began) % PERIOD_S) < busy * PERIOD_S:
+                    await ask(client, rng, run.seen)
+                else:
+                    await asyncio.sleep(PERIOD_S - at)
 
     await asyncio.gather(*(loop(seed) for seed in range(CALLERS)))
 
@@ -138,19 +158,22 @@ async def sampled(run: Run, pid: int) -> AsyncIterator[None]:
         await asyncio.wait((task,))
 
 
-async def soak(model: str, folder: Path, seconds: float) -> Run:
+async def soak(model: str, folder: Path, seconds: float, busy: float) -> Run:
     run = Run(model)
     flags = ["--model", model, *FLAGS, *MODELS[model], "--cache-dir", str(folder / model)]
     server = ServerProcess(flags, stop_timeout=60)
     await server.start()
     try:
         async with sampled(run, server.pid):
-            await load(run, server.ready["grpc"], seconds)
+            await load(run, server.ready["grpc"], seconds, busy)
         async with Client(server.ready["grpc"]) as client:
             for pin in (await client.cache.stats()).pins:
                 await client.cache.unpin(pin.name)
         observer = Observer(server.pid, server.ready["metrics"])
         run.wrong += await observer.at_rest(patience=REST_S)
+        counted = await observer.counters()
+        run.counters = {name: int(counted[name]) for name in COUNTERS}
+        run.wrong += [f"{name} is 0: that was not tried" for name, value in run.counters.items() if not value]
     except grpc.aio.AioRpcError as error:
         run.wrong.append(f"the server is gone: {error.details()}")
     finally:
@@ -190,13 +213,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, metavar="S", help="of load (3600)")
     parser.add_argument("--plot", type=Path, default=Path("build/soak.png"), metavar="FILE",
                         help="picture of the memory over time (build/soak.png)")  # fmt: skip
+    parser.add_argument("--busy", type=float, default=1.0, metavar="PART",
+                        help="part of the time that is under load, from 0 to 1 (1)")  # fmt: skip
     args = parser.parse_args()
+    if not 0 < args.busy <= 1:
+        parser.error(f"--busy must be more than 0 and at most 1, got {args.busy}")
     args.plot.parent.mkdir(parents=True, exist_ok=True)
     os.environ["GRPC_VERBOSITY"] = "NONE"
 
     async def all_models() -> list[Run]:
         with tempfile.TemporaryDirectory(prefix="octavo-soak-") as folder:
-            return list(await asyncio.gather(*(soak(model, Path(folder), args.seconds) for model in MODELS)))
+            each = (soak(model, Path(folder), args.seconds, args.busy) for model in MODELS)
+            return list(await asyncio.gather(*each))
 
     runs = asyncio.run(all_models())
     draw(runs, args.seconds, args.plot)
@@ -208,8 +236,11 @@ def main() -> int:
     result = {
         "soak": "failed" if failed else "held",
         "seconds": args.seconds,
+        "busy": args.busy,
         "growth_mib": {run.model: round(run.growth_mib(args.seconds), 1) for run in runs},
         "calls": {run.model: dict(run.seen) for run in runs},
+        "counters": {run.model: run.counters for run in runs},
+        "memory_mib": {run.model: run.minutes() for run in runs},
         "wrong": {run.model: run.wrong for run in runs},
         "plot": str(args.plot),
     }
