@@ -1,8 +1,8 @@
 """``python -m chaos.soak [--seconds 3600] [--plot FILE]``: mixed load on both embedded models for an hour.
 
 Swapping, a store on disk, speculation, grammars, batches, pins, watchers and cancels. Exits 1 unless memory
-grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, everything in ``COUNTERS`` took
-place, and the servers end with 0. Prints one line of JSON.
+grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, everything in ``COUNTERS``
+took place, and the servers end with 0. Prints one line of JSON.
 """
 
 from __future__ import annotations
