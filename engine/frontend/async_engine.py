@@ -183,7 +183,7 @@ class AsyncEngine:
                 check_params(params)
                 place.enter(params.n)
                 assert self._input is not None
-                with self._open.limiter.entering(self._input.at_least(prompt)):
+                with self._open.limiter.entering(self._input.at_least(prompt), params.n):
                     ids = await self._input.encode_beside(prompt, self._texts)
                     grammar = await self._input.compile_beside(params, tenant.name)
                     request = self._input.admit(
@@ -198,7 +198,7 @@ class AsyncEngine:
                     self._open.limiter.check_sendable(request)
                     await self._check_deadline(request)
                 engine = self._check_open(request_id)  # once more: encoding may have taken a while
-                self._open.limiter.check(request.num_prompt)
+                self._open.limiter.check(request.num_prompt, params.n)
                 place.admit(request)
                 stream = self._open.add(request, self._give_up, final_only=final_only)
                 engine.add(request)

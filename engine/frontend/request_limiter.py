@@ -52,31 +52,33 @@ class RequestLimiter:
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
-        self._num_entering = 0
+        self._num_samples = 0  # of unfinished and entering requests
         self._num_entering_tokens = 0
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
-    def entering(self, num_prompt: int) -> Iterator[None]:
+    def entering(self, num_prompt: int, num_samples: int = 1) -> Iterator[None]:
         """A place for a request while its prompt, of at least ``num_prompt`` tokens, is being encoded and
         whatever else comes before its admission. Raises Overloaded before anything is done."""
-        self.check(num_prompt)
-        self._num_entering += 1
+        self.check(num_prompt, num_samples)
+        self._num_samples += num_samples
         self._num_entering_tokens += num_prompt
         try:
             yield
         finally:
-            self._num_entering -= 1
+            self._num_samples -= num_samples
             self._num_entering_tokens -= num_prompt
 
-    def check(self, num_prompt: int) -> None:
-        """Overloaded if one more request, of ``num_prompt`` tokens, is too much. A prompt that nobody
-        waits before is let in however long it is."""
-        num_unfinished = len(self._unfinished) + self._num_entering
-        if num_unfinished >= self._max_unfinished:
+    def check(self, num_prompt: int, num_samples: int) -> None:
+        """Raise Overloaded if one more request, of ``num_prompt`` tokens and so many samples, is too much.
+
+        A request is admitted however many samples it has if no other request is unfinished, and however long
+        its prompt is if no other prompt waits."""
+        num_unfinished = self._num_samples
+        if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
             raise Overloaded(
-                f"{num_unfinished} requests are unfinished and at most {self._max_unfinished} may be "
-                "(max_running + max_waiting); try again later",
+                f"{num_unfinished} requests are unfinished, each sample counted, and at most "
+                f"{self._max_unfinished} may be (max_running + max_waiting); try again later",
                 unfinished_requests=num_unfinished,
                 max_unfinished_requests=self._max_unfinished,
             )
@@ -140,13 +142,16 @@ class RequestLimiter:
         fail: Callable[[BaseException], None],
         abort: Callable[[EngineRequest], None],
     ) -> None:
-        """``fail`` with QueueTimeout and ``abort`` the request if it waits for too long; until ``forget``."""
+        """Count a request until ``forget``; ``fail`` with QueueTimeout and ``abort`` it if it waits for too
+        long."""
+        self._num_samples += request.params.n
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
     def forget(self, request: EngineRequest) -> None:
-        """It has ended."""
+        """Count a request no longer: it has ended."""
+        self._num_samples -= request.params.n
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
 

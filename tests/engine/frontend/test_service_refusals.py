@@ -87,12 +87,33 @@ async def test_a_full_queue_refuses_more() -> None:
             asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=2)))) for _ in range(5)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="5 requests are unfinished and at most 5 may be"):
+        with pytest.raises(Overloaded, match=r"5 requests are unfinished, .* and at most 5 may be"):
             await anext(engine.generate([1]))
         assert observer.reasons == ["overloaded"]
         gate.open()
         await asyncio.gather(*tasks)
         await collect(engine.generate([1], SamplingParams(max_tokens=2)))
+
+
+async def test_each_sample_takes_a_place_in_the_queue() -> None:
+    async def samples(engine: AsyncEngine, n: int) -> int:
+        params = SamplingParams(max_tokens=2, n=n)
+        return len({delta.index async for delta in engine.generate([1], params)})
+
+    config = small_config(max_running=2, max_waiting=3)
+    async with running(config) as (engine, _, _):
+        assert await samples(engine, 6) == 6, "a request is let in if no other is unfinished"
+    gate = Gate()
+    async with running(config, gate) as (engine, _, _):
+        first = asyncio.create_task(samples(engine, 4))
+        await until(lambda: bool(engine._open.streams()))
+        with pytest.raises(Overloaded, match="4 requests are unfinished, each sample counted, and at most 5"):
+            await samples(engine, 2)
+        last = asyncio.create_task(samples(engine, 1))
+        await asyncio.sleep(0)
+        gate.open()
+        assert [await each for each in (first, last)] == [4, 1]
+        assert await samples(engine, 5) == 5, "all places are free again"
 
 
 async def test_prompts_that_wait_are_counted_in_tokens_too() -> None:
