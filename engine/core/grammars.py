@@ -43,3 +43,5 @@ class Grammars(StepPart):
 
     def end(self, sample: Sample) -> None:
         self._samples.discard(sample)
+        if sample.state.constraint is not None:
+            sample.state.constraint.drop()

@@ -137,13 +137,21 @@ class Constraint:
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
         """Begin to find out, on another thread, what may come next, and what behind each of ``drafts``, which
-        ``completed`` gave."""
+        ``completed`` gave. A request that has spent its budget waits for its turn, see ``is_late``."""
+        self._prepare(drafts, may_be_put_off=True)
+
+    def _prepare(self, drafts: Sequence[int] = (), *, may_be_put_off: bool = False) -> None:
         if self._job is None and (self._bits is None or drafts):
             self._drafts, self._behind = tuple(drafts), []
             self._job = MaskJob(
                 self._matcher, self._budget, self._lexer, drafts=self._drafts, bits=self._bits
             )
-            self._threads.submit(self._job)
+            self._threads.submit(self._job, may_be_put_off=may_be_put_off)
+
+    def drop(self) -> None:
+        """Give up the next mask: the sample has ended."""
+        if self._job is not None:
+            self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
         """What may come once the next tokens have been these, the first ones of those that were
@@ -185,7 +193,7 @@ class Constraint:
         if self._bits is None or self._job is not None:
             if self._is_lost or self.is_stuck:
                 raise ConstraintFailed(f"{self._kind} could not be followed: {TOO_COSTLY}")
-            self.prepare()
+            self._prepare()
             assert self._job is not None
             try:
                 self._bits = self._threads.wait(self._job, may_be_late=may_be_late)

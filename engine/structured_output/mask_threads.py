@@ -1,7 +1,10 @@
 """Computes masks on threads of their own, beside the forward: llguidance releases the interpreter meanwhile.
 
-Whoever needs a mask waits for it, but not long: a mask that takes too long fails its request and is left
-to its thread. There are two threads, and one more for each of the few that are stuck.
+A step waits for a mask, but not long: a mask that takes too long fails its request and is left to its thread.
+There are two threads, and one more for each of the few that are stuck.
+
+A request that has spent its budget waits. Its masks are put off: they are begun one after the other, with a
+rest after each, and steps go on without its rows. All such requests together take ``SPENT_SHARE`` of one CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from .library import first_line
 from .mask_budget import MaskBudget
@@ -25,7 +28,8 @@ MAX_STUCK = 4  # threads that are busy with a mask that nobody waits for any mor
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # for one mask, however busy the machine is
 SLOW_MASK_S = 0.005  # of a mask that takes so long, none is computed for drafts
-MAX_WAITS_S = 0.25  # of waiting, for all requests: from then on those that have spent half must end
+MAX_WAITS_S = 0.25  # seconds that steps waited for masks, from which on a half-spent budget counts as spent
+SPENT_SHARE = 0.1  # of one CPU, for the masks of all requests that have spent their budgets
 WAITS_SHARE = 0.25  # of the time that passes is taken off that
 _LOOK_S = 0.005  # how often a mask that is waited for is looked at
 
@@ -73,6 +77,7 @@ class MaskJob:
         "is_late",
         "is_left",
         "is_needed",
+        "is_put_off",
         "lexer",
         "submitted_at",
     )
@@ -99,6 +104,7 @@ class MaskJob:
         self.is_left = False  # whoever waited has gone, while it was being computed
         self.is_needed = True
         self.is_late = False  # steps go on without its request
+        self.is_put_off = False  # its request has spent its budget, and the mask is not begun
         self.submitted_at = time.monotonic()
         self._clock: int | None = None
         self._began: float | None = None
@@ -144,7 +150,7 @@ class MaskJob:
         """Whether it is not done and its request has to wait for it alone."""
         if not self.done.locked():
             return False
-        return self.is_late or self.budget.is_over(self.taken_s())
+        return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
 
     def taken_s(self) -> float:
         """CPU seconds that it has taken so far; seconds where the system has no clocks of threads."""
@@ -163,17 +169,22 @@ def _now(clock: int | None) -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
+_Jobs: TypeAlias = "queue.PriorityQueue[tuple[float, int, MaskJob | None]]"
+
+
 class MaskThreads:
     """Starts its threads with the first mask. ``submit`` and ``wait`` are for one thread, the engine's;
     ``close`` is for any."""
 
     def __init__(self) -> None:
-        self._jobs: queue.PriorityQueue[tuple[float, int, MaskJob | None]] = queue.PriorityQueue()
+        self._jobs: _Jobs = queue.PriorityQueue()
+        self._put_off: _Jobs = queue.PriorityQueue()  # those of requests that have spent their budgets
+        self._closed = threading.Event()
+        self._has_feeder = False
         self._number = itertools.count()
         self._lock = threading.Lock()
         self._num_threads = 0  # that take jobs
         self._num_stuck = 0
-        self._is_closed = False
         self._waited_s = 0.0
         self._waited_at = 0.0
 
@@ -181,28 +192,38 @@ class MaskThreads:
     def num_stuck(self) -> int:
         return self._num_stuck
 
-    def submit(self, job: MaskJob) -> None:
-        """Compute a mask: those of requests whose budgets have most left come first."""
+    def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
+        """Compute a mask: those of requests whose budgets have most left come first.
+
+        ``may_be_put_off``: the mask is begun later, if its request has spent its budget."""
         if self._num_threads < NUM_THREADS:
             self._fill_up()
-        self._put(job)
+        if may_be_put_off and self._is_spent(job.budget):
+            job.is_put_off = True
+            self._put(self._put_off, job)
+            self._start_feeder()
+        else:
+            self._put(self._jobs, job)
 
-    def _put(self, job: MaskJob | None) -> None:
+    def _is_spent(self, budget: MaskBudget) -> bool:
+        return budget.is_spent or (budget.is_half_spent and self._waited_too_long())
+
+    def _put(self, jobs: _Jobs, job: MaskJob | None) -> None:
         used_s = math.inf if job is None else job.budget.used_s
-        self._jobs.put((used_s, next(self._number), job))
+        jobs.put((used_s, next(self._number), job))
 
     def has_failed(self, job: MaskJob) -> str | None:
         """Return why a mask that is not done is not waited for any longer, or None."""
         if not self._num_threads:
-            why = "the engine was stopped" if self._is_closed else "too many other masks are stuck"
+            why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
-        waited_s = time.monotonic() - job.submitted_at
+        waited_s = 0.0 if job.is_put_off else time.monotonic() - job.submitted_at
         if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited_s > MAX_WAIT_S:
             return f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
         return None
 
     def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:
-        """Return the mask's bits. Raises MaskFailed if there are none, or if its request costs too much.
+        """Return the mask's bits. Raises MaskFailed if there are none.
 
         ``may_be_late``: raise MaskLate rather than wait for one that takes long."""
         if not job.done.acquire(blocking=False):
@@ -210,24 +231,21 @@ class MaskThreads:
         job.done.release()
         if job.error is not None:
             raise MaskFailed(job.error)
-        budget = job.budget
-        if budget.is_spent or (budget.is_half_spent and self._waited_too_long()):
-            raise MaskFailed(
-                "it is too ambiguous or too large to follow: this request's masks took "
-                f"{budget.spent_s:.2f} s of computing, and held up other requests"
-            )
         assert job.bits is not None, "it is done, and nothing failed"
         return job.bits
 
     def close(self) -> None:
         """End the threads, each after its job; returns at once. What is submitted later fails."""
         with self._lock:
-            self._is_closed = True
             for _ in range(self._num_threads):
-                self._put(None)
+                self._put(self._jobs, None)
+            self._closed.set()
+            self._put(self._put_off, None)
 
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
+        if job.is_put_off and not may_be_late:
+            self._begin(job)  # a step has its row already
         try:
             while not job.done.acquire(timeout=_LOOK_S):
                 if (why := self.has_failed(job)) is not None:
@@ -260,9 +278,39 @@ class MaskThreads:
 
     def _fill_up(self) -> None:
         with self._lock:
-            while not self._is_closed and self._num_threads < NUM_THREADS and self._num_stuck < MAX_STUCK:
+            most = 0 if self._closed.is_set() else NUM_THREADS
+            while self._num_threads < most and self._num_stuck < MAX_STUCK:
                 self._num_threads += 1
                 threading.Thread(target=self._work, name="octavo-masks", daemon=True).start()
+
+    def _start_feeder(self) -> None:
+        with self._lock:
+            if not (self._has_feeder or self._closed.is_set()):
+                self._has_feeder = True
+                threading.Thread(target=self._feed, name="octavo-masks-put-off", daemon=True).start()
+
+    def _feed(self) -> None:
+        """Begin one mask after the other of those that were put off, and rest after each."""
+        while (job := self._put_off.get()[-1]) is not None and not self._closed.is_set():
+            spent_s = job.budget.spent_s
+            if not (job.is_needed and self._begin(job)):
+                continue
+            while not (job.is_left or job.done.acquire(timeout=_LOOK_S)):
+                pass
+            if not job.is_left:
+                job.done.release()
+            taken_s = job.taken_s() if job.is_left else job.budget.spent_s - spent_s
+            del job
+            self._closed.wait(taken_s * (1 / SPENT_SHARE - 1))
+
+    def _begin(self, job: MaskJob) -> bool:
+        """Begin a mask that was put off, unless it is begun already."""
+        with self._lock:
+            if not job.is_put_off:
+                return False
+            job.submitted_at, job.is_late, job.is_put_off = time.monotonic(), True, False
+        self._put(self._jobs, job)
+        return True
 
     def _work(self) -> None:
         while (job := self._jobs.get()[-1]) is not None:
@@ -271,7 +319,7 @@ class MaskThreads:
                 if job.is_left:
                     job.lexer.num_stuck -= 1
                     self._num_stuck -= 1
-                    if self._num_threads >= NUM_THREADS or self._is_closed:
+                    if self._num_threads >= NUM_THREADS or self._closed.is_set():
                         return
                     self._num_threads += 1
             del job

@@ -125,6 +125,11 @@ class ReasoningGate:
         if self._constraint is not None and self._stage in (_Stage.ANSWERING, _Stage.OPENING):
             self._constraint.prepare(drafts)
 
+    def drop(self) -> None:
+        """See ``Constraint``."""
+        if self._constraint is not None:
+            self._constraint.drop()
+
     def after(self, drafts: Sequence[int]) -> BehindDrafts | ReasoningGate:
         """See ``Constraint``; behind drafts of reasoning any token may come."""
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
