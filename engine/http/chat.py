@@ -54,16 +54,16 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
     prompt: Prompt = conversation.prompt
     if request.return_token_ids:
         prompt = await services.handler.engine.encode(prompt)
+    answer = _Answer(services, request, conversation, name)
     job = Job(
         prompts=[prompt],
         params=conversation.params,
-        request_id=request.request_id or exchange.request_id,
+        request_id=request.request_id or exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         final_only=not request.stream,
     )
     deltas = run(services, exchange, job)
-    answer = _Answer(services, request, conversation, name)
     if request.return_token_ids:
         answer.prompt_fields["prompt_token_ids"] = prompt
     async with aclosing(deltas):
@@ -175,7 +175,7 @@ class _Answer:
         self._params = conversation.params
         self._make_reader = conversation.make_reader
         self._name = name
-        self._id = new_id("chatcmpl")
+        self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._usage = Usage()
         self.prompt_fields: dict[str, Any] = {}  # of the answer, or of its first chunk
@@ -193,7 +193,7 @@ class _Answer:
                 texts = self._services.texts
                 more["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, texts)
         answer = ChatCompletion.model_construct(
-            id=self._id,
+            id=self.id,
             object="chat.completion",
             created=self._created,
             model=self._name,
@@ -238,7 +238,7 @@ class _Answer:
     def _chunk(self, choices: list[ChunkChoice], *, is_last: bool = False) -> bytes:
         options = self._request.stream_options
         chunk = ChatCompletionChunk.model_construct(
-            id=self._id,
+            id=self.id,
             object="chat.completion.chunk",
             created=self._created,
             model=self._name,

@@ -32,7 +32,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
     job = Job(
         prompts=answer.prompts,
         params=answer.params,
-        request_id=request.request_id or exchange.request_id,
+        request_id=request.request_id or exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         final_only=not request.stream,
@@ -129,7 +129,7 @@ class _Answer:
         self._services = services
         self._request = request
         self._name = name
-        self._id = new_id("cmpl")
+        self.id = new_id("cmpl")
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}
@@ -167,7 +167,7 @@ class _Answer:
 
     def _completion(self, choices: list[CompletionChoice], *, with_usage: bool = False) -> bytes:
         completion = Completion.model_construct(
-            id=self._id, object="text_completion", created=self._created, model=self._name, choices=choices
+            id=self.id, object="text_completion", created=self._created, model=self._name, choices=choices
         )
         options = self._request.stream_options
         if with_usage or (options is not None and options.continuous_usage_stats):

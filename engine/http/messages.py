@@ -182,10 +182,10 @@ class _Answer:
     """Writes the answer to one request."""
 
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
-        self._answer = TurnAnswer(turn)
+        self._id = new_id("msg")
+        self._answer = TurnAnswer(turn, self._id)
         self._name = name
         self._shows_thinking = shows_thinking
-        self._id = new_id("msg")
         self._places: dict[int, int] = {}  # of blocks that are shown
 
     async def whole(self, exchange: Exchange) -> None:

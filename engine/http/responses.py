@@ -181,10 +181,10 @@ class _Answer:
     """Writes the answer to one request."""
 
     def __init__(self, turn: Turn, request: ResponsesRequest, name: str) -> None:
-        self._answer = TurnAnswer(turn)
+        self._id = new_id("resp")
+        self._answer = TurnAnswer(turn, self._id)
         self._request = request
         self._name = name
-        self._id = new_id("resp")
         self._created = int(time.time())
         self._ids: dict[int, str] = {}  # of items, by block
         self._sequence = 0

@@ -149,9 +149,10 @@ class Blocks:
 
 @dataclass(slots=True)
 class TurnAnswer:
-    """The answer to a turn with one sample, while it is generated."""
+    """The answer to a turn with one sample, while it is generated. ``id``: as the client sees it."""
 
     turn: Turn
+    id: str
     blocks: Blocks = field(default_factory=Blocks)
     usage: Usage = field(default_factory=Usage)
     last: Delta | None = None
@@ -161,7 +162,7 @@ class TurnAnswer:
         job = Job(
             prompts=[self.turn.prompt],
             params=self.turn.params,
-            request_id=exchange.request_id,
+            request_id=exchange.request_id or self.id,
             final_only=final_only,
         )
         reader = self.turn.reader()

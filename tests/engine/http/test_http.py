@@ -41,8 +41,16 @@ async def test_one_command_serves_the_openai_package() -> None:
             await check_refusals(client, openai)
             children = [child.name() for child in psutil.Process(server.pid).children()]
             assert not [name for name in children if "smg" in name]
+            await _check_explained(server, client)
             await _check_drain(server, client)
     assert server.returncode == 0
+
+
+async def _check_explained(server: ServerProcess, client: Any) -> None:
+    """The id in an answer is the one that ``octavo cache explain`` takes."""
+    answer = await chat(client, max_tokens=1)
+    async with Client(server.ready["grpc"]) as beside:
+        assert (await beside.cache.explain(answer.id)).request_id == answer.id
 
 
 async def _check_drain(server: ServerProcess, client: Any) -> None:
