@@ -6,17 +6,15 @@ from array import array
 from collections import abc
 from typing import cast
 
+from .cache_group import CacheGroup, Fill
 from .page_pool import PagePool
 from .passed_pages import PassedFirst
 from .policies import EvictionPolicy
 from .spec import KVGroupSpec
 from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 
-Fill = abc.Callable[[list[int], list[PageId]], None]
-"""Puts the contents of pages of a sequence, by their indices in it, into pages of a pool."""
 
-
-class KVGroup:
+class KVGroup(CacheGroup):
     """A group's part of all page tables.
 
     Takes pages for it, finds them, and gives back what a window has left behind.
@@ -28,6 +26,8 @@ class KVGroup:
               kept    - - - -    visible     reserved ahead
                     window_start ^           ^ num_written
     """
+
+    spec: KVGroupSpec
 
     def __init__(
         self,
@@ -48,6 +48,9 @@ class KVGroup:
     def first_visible_page(self, num_written: int) -> int:
         """Return the first page, beside kept ones, that queries from ``num_written`` on can see."""
         return self.spec.first_visible(num_written) // self._page_size
+
+    def held(self, table: PageTable) -> abc.Sequence[PageId]:
+        return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
         """Return the pages that are held, in order."""
@@ -105,14 +108,9 @@ class KVGroup:
         return shared
 
     def longest_prefix(
-        self,
-        digests: abc.Sequence[Digest],
-        num_pages: int,
-        held: GroupPageTable | None = None,
+        self, digests: abc.Sequence[Digest], num_pages: int, table: PageTable | None = None
     ) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on.
-
-        All it would see is cached, or held by the part of a table that is shortened."""
+        held = None if table is None else table.parts[self.index]
         while (missing := self.last_missing(digests, num_pages, held)) is not None:
             num_pages = missing  # whatever is longer would see that page, too
         return num_pages
@@ -166,10 +164,9 @@ class KVGroup:
         first: int,
         fill: Fill,
         *,
-        salt: bytes,
-        contents: abc.Sequence[bytes],
+        salt: bytes = b"",
+        contents: abc.Sequence[bytes] = (),
     ) -> int | None:
-        """Cache the pages of a sequence from ``first`` on, held by nobody; see ``BlockManager.insert``."""
         pool = self.pool
         if self.spec.window is None and pool.prefix_length(digests[:first]) < first:
             return None

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections import abc
 
+from .cache_group import CacheGroup, Fill
 from .digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
 from .events import EventLog
 from .invariants import check_books
-from .kv_group import Fill, KVGroup, page_ids
+from .kv_group import KVGroup, page_ids
 from .miss_reasons import Miss, MissClassifier
 from .page_copies import PageCopies
 from .page_index import PageContents, PageIndex
-from .page_pool import PagePool
 from .policies import DEFAULT_POLICY, make_policy
 from .prefix_search import PrefixSearch
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
 from .truncation import Truncation
-from .types import Digest, GroupPageTable, PageCopy, PageCounts, PageId, PageTable, TableState
+from .types import Digest, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
 
 
 class BlockManager:
@@ -83,14 +83,14 @@ class BlockManager:
         self._windowed = tuple(group for group in self._groups if group.spec.window is not None)
         self._residual = [group.pool for group in self._groups if isinstance(group.spec, ResidualWindow)]
         full = [group.pool for group in self._groups if group.spec.window is None]
-        self._states = (
-            None
-            if states is None
-            else StateGroup(len(self._groups), states, page_size, pages=full, clock=clock)
+        self._states = tuple(
+            StateGroup(len(self._groups) + index, spec, page_size, pages=full, clock=clock)
+            for index, spec in enumerate([] if states is None else [states])
         )
+        self._all: tuple[CacheGroup, ...] = (*self._groups, *self._states)
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
-        self._copies = PageCopies(self._groups, self._states)
+        self._copies = PageCopies(self._all)
         self._prefixes = PrefixSearch(self._groups, self._states)
         self._truncation = Truncation(self._groups, self._states, self._prefixes, self._copies)
         self.miss_reasons = MissClassifier(page_size, specs[0].num_pages, evicted=self._prefixes.evicted_at)
@@ -110,7 +110,7 @@ class BlockManager:
         """What a cached prefix consists of.
 
         Pages of every group, and behind them snapshots of recurrent state, if there are any."""
-        return self.groups if self._states is None else (*self.groups, self._states.spec)
+        return tuple(group.spec for group in self._all)
 
     @property
     def capacity(self) -> int:
@@ -153,8 +153,7 @@ class BlockManager:
 
     def idle_pages(self) -> tuple[int, ...]:
         """``num_idle`` of every group, and idle slots of recurrent states behind them, if there are any."""
-        slots = [] if self._states is None else [self._states.pool.num_idle]
-        return tuple([group.pool.num_idle for group in self._groups] + slots)
+        return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
         """``num_idle`` of every group."""
@@ -183,11 +182,11 @@ class BlockManager:
     @property
     def state_counts(self) -> PageCounts | None:
         """Return how slots of recurrent states stand; None for models without any."""
-        return None if self._states is None else self._states.pool.counts
+        return next((group.pool.counts for group in self._states), None)
 
     @property
     def states(self) -> RecurrentState | None:
-        return None if self._states is None else self._states.spec
+        return next((group.spec for group in self._states), None)
 
     @property
     def residual_counts(self) -> PageCounts | None:
@@ -221,8 +220,9 @@ class BlockManager:
         find      False: start empty; what is written will be found by others as ever
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
-        state = None if self._states is None else TableState()
-        table = PageTable(self.page_size, salt, parts, state=state)
+        table = PageTable(self.page_size, salt, parts)
+        for states in self._states:
+            states.open(table)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
@@ -247,8 +247,9 @@ class BlockManager:
         """
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
-        if self._states is not None and not self._states.has_room(table):
-            return False
+        for states in self._states:
+            if not states.has_room(table):
+                return False
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         for group in self._windowed:
             group.free_out_of_window(table)
@@ -258,8 +259,8 @@ class BlockManager:
             missing = goal - len(part.pages)
             if missing <= 0:
                 continue
-            if self._states is not None:
-                self._states.make_room(group.pool, missing)
+            for states in self._states:
+                states.make_room(group.pool, missing)
             if not group.pool.has_idle(missing):
                 table.reserved_ahead = before
                 return False
@@ -267,34 +268,34 @@ class BlockManager:
         for group, part, goal in short:
             group.extend(part, goal)
         table.update_capacity()
-        if self._states is not None:
-            self._states.start(table, self._copies.slot)
+        for states in self._states:
+            states.start(table, self._copies.begin)
         return True
 
     @property
     def takes_snapshots(self) -> bool:
         """Whether ``plan_snapshots`` would do anything: asked once a step, and not for each of its rows."""
-        return self._states is not None and self.prefix_cache
+        return bool(self._states) and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
         """Decide which snapshots of recurrent state the next step takes: ``table.state.planned``.
 
         It computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far."""
-        if self._states is not None and self.prefix_cache:
-            self._states.plan_snapshots(table, start, stop, num_known=num_known)
+        for states in self._states if self.prefix_cache else ():
+            states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def num_draftable(self, num_running: int) -> int | None:
         """Return how many drafts a step of so many sequences may have; None: any number.
 
         That is as far as it depends on slots for states."""
-        return None if self._states is None else self._states.num_draftable(num_running)
+        return min([states.num_draftable(num_running) for states in self._states], default=None)
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
         """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows.
 
         The next ``commit`` says how many held, of several such steps if need be."""
-        if self._states is not None and count:
-            self._states.plan_drafts(table, stop, count)
+        for states in self._states:
+            states.plan_drafts(table, stop, count)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
@@ -305,8 +306,8 @@ class BlockManager:
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
         table.num_written = num_written
-        if self._states is not None:
-            self._states.accept(table)
+        for states in self._states:
+            states.accept(table)
         if num_written - before <= num_written % page_size:
             return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size
@@ -324,8 +325,8 @@ class BlockManager:
                     group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
             if contents:  # last: what the index has no room for is what is not cached
                 self.page_index.add(digests, contents, parent, table.salt)
-            if self._states is not None:
-                self._states.commit(table)
+            for states in self._states:
+                states.commit(table)
         for group in self._windowed:
             part = table.parts[group.index]
             group.free_out_of_window(table)
@@ -343,7 +344,7 @@ class BlockManager:
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
             return None
-        if self._states is not None and not self._states.pool.num_idle_to_run:
+        if not all(states.pool.num_idle_to_run for states in self._states):
             return None
         parts = []
         for group, part in zip(self._groups, table.parts, strict=True):
@@ -360,8 +361,8 @@ class BlockManager:
             num_written=table.num_written,
             partings=table.partings,
         )
-        if self._states is not None:
-            forked.state = self._states.fork(table, self._copies.slot)
+        for states in self._states:
+            states.fork(table, forked, self._copies.begin)
         self._tables.add(forked)
         return forked
 
@@ -401,8 +402,8 @@ class BlockManager:
         for group, part in zip(self._groups, table.parts, strict=True):
             group.trim(part, 0)
         table.update_capacity()
-        if self._states is not None:
-            self._states.close(table)
+        for states in self._states:
+            states.close(table)
         table.num_written = 0
 
     def insert(
@@ -425,20 +426,14 @@ class BlockManager:
         group             the number behind the last group: snapshots of recurrent state, each after one of
                           these pages, all of which must be cached
         """
-        if self._states is not None and group == self._states.index:
-            if any(
-                g.pool.prefix_length(digests) < len(digests) for g in self._groups if g.spec.window is None
-            ):
-                return None
-            return self._states.insert(digests, first, fill, salt=salt)
         contents: list[bytes] = []
         known = first  # pages before those, which a window does not show, are part of their names
-        if self.page_index.recording:
+        if self.page_index.recording and group < len(self._groups):
             while known and digests[known - 1] not in self.page_index:
                 known -= 1
             contents = self._contents(tokens, known, len(digests))
         watched = contents[first - known :] if group == 0 else []
-        new = self._groups[group].insert(digests, first, fill, salt=salt, contents=watched)
+        new = self._all[group].insert(digests, first, fill, salt=salt, contents=watched)
         if new is not None and contents:
             self.page_index.add(digests[known:], contents, digests[known - 1] if known else None, salt)
         if group == 0 and first == 0 and new:
@@ -451,7 +446,7 @@ class BlockManager:
         """Return a group's page with these contents, if it is cached now.
 
         Behind the groups: the slot of the state after it. Nothing is held."""
-        return self._pool_of(group).lookup(digest)
+        return self._all[group].pool.lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest]) -> int:
         """Return after how many of these pages ``open`` would let a sequence go on."""
@@ -461,10 +456,7 @@ class BlockManager:
         """Yield the pages of a group without which a sequence cannot go on, last first.
 
         It would go on after ``num_pages`` full ones. Arithmetic alone: any thread may ask."""
-        if group == len(self._groups):
-            assert self._states is not None
-            return self._states.spec.needed_pages(num_pages)
-        return self._groups[group].spec.needed_pages(num_pages, self.page_size)
+        return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
     def name_pages(
         self, tokens: abc.Sequence[int], digests: list[Digest], *, salt: bytes = b""
@@ -476,21 +468,13 @@ class BlockManager:
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
         """Return group and page of everything a table holds; slots of states are pages of the last group."""
-        held = [
-            (group.index, page)
-            for group, part in zip(self._groups, table.parts, strict=True)
-            for page in group.live(part)
-        ]
-        if self._states is not None:
-            held += [(self._states.index, slot) for slot in self._states.held(table)]
-        return held
+        return [(group.index, page) for group in self._all for page in group.held(table)]
 
     def flush(self) -> int:
         """Forget the contents of every idle page of all groups; return how many there were."""
-        pools = [group.pool for group in self._groups] + ([] if self._states is None else [self._states.pool])
-        num_idle = sum(pool.num_idle_cached for pool in pools)
-        for pool in pools:
-            pool.flush()
+        num_idle = sum(group.pool.num_idle_cached for group in self._all)
+        for group in self._all:
+            group.pool.flush()
         return num_idle
 
     # What watchers and operators ask.
@@ -522,15 +506,8 @@ class BlockManager:
         held = {each for table in self._tables for each in self.held_by(table)}
         for copy in self._copies.waiting:
             assert (copy.group, copy.target) in held, f"{copy} waits for a table that is closed"
-        if self._states is not None:
-            index = self._states.index
-            self._states.check(self._tables, [copy for copy in pending if copy.group == index])
-
-    def _pool_of(self, group: int) -> PagePool:
-        """Return the pool of a group of pages, or of slots."""
-        if self._states is not None and group == self._states.index:
-            return self._states.pool
-        return self._groups[group].pool
+        for states in self._states:
+            states.check(self._tables, [copy for copy in pending if copy.group == states.index])
 
     def _name(self, digests: list[Digest], tokens: abc.Sequence[int], num_pages: int, salt: bytes) -> None:
         """Make ``digests`` those of the first ``num_pages`` pages, computing what is missing."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 
-from .kv_group import KVGroup
-from .state_group import StateGroup
+from .cache_group import CacheGroup
 from .types import PageCopy, PageId
 
 
@@ -16,11 +15,8 @@ class PageCopies:
     taken     copies that a step has taken and nobody has reported yet, in order
     """
 
-    def __init__(self, groups: abc.Sequence[KVGroup], states: StateGroup | None) -> None:
+    def __init__(self, groups: abc.Iterable[CacheGroup]) -> None:
         self._pools = [each.pool for each in groups]
-        self._states = states
-        if states is not None:
-            self._pools.append(states.pool)
         self.waiting: list[PageCopy] = []
         self.taken: list[PageCopy] = []
 
@@ -29,7 +25,7 @@ class PageCopies:
         """All copies that hold their pages."""
         return self.waiting + self.taken
 
-    def begin(self, group: KVGroup | StateGroup, source: int, target: int) -> None:
+    def begin(self, group: CacheGroup, source: int, target: int) -> None:
         """Hold both pages of a copy until it is released."""
         copy = PageCopy(PageId(source), PageId(target), group.index)
         assert all((source, group.index) != (other.target, other.group) for other in self.pending), (
@@ -37,11 +33,6 @@ class PageCopies:
         )
         group.pool.incref((copy.source, copy.target))
         self.waiting.append(copy)
-
-    def slot(self, source: PageId, target: PageId) -> None:
-        """``begin`` of two slots of recurrent state."""
-        assert self._states is not None
-        self.begin(self._states, source, target)
 
     def take(self) -> tuple[PageCopy, ...]:
         """Hand the waiting copies to a step."""

@@ -106,9 +106,9 @@ class Pins:
         before = self._owner_of.get(name)
         previous = None if before is None else self._take(name)
         self._put(name, table, owner)
-        slots = self._pages.by_group[len(blocks.groups)]  # of recurrent states
         too_many = self._pages.most > blocks.max_pinned
-        too_many |= blocks.states is not None and slots >= blocks.states.num_slots  # one is left to run in
+        if states := blocks.states:  # one slot is left to run in
+            too_many |= self._pages.by_group[len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
             blocks.close(self._take(name))

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 from collections import abc
 
+from .cache_group import CacheGroup
 from .kv_group import KVGroup
 from .state_group import StateGroup
 from .types import Digest, PageTable
 
 
 class PrefixSearch:
-    """Looks in all groups together: a sequence goes on where each of them has what its layers see.
+    """Looks in all groups together: a sequence goes on where each of them has what its layers see."""
 
-    states   slots of recurrent layers, if the model has any
-    """
-
-    def __init__(self, groups: abc.Sequence[KVGroup], states: StateGroup | None) -> None:
+    def __init__(self, groups: abc.Sequence[KVGroup], states: abc.Sequence[StateGroup]) -> None:
         self._groups = groups
         self._full = tuple(group for group in groups if group.spec.window is None)
         self._windowed = tuple(group for group in groups if group.spec.window is not None)
         self._states = states
+        self._gapped = (*states, *self._windowed)  # may lack what they need in the middle of a prefix
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
         """Return after how many pages an empty table can go on in every group, and hold the state there.
 
         In a single group without a window no more can be said than whoever holds its pages sees: all."""
-        if len(self._groups) == 1 and not self._windowed and self._states is None:
+        if len(self._groups) == 1 and not self._gapped:
             return len(digests)  # one pass instead of two: 5 % of a short prompt
         reach = self._cached_in_full(digests)
         num_pages = self._longest(digests, reach)
         if self._windowed:
             table.partings = (num_pages, reach) if self._full else (num_pages,)
-        if self._states is not None:
-            assert table.state is not None
-            table.state.junction = self._longest(digests, reach, with_state=False)
-            self._states.hold_snapshot(table.state, digests, num_pages)
+        for states in self._states:
+            states.find(table, digests, num_pages, self._longest(digests, reach, groups=self._windowed))
         return num_pages
 
     def longest(
@@ -64,20 +61,17 @@ class PrefixSearch:
         num_pages: int,
         table: PageTable | None = None,
         *,
-        with_state: bool = True,
+        groups: abc.Sequence[CacheGroup] | None = None,
     ) -> int:
         """As ``longest``, where groups without a window have ``num_pages``, and so whatever is shorter.
 
-        ``with_state`` False: as far as pages go, whether or not a snapshot of recurrent state is there."""
+        ``groups``: those that count (None: all)."""
+        groups = self._gapped if groups is None else groups
         longer = num_pages + 1
-        states = self._states if with_state else None
-        while (self._windowed or states is not None) and num_pages < longer:
+        while groups and num_pages < longer:
             longer = num_pages
-            if states is not None:
-                num_pages = states.longest_prefix(digests, num_pages)
-            for group in self._windowed:
-                held = None if table is None else table.parts[group.index]
-                num_pages = group.longest_prefix(digests, num_pages, held)
+            for group in groups:
+                num_pages = group.longest_prefix(digests, num_pages, table)
         return num_pages
 
     def evicted_at(self, table: PageTable, num_pages: int) -> float | None:

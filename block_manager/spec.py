@@ -338,7 +338,7 @@ class RecurrentState:
         """As of a group of pages: never."""
         return False
 
-    def needed_pages(self, num_pages: int) -> abc.Iterable[int]:
+    def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:  # noqa: ARG002
         """Yield after which page there must be a snapshot for a sequence to go on after ``num_pages``."""
         yield from range(max(num_pages - 1, 0), num_pages)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, abc
 
+from .cache_group import CacheGroup, Fill
 from .covered_pages import CoveredPages
-from .kv_group import Fill
 from .page_pool import PagePool
 from .policies import make_policy
 from .slot_pool import SlotPool
@@ -19,17 +19,20 @@ from .snapshot_policy import wanted_snapshots
 from .spec import RecurrentState
 from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableState
 
-CopySlot = abc.Callable[[PageId, PageId], None]
+BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
 """Registers a copy of a slot, source to target, that holds both until it is carried out."""
 
 
-class StateGroup:
+class StateGroup(CacheGroup):
     """The slots of all page tables.
 
     index   its number as a group of copies, behind those of pages
     pages   pools of the groups without a window: a page of theirs is of use only as far as a snapshot lies
             behind it, and a snapshot only with all pages before it, so that what one gives up the other does
     """
+
+    spec: RecurrentState
+    pool: SlotPool
 
     def __init__(
         self,
@@ -58,13 +61,27 @@ class StateGroup:
         self._num_drafted = 0  # slots of states after drafts
         self._page_size = page_size
 
-    def longest_prefix(self, digests: abc.Sequence[Digest], num_pages: int) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which there is a snapshot."""
+    def longest_prefix(
+        self,
+        digests: abc.Sequence[Digest],
+        num_pages: int,
+        table: PageTable | None = None,  # noqa: ARG002
+    ) -> int:
         is_cached = self.pool.is_cached
         num_pages = min(num_pages, len(digests))  # fewer are known without a prefix cache
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages
+
+    def open(self, table: PageTable) -> None:
+        """Give a new table its part, without a slot."""
+        table.state = TableState()
+
+    def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
+        """Hold the snapshot after ``num_pages`` pages for a new table, where pages go on to ``junction``."""
+        state = _state(table)
+        state.junction = junction
+        self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
         """Hold the snapshot after so many pages, which ``longest_prefix`` has confirmed, for a table."""
@@ -80,7 +97,7 @@ class StateGroup:
             or self._can_become_running(state.found)
         )
 
-    def start(self, table: PageTable, copy: CopySlot) -> None:
+    def start(self, table: PageTable, copy: BeginCopy) -> None:
         """Give the table its running slot, to be filled from the snapshot it was opened with."""
         state = _state(table)
         if state.running is not None:
@@ -92,19 +109,19 @@ class StateGroup:
             return
         state.running = self.pool.take(to_run=True)
         if state.found is not None:
-            copy(state.found, state.running)
+            copy(self, state.found, state.running)
             self._release([state.found])  # the copy holds it
             state.origin, state.found = state.found, None
 
-    def fork(self, table: PageTable, copy: CopySlot) -> TableState:
-        """Return the state of a second table that stands where this one does; its slot waits for a copy."""
+    def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
+        """Give a second table a state that stands where this one does; its slot waits for a copy."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
         slot = self.pool.take(to_run=True)
-        copy(running, slot)
-        return TableState(running=slot)
+        copy(self, running, slot)
+        forked.state = TableState(running=slot)
 
-    def restore(self, table: PageTable, num_pages: int, copy: CopySlot) -> None:
+    def restore(self, table: PageTable, num_pages: int, copy: BeginCopy) -> None:
         """Let the running slot become the snapshot after so many pages, if there are any.
 
         A table without one holds that snapshot, and no other."""
@@ -115,7 +132,7 @@ class StateGroup:
             self._release([before])
         if state.running is None or state.found is None:
             return
-        copy(state.found, state.running)
+        copy(self, state.found, state.running)
         self._release([state.found])
         state.found = None
 
@@ -201,12 +218,19 @@ class StateGroup:
                 state.tail, state.tail_digest = slot, table.digests[page - 1]
 
     def insert(
-        self, digests: abc.Sequence[Digest], first: int, fill: Fill, *, salt: bytes = b""
+        self,
+        digests: abc.Sequence[Digest],
+        first: int,
+        fill: Fill,
+        *,
+        salt: bytes = b"",
+        contents: abc.Sequence[bytes] = (),  # noqa: ARG002
     ) -> int | None:
-        """Publish snapshots that come from elsewhere, held by nobody; see ``BlockManager.insert``.
+        """Publish snapshots from elsewhere, which stand after pages ``first``, ``first + 1``, ...
 
-        They stand after pages ``first``, ``first + 1``, ... of a sequence. None, and no change, without
-        enough slots."""
+        None, and no change, without enough slots, or unless all these pages are cached."""
+        if any(pool.prefix_length(digests) < len(digests) for pool in self._pages):
+            return None
         pool = self.pool
         held = [slot for digest in digests if pool.is_cached(digest) for slot in pool.acquire([digest])]
         missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]

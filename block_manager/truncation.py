@@ -14,7 +14,7 @@ from .types import PageId, PageTable
 class Truncation:
     """Shortens tables in all groups together.
 
-    states     slots of recurrent layers, if the model has any
+    states     groups of recurrent layers
     prefixes   says after which page every group can go on
     copies     where copies of pages begin
     """
@@ -22,7 +22,7 @@ class Truncation:
     def __init__(
         self,
         groups: abc.Sequence[KVGroup],
-        states: StateGroup | None,
+        states: abc.Sequence[StateGroup],
         prefixes: PrefixSearch,
         copies: PageCopies,
     ) -> None:
@@ -37,9 +37,10 @@ class Truncation:
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, table.page_size)
         table.reserved_ahead = 0
-        if self._states is not None and num_tokens < table.num_written:  # only a snapshot brings a state back
+        if self._states and num_tokens < table.num_written:  # only a snapshot brings a state back
             self._truncate(table, num_full)
-            self._states.restore(table, len(table.digests), self._copies.slot)
+            for states in self._states:
+                states.restore(table, len(table.digests), self._copies.begin)
             return
         if self._has_lost_window(table, num_tokens):
             self._truncate(table, num_full)

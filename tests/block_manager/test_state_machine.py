@@ -202,8 +202,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_can_be_found_is_what_its_name_says(self) -> None:
-        states = self.blocks._states
-        assert states is not None
+        (states,) = self.blocks._states
         for digest, slot in states.pool._page_of.items():
             assert self.slots.get(slot) == self.names[digest]
 
