@@ -81,7 +81,7 @@ class Cuts:
             step, pool = self._layers.step, self._layers.pool
             outputs = []
             for group in step.groups:
-                state = [pool.read(name, group)]
+                state: list[Any] = [pool.read(name, group)]
                 outputs.append(plain(module, group.take(ids[:, 0]), state))
                 pool.write(name, group, state[0])
             return step.join(outputs)[:, None]
