@@ -17,10 +17,10 @@ AUTO = "auto"
 CHOSEN_FROM = ("fp4", "nvfp4", "fp5/fp4", "int8/fp4", "int8")  # by auto: page formats, the smallest first
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
-Fairness = Literal["off", "vtc", "dlpm"]
 StateSnapshots = Literal["full", "bf16", "int8"]
-SchedulePolicy = Literal["fcfs", "lpm"]
+SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
+MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
 MIN_TENANT_WEIGHT = 1e-12  # so that counters of service, which weights divide, stay far from infinity
 
 
@@ -91,12 +91,6 @@ class EngineConfig:
         "change by less than 1 % at load; else bf16.",
         aliases=("--kv-cache-dtype",),
     )  # fmt: skip
-    k_format: str | None = setting(
-        None, "page format of K", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
-    )
-    v_format: str | None = setting(
-        None, "page format of V", shown="that of --kv-format", choices=tuple(FORMAT_NAMES)
-    )
     sink_pages: int = setting(
         0, "number of first pages of each sequence that are also kept in 16 bits, if pages are quantized",
         kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
@@ -178,21 +172,12 @@ class EngineConfig:
         more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
     )  # fmt: skip
     max_waiting: int = setting(
-        1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1
-    )
-    max_waiting_tokens: int | None = setting(
-        2**20, "maximum number of prompt tokens in the queue; a single prompt is always accepted",
-        kind="int", metavar="N", low=1,
-        more="None in Python: any number.",
+        1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1,
+        more=f"They may have {MAX_WAITING_TOKENS} prompt tokens together; a single prompt is always let in.",
     )  # fmt: skip
     queue_timeout: float | None = setting(
         None, "seconds after which a request that still waits is refused", shown="none", kind="float",
         metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
-    )  # fmt: skip
-    max_unread_bytes: int = setting(
-        64 * 1024**2, "size of unread output of all clients above which new requests are refused",
-        shown="64MiB", kind="size", metavar="SIZE", low=1,
-        more="An estimate of memory. At twice this size the slowest streams are ended.",
     )  # fmt: skip
     speculate: str = setting(
         "off", "speculative decoding: draft the next tokens and check several in one step",
@@ -225,21 +210,17 @@ class EngineConfig:
         0.5, "share of the queue, calls, pinned pages and watch streams that one of several tenants may take",
         kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
     )  # fmt: skip
-    fairness: Fairness = setting(
-        "off", "order of tenants: vtc admits the tenant served least; dlpm also prefers cached prefixes, "
-        "within a quantum", choices=get_args(Fairness),
+    schedule_policy: SchedulePolicy = setting(
+        "fcfs", "order of admission: fcfs the oldest request first, lpm the longest cached prefix first, vtc "
+        "the tenant served least, dlpm that tenant and cached prefixes, within a quantum",
+        choices=get_args(SchedulePolicy), aliases=("--fairness",),
     )  # fmt: skip
     tenant_weights: str = setting(
         "",
-        "shares of the service of tenants under --fairness",
+        "shares of the service of tenants, where the order of admission is vtc or dlpm",
         shown="1 each",
         metavar="NAME=W,...",
-        needs="fairness",
     )
-    schedule_policy: SchedulePolicy = setting(
-        "fcfs", "order of admission without --fairness: the oldest request first, or the longest cached "
-        "prefix first", choices=get_args(SchedulePolicy),
-    )  # fmt: skip
     cache_dir: Path | None = setting(
         None, "folder that keeps cached pages over restarts", shown="none", kind="path", metavar="DIR",
         needs="prefix_cache",
@@ -274,11 +255,6 @@ class EngineConfig:
             raise InvalidConfig(
                 f"kv_format must be one of {', '.join(FORMAT_NAMES)}, auto, or two as K/V, "
                 f"got {self.kv_format!r}"
-            )
-        if self.kv_format == AUTO and (self.k_format or self.v_format):
-            raise InvalidConfig(
-                f"kv_format must be a format beside k_format or v_format, got {AUTO!r}, which chooses both; "
-                "leave these out"
             )
         if self.target_itl not in ("auto", "off") and not (
             not isinstance(self.target_itl, str) and self.target_itl > 0
@@ -318,11 +294,16 @@ class EngineConfig:
             raise InvalidConfig(
                 f"tenant_weights must be at least {MIN_TENANT_WEIGHT:g} each, got {smallest:g}; raise it"
             )
-        if self.schedule_policy != "fcfs" and self.fairness != "off":
+        if self.tenant_weights and not self.is_fair:
             raise InvalidConfig(
-                f"schedule_policy {self.schedule_policy} and fairness {self.fairness} both say who is next; "
-                'drop one of them ("dlpm" orders by what is cached, too)'
+                f"tenant_weights must be left out where schedule_policy is {self.schedule_policy}, got "
+                f"{self.tenant_weights}; set schedule_policy to vtc or dlpm, too"
             )
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether the service that tenants have had decides who is next."""
+        return self.schedule_policy in ("vtc", "dlpm")
 
     @property
     def draft_model(self) -> str | None:
@@ -385,7 +366,7 @@ class EngineConfig:
     def with_format(self, name: str) -> EngineConfig:
         """This configuration with pages of the format, in the place of any other and of ``auto``."""
         kept = self.without_residual() if name in SIXTEEN_BITS else self
-        return replace(kept, kv_format=name, k_format=None, v_format=None)
+        return replace(kept, kv_format=name)
 
     def without_residual(self) -> EngineConfig:
         """This configuration with pages of one kind."""
@@ -395,7 +376,7 @@ class EngineConfig:
     def page_formats(self) -> FormatPair:
         """Of K and of V, as the pool stores them; the smallest pages that ``auto`` may choose."""
         name = CHOSEN_FROM[0] if self.kv_format == AUTO else self.kv_format
-        return format_pair(name, k_format=self.k_format, v_format=self.v_format)
+        return format_pair(name)
 
 
 def checked(config: object) -> EngineConfig:

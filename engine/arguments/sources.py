@@ -27,6 +27,12 @@ EPILOG = (
     "Every option may also be given as a variable (--kv-format: OCTAVO_KV_FORMAT) or in the file of --config "
     '(kv-format = "fp4"); the command line comes first, then variables, then the file.'
 )
+DELETED = {  # options of before, and what to say instead
+    "k-format": "say both formats with --kv-format K/V",
+    "v-format": "say both formats with --kv-format K/V",
+    "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
+    "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
+}
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
 _OF_SERVICES = re.compile(r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
@@ -170,6 +176,8 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
+    if (now := DELETED.get(name)) is not None:
+        return now
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else "see `octavo serve --help` for those there are"
 

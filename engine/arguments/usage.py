@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from ..api.errors import InvalidConfig
-from .sources import EPILOG, found_options
+from .sources import DELETED, EPILOG, found_options
 
 T = TypeVar("T")
 
@@ -54,6 +54,9 @@ class Parser(argparse.ArgumentParser):
             args = (self._with_sources(args[0]), *args[1:])
         namespace, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:  # said here, where the command's own name and help are known
+            option = unknown[0].partition("=")[0]
+            if (now := DELETED.get(option.removeprefix("--"))) is not None:
+                self.error(f"{option} is no option any more; {now}")
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 

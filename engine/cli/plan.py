@@ -15,7 +15,6 @@ from ..api.size import parse_size
 from ..arguments.options import (
     ATTENTION_SINKS,
     DEFAULTS,
-    FORMATS,
     add_json_argument,
     add_settings,
     print_json,
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--context", type=positive, metavar="N", help="positions per sequence (the model's own length)")
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N", help="positions per page")
-    add_settings(parser, (*ATTENTION_SINKS, *FORMATS, *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
+    add_settings(parser, (*ATTENTION_SINKS, "kv_format", *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
     add_json_argument(parser)
 
 
@@ -82,7 +81,6 @@ def _residual(args: argparse.Namespace) -> dict[str, int]:
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
     """The pair asked for, or every format there is and the recommended pair."""
-    if args.kv_format not in (None, AUTO) or args.k_format or args.v_format:
-        name = args.kv_format or DEFAULTS.kv_format
-        return [format_pair(name, k_format=args.k_format, v_format=args.v_format)]
+    if args.kv_format not in (None, AUTO):
+        return [format_pair(args.kv_format)]
     return [format_pair(name) for name in (*FORMAT_NAMES, RECIPE)]

@@ -198,9 +198,9 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
     """Who is let in next, as configured."""
     costs = Costs(weights=config.tenant_weight_by_name)
-    if config.fairness == "vtc":
+    if config.schedule_policy == "vtc":
         return FairQueue(costs, head_start=config.max_step_tokens * costs.prompt)
-    if config.fairness == "dlpm":
+    if config.schedule_policy == "dlpm":
         return DeficitQueue(blocks, costs)
     return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()
 

@@ -33,7 +33,6 @@ class OutputStreams:
     ) -> None:
         """``abort`` ends a request in the engine."""
         self._unread = UnreadOutput()
-        self._max_unread_bytes = config.max_unread_bytes
         self._abort = abort
         self._by_id: dict[str, Stream] = {}
         self._by_number: dict[int, Stream] = {}  # an id may be used again, a number is not
@@ -72,7 +71,7 @@ class OutputStreams:
         for number, delta in news:
             if (stream := self._by_number.get(number)) is not None:  # else nobody listens now
                 stream.push(delta)
-        while self._unread.num_bytes > MAX_UNREAD_LIMITS * self._max_unread_bytes:
+        while self._unread.num_bytes > MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes:
             if not self._end_least_read():
                 break
 
@@ -87,7 +86,7 @@ class OutputStreams:
         stream.fail(
             SlowReader(
                 f"{num_bytes} bytes of this request's output are unread, and of all requests more than "
-                f"{MAX_UNREAD_LIMITS} times the {self._max_unread_bytes} of max_unread_bytes; read faster",
+                f"{MAX_UNREAD_LIMITS} times {self.limiter.max_unread_bytes}; read faster",
                 unread_bytes=num_bytes,
             )
         )

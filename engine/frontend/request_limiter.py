@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 
+from ..api import config as settings
 from ..api.config import EngineConfig
 from ..api.engine_request import EngineRequest
 from ..api.errors import (
@@ -20,7 +21,8 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
 from .ttft_forecast import TtftForecast
 
-MAX_UNREAD_LIMITS = 2  # times max_unread_bytes: streams end beyond that
+MAX_UNREAD_BYTES = 64 * 1024**2  # of output that waits for its readers: more requests are refused beyond that
+MAX_UNREAD_LIMITS = 2  # times MAX_UNREAD_BYTES: streams end beyond that
 MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB on the wire
 
 
@@ -45,8 +47,8 @@ class RequestLimiter:
         that waits for its readers, of ended requests too."""
         self._gauges = gauges
         self._max_unfinished = config.max_running + config.max_waiting
-        self._max_tokens = config.max_waiting_tokens
-        self._max_unread_bytes = config.max_unread_bytes
+        self._max_tokens = settings.MAX_WAITING_TOKENS
+        self.max_unread_bytes = MAX_UNREAD_BYTES
         self._refuse_late = config.refuse_late
         self._forecast = TtftForecast(config, unfinished)
         self._timeout_s = config.queue_timeout
@@ -82,20 +84,18 @@ class RequestLimiter:
                 unfinished_requests=num_unfinished,
                 max_unfinished_requests=self._max_unfinished,
             )
-        if self._unread.num_bytes > self._max_unread_bytes:
+        if self._unread.num_bytes > self.max_unread_bytes:
             raise Overloaded(
                 f"{self._unread.num_bytes} bytes of output are unread by their clients and at most "
-                f"{self._max_unread_bytes} may be (max_unread_bytes); try again later",
+                f"{self.max_unread_bytes} may be; try again later",
                 unread_bytes=self._unread.num_bytes,
-                max_unread_bytes=self._max_unread_bytes,
+                max_unread_bytes=self.max_unread_bytes,
             )
-        if self._max_tokens is None:
-            return
         waiting = self._num_entering_tokens + self._num_waiting_tokens()
         if waiting and waiting + num_prompt > self._max_tokens:
             raise Overloaded(
-                f"{waiting} prompt tokens are waiting, with the {num_prompt} of this request there would be "
-                f"more than {self._max_tokens} (max_waiting_tokens); try again later",
+                f"{waiting} prompt tokens are waiting, with the {num_prompt} of this request there would "
+                f"be more than {self._max_tokens}; try again later",
                 waiting_tokens=waiting,
                 max_waiting_tokens=self._max_tokens,
             )
@@ -109,7 +109,7 @@ class RequestLimiter:
         if (num_alternatives := request.params.prompt_logprobs) is None:
             return
         size = prompt_logprobs_bytes(request.num_prompt, num_alternatives)
-        most = min(MAX_UNREAD_LIMITS * self._max_unread_bytes, MAX_PROMPT_BYTES)
+        most = min(MAX_UNREAD_LIMITS * self.max_unread_bytes, MAX_PROMPT_BYTES)
         if size > most:
             raise RequestTooLong(
                 f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most {most} "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from ..api import config as settings
 from ..api.config import EngineConfig
 from ..api.engine_request import EngineRequest
 from ..api.errors import Overloaded
@@ -47,7 +48,7 @@ class TenantShares:
     def __init__(self, config: EngineConfig, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
         self._max_requests = config.max_running + config.max_waiting
-        self._max_tokens = config.max_waiting_tokens
+        self._max_tokens = settings.MAX_WAITING_TOKENS
         self._places: dict[str, set[TenantPlace]] = {}
 
     @contextlib.contextmanager
@@ -85,7 +86,7 @@ class TenantShares:
     def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
         """Overloaded if so many prompt tokens more are too much. A prompt that none of its tenant's waits
         before is let in however long it is."""
-        if self._max_tokens is None or tenant.share >= 1:
+        if tenant.share >= 1:
             return
         waiting = sum(place.num_waiting_tokens for place in self._places.get(tenant.name, ()))
         most = tenant.part_of(self._max_tokens)

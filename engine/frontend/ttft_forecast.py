@@ -21,7 +21,7 @@ class TtftForecast:
     def __init__(self, config: EngineConfig, unfinished: Collection[EngineRequest]) -> None:
         """``unfinished``: requests that were admitted and have not ended, a live view."""
         self._unfinished = unfinished
-        self._is_fair = config.fairness != "off"
+        self._is_fair = config.is_fair
         self._weights = config.tenant_weight_by_name
 
     def expected_ms(self, request: EngineRequest, gauges: Gauges, num_cached: int = 0) -> float | None:

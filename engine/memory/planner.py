@@ -169,7 +169,7 @@ def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None
     """What is read in 16 bits beside such pages."""
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
-    return EngineConfig(k_format=pair.k, v_format=pair.v, **given).residual
+    return EngineConfig(kv_format=str(pair), **given).residual
 
 
 def _format_plan(

@@ -22,7 +22,7 @@ RECIPE = "fp5/fp4"
 (docs/benchmarks/results)."""
 
 
-def format_pair(name: str, *, k_format: str | None = None, v_format: str | None = None) -> FormatPair:
-    """The formats that ``name`` stands for, one of both or "K/V"; the others override a half."""
+def format_pair(name: str) -> FormatPair:
+    """The formats that ``name`` stands for, one of both or "K/V"."""
     k, _, v = name.partition("/")
-    return FormatPair(k_format or k, v_format or v or k)
+    return FormatPair(k, v or k)

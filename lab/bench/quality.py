@@ -146,10 +146,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("kv_format", "k_format", "v_format"):
-        if getattr(args, name) is not None:
-            flag = "--" + name.replace("_", "-")
-            raise InvalidConfig(f"{flag} is what this benchmark varies; name the formats with --formats")
+    if args.kv_format is not None:
+        raise InvalidConfig("--kv-format is what this benchmark varies; name the formats with --formats")
     require_matplotlib(args.plot)
 
 
@@ -172,7 +170,7 @@ def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) 
     if settings.keys().isdisjoint({"num_pages", "kv_memory"}):
         page_size = settings.get("page_size", EngineConfig().page_size)
         settings["num_pages"] = -(-SEQUENCES * (max(args.lengths) + SPARE_TOKENS) // page_size)
-    with LLM(EngineConfig(**settings, k_format=pair.k, v_format=pair.v)) as llm:
+    with LLM(EngineConfig(**settings, kv_format=str(pair))) as llm:
         if not documents:
             documents += _documents(args, llm)
         predictions = predict(llm, documents)

@@ -28,8 +28,8 @@ from .schedule_sim import Arrival, Service, SimulatedSwap, StepModel, compare, s
 ORDERS = {
     "fcfs": EngineConfig(),
     "lpm": EngineConfig(schedule_policy="lpm"),
-    "vtc": EngineConfig(fairness="vtc"),
-    "dlpm": EngineConfig(fairness="dlpm"),
+    "vtc": EngineConfig(schedule_policy="vtc"),
+    "dlpm": EngineConfig(schedule_policy="dlpm"),
 }
 PAGE_SIZE = 32
 TRACE_PAGE = 512  # tokens that one id of a trace stands for
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda name: "fcfs" if name == "off" else name,
         choices=ORDERS,
         action="append",
-        help="who is next, as --fairness and --schedule-policy of serve say it; may be repeated (all)",
+        help="who is next, as --schedule-policy of serve says it; may be repeated (all)",
     )
     add("--num-pages", type=positive, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
     add("--swap-pages", type=positive, metavar="N", help="also simulate memory for N pages beside the "

@@ -10,7 +10,6 @@ import pytest
 
 from octavo.engine import EngineConfig, InvalidConfig
 from octavo.engine.api.setting import settings_of
-from octavo.kernels.formats import FormatPair
 
 
 @pytest.mark.parametrize(
@@ -20,8 +19,7 @@ from octavo.kernels.formats import FormatPair
         ({"weights": "int3"}, "weights must be one of"),
         ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
         ({"kv_format": "fp4/fp3"}, "or two as K/V, got 'fp4/fp3'"),
-        ({"k_format": "fp3"}, "k_format must be one of .*, got 'fp3'"),
-        ({"v_format": ""}, "v_format must be one of .*, got ''"),
+        ({"tenant_weights": "a=2"}, "tenant_weights must be left out where schedule_policy is fcfs, got a=2"),
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
         ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),
         ({"num_pages": 0}, "num_pages must be at least 1"),
@@ -32,7 +30,7 @@ from octavo.kernels.formats import FormatPair
         ({"max_running": 0}, "max_running must be at least 1"),
         ({"max_waiting": 0}, "max_waiting must be at least 1"),
         (
-            {"fairness": "vtc", "tenant_weights": "alice=1e-320"},
+            {"schedule_policy": "vtc", "tenant_weights": "alice=1e-320"},
             "tenant_weights must be at least 1e-12 each, got .*; raise it",
         ),
         ({"kv_memory": 1, "num_pages": 1}, "kv_memory and num_pages both set the size of the pool"),
@@ -62,7 +60,7 @@ def test_every_declared_rule_is_checked(name: str) -> None:
 
 
 NEEDY = {
-    "keep_tokens": 2, "max_pinned_pages": 1, "tenant_weights": "a=2",
+    "keep_tokens": 2, "max_pinned_pages": 1,
     "cache_dir": Path("x"), "cache_dir_bytes": 10 * 1024**3, "swap_memory": 1,
 }  # fmt: skip
 
@@ -82,7 +80,7 @@ def test_no_other_setting_needs_one() -> None:
     assert {name for name, (each, _) in declared.items() if each.needs is not None} == set(NEEDY)
     EngineConfig(cache_dir=Path("x"), cache_dir_bytes=1)
     EngineConfig(max_kv_size=100, keep_tokens=2)
-    EngineConfig(fairness="vtc", tenant_weights="a=2")
+    EngineConfig(schedule_policy="vtc", tenant_weights="a=2")
 
 
 def test_numbers_are_declared_with_what_they_may_be() -> None:
@@ -102,8 +100,5 @@ def test_a_config_is_never_edited() -> None:
 
 def test_k_and_v_take_the_common_format_or_their_own() -> None:
     assert str(EngineConfig(kv_format="fp4").page_formats) == "fp4"
-    mixed = EngineConfig(kv_format="fp4", k_format="int8").page_formats
+    mixed = EngineConfig(kv_format="int8/fp4").page_formats
     assert (mixed.k, mixed.v, str(mixed)) == ("int8", "fp4", "int8/fp4")
-    assert str(EngineConfig(v_format="nvfp4").page_formats) == "bf16/nvfp4"
-    assert EngineConfig(kv_format="fp5/fp4").page_formats == FormatPair("fp5", "fp4")
-    assert EngineConfig(kv_format="fp5/fp4", k_format="int8").page_formats == FormatPair("int8", "fp4")

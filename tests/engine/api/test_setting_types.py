@@ -70,10 +70,6 @@ def test_a_path_may_be_text_and_a_tuple_a_list() -> None:
     assert (config.cache_dir, config.served_model_name) == (Path("/somewhere"), ("a", "b"))
 
 
-def test_none_is_what_the_annotation_allows() -> None:
-    assert EngineConfig(max_waiting_tokens=None).max_waiting_tokens is None
-
-
 def test_parameters_come_from_numpy_and_lists() -> None:
     given: dict[str, Any] = {"max_tokens": np.int64(3), "stop_ids": [1, 2], "logit_bias": {np.int32(4): 1}}
     params = SamplingParams(**given)

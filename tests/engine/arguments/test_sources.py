@@ -147,6 +147,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no such option": ('kv_formt = "fp4"', "kv-format"),
     "nested too deep": ("a = " + 50_000 * "[", "not nest"),
     "not TOML": ("kv_format = fp4", "not TOML"),
+    "deleted": ('k-format = "fp4"', "say both formats with --kv-format K/V"),
     "twice": ('kv_format = "fp4"\nkv-format = "fp5"', "second time"),
     "a table": ("[serve]\nthreads = 1", "'serve'"),
     "a list": ("threads = [1, 2]", "one value"),
@@ -171,6 +172,10 @@ def test_a_wrong_variable_is_named(
     monkeypatch.delenv("OCTAVO_MAX_NUM_SEQS")
     monkeypatch.setenv("OCTAVO_CONFIG", "/nowhere/octavo.toml")
     _fails(capsys, "/nowhere/octavo.toml")
+
+
+def test_a_deleted_option_says_what_is_said_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    _fails(capsys, "--max-unread-bytes is no option any more; leave it out", "--max-unread-bytes", "5")
 
 
 @pytest.mark.parametrize(

@@ -376,12 +376,12 @@ def _parse(*argv: str) -> Any:
 
 def test_engine_flags_give_their_settings_back() -> None:
     assert engine_config(_parse()) == EngineConfig()
-    argv = ["--model", "m", "--exact", "--no-fuse", "--kv-format", "fp4", "--k-format", "int8",
+    argv = ["--model", "m", "--exact", "--no-fuse", "--kv-format", "int8/fp4",
             "--kv-memory", "3MiB", "--threads", "2", "--no-prefix-cache", "--max-running", "9",
             "--weights", "int4"]  # fmt: skip
     settings = given_settings(_parse(*argv))
     assert settings == {
-        "model": "m", "exact": True, "fuse": False, "kv_format": "fp4", "k_format": "int8",
+        "model": "m", "exact": True, "fuse": False, "kv_format": "int8/fp4",
         "kv_memory": 3 * 2**20, "threads": 2, "prefix_cache": False, "max_running": 9, "weights": "int4",
     }  # fmt: skip
     assert given_settings(_parse(*engine_flags(settings))) == settings

@@ -41,9 +41,9 @@ async def goodput(capsys: pytest.CaptureFixture[str], address: str, *slo: str) -
     return result["good_requests"], result["goodput"], result["wall_s"]
 
 
-@pytest.mark.parametrize("fairness", ["off", "vtc", "dlpm"])
+@pytest.mark.parametrize("fairness", ["fcfs", "vtc", "dlpm"])
 async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness: str) -> None:
-    shares = [] if fairness == "off" else ["--tenant-weights", "alice=2,batch=0.5"]
+    shares = [] if fairness == "fcfs" else ["--tenant-weights", "alice=2,batch=0.5"]
     targets = ["--refuse-late", "--target-itl", "150", "--fairness", fairness, *shares]
     async with ServerProcess([*SMALL, *targets]) as server:
         good, rate, wall_s = await goodput(capsys, server.ready["grpc"], f"ttft:{ALWAYS}", f"itl:{ALWAYS}")

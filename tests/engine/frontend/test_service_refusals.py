@@ -18,6 +18,7 @@ from octavo.engine import (
     SamplingParams,
     TooLate,
 )
+from octavo.engine.api import config as settings
 from octavo.engine.core.engine_thread import EngineThread
 from oracle import alone
 
@@ -116,9 +117,10 @@ async def test_each_sample_takes_a_place_in_the_queue() -> None:
         assert await samples(engine, 5) == 5, "all places are free again"
 
 
-async def test_prompts_that_wait_are_counted_in_tokens_too() -> None:
+async def test_prompts_that_wait_are_counted_in_tokens_too(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    config = small_config(max_running=1, max_waiting=9, max_waiting_tokens=100)
+    monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 100)
+    config = small_config(max_running=1, max_waiting=9)
     async with running(config, gate) as (engine, _, observer):
         short = SamplingParams(max_tokens=2)
         first = asyncio.create_task(collect(engine.generate([1] * 120, short)))
@@ -137,8 +139,9 @@ async def test_prompts_that_wait_are_counted_in_tokens_too() -> None:
         await asyncio.gather(first, *others)
 
 
-async def test_a_long_prompt_is_let_in_where_nobody_waits() -> None:
-    async with running(small_config(max_waiting_tokens=10)) as (engine, _, _):
+async def test_a_long_prompt_is_let_in_where_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 10)
+    async with running(small_config()) as (engine, _, _):
         assert await collect(engine.generate([1] * 100, SamplingParams(max_tokens=1)))
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engines import Gate, collect, running, until
 from fakes import small_config
 from octavo.engine import Delta, InvalidConfig, Overloaded, SamplingParams
+from octavo.engine.api import config as settings
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.tenant import Tenant
 from octavo.engine.frontend.async_engine import AsyncEngine
@@ -97,9 +98,10 @@ async def test_each_sample_counts_against_the_share() -> None:
         assert len(large) == 6, "the only one of its tenant"
 
 
-async def test_a_tenant_has_its_share_of_the_tokens_that_wait() -> None:
+async def test_a_tenant_has_its_share_of_the_tokens_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    config = small_config(max_running=1, max_waiting=20, max_waiting_tokens=100)
+    monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 100)
+    config = small_config(max_running=1, max_waiting=20)
     async with running(config, gate=gate) as (engine, _, _):
         senders = Senders(engine)
         await senders.send(BOB, [9])

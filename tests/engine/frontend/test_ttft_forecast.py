@@ -30,10 +30,10 @@ def request(num_tokens: int, *, tenant: str = "a", priority: int = 0) -> EngineR
         ({}, {"tenant": "b"}, 10 + 60 + 5 + 200),
         ({}, {"priority": -1}, 10),
         ({}, {"priority": 1}, 10 + 60 + 5 + 200 + 1000),
-        ({"fairness": "vtc"}, {}, (10 + 60 + 5) + 75),  # as much for the other tenant
-        ({"fairness": "vtc"}, {"tenant": "b"}, (10 + 200) + 65),  # which has no more
-        ({"fairness": "dlpm"}, {"tenant": "c"}, 10 + 10 + 10),
-        ({"fairness": "vtc", "tenant_weights": "b=2"}, {"tenant": "c"}, 10 + 10 + 20),
+        ({"schedule_policy": "vtc"}, {}, (10 + 60 + 5) + 75),  # as much for the other tenant
+        ({"schedule_policy": "vtc"}, {"tenant": "b"}, (10 + 200) + 65),  # which has no more
+        ({"schedule_policy": "dlpm"}, {"tenant": "c"}, 10 + 10 + 10),
+        ({"schedule_policy": "vtc", "tenant_weights": "b=2"}, {"tenant": "c"}, 10 + 10 + 20),
     ],
 )
 def test_prompts_that_come_before_it_count(
@@ -52,7 +52,7 @@ def test_of_prompts_that_were_begun_the_rest_counts() -> None:
     running, preempted = request(60, tenant="b"), request(60, tenant="b")
     left = {running.number: 20, preempted.number: None}
     gauges = Gauges(prompt_token_s=1.0, prompts_left=left)
-    forecast = TtftForecast(small_config(fairness="vtc"), [running, preempted])
+    forecast = TtftForecast(small_config(schedule_policy="vtc"), [running, preempted])
     assert forecast.expected_ms(request(10), gauges) == pytest.approx((20 + 10 + 10) * 1e3)
 
 

@@ -25,6 +25,7 @@ from engines import Gate
 from fakes import FakeCore, small_config
 from http2_frames import HEADERS, RESET, Connection, message, reset
 from http2_frames import call as http2_call
+from octavo.engine.api import config as settings
 from octavo.engine.api.address import Address
 from octavo.engine.api.errors import InvalidRequest, Overloaded, RequestTooLong
 from octavo.engine.api.sampling_params import SamplingParams
@@ -225,7 +226,8 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
         return encode(self, text, **options)
 
     monkeypatch.setattr(Tokenizer, "encode", slow)
-    async with served(config=small_config(max_waiting_tokens=2000, num_pages=4000)) as its:
+    monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 2000)
+    async with served(config=small_config(num_pages=4000)) as its:
         least = its.engine.tokenizer.at_least("x" * 4000)
         assert 2 * least < 2000 < 3 * least
         tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]

@@ -19,6 +19,7 @@ from fakes import FakeCore, small_config
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend import request_limiter
 from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
@@ -69,8 +70,11 @@ def _unread(its: Served) -> int:
     return its.engine._open._unread.num_bytes
 
 
-async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read() -> None:
-    config = small_config(**CONFIG, max_unread_bytes=1_000_000)
+async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1_000_000)
+    config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config) as its:
         async with stalled(its, LARGE) as slow:
             await eventually(lambda: all_idle(its.engine), "it is computed to its end", within=60)
@@ -85,8 +89,11 @@ async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read(
         assert _unread(its) == 0
 
 
-async def test_a_connection_that_is_lost_gives_its_unread_output_back() -> None:
-    config = small_config(**CONFIG, max_unread_bytes=1_000_000)
+async def test_a_connection_that_is_lost_gives_its_unread_output_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1_000_000)
+    config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config) as its:
         async with stalled(its, LARGE):
             await eventually(lambda: _unread(its) > 1_000_000, "its output waits", within=60)
@@ -94,8 +101,11 @@ async def test_a_connection_that_is_lost_gives_its_unread_output_back() -> None:
         assert await collect(its.client.generate("b", SHORT))
 
 
-async def test_far_too_much_unread_output_ends_the_slowest_stream_and_no_other() -> None:
-    config = small_config(**CONFIG, max_unread_bytes=300_000)
+async def test_far_too_much_unread_output_ends_the_slowest_stream_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 300_000)
+    config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config) as its:
         honest = asyncio.create_task(collect(its.client.generate([1], SamplingParams(max_tokens=2000))))
         async with stalled(its, LARGE) as slow:
@@ -226,8 +236,11 @@ async def test_pages_wait_for_no_reader() -> None:
         assert len((await call.read()).token_ids) == 5
 
 
-async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are_computed() -> None:
-    config = small_config(max_unread_bytes=prompt_logprobs_bytes(50, 20), num_pages=400)
+async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", prompt_logprobs_bytes(50, 20))
+    config = small_config(num_pages=400)
     async with served(FakeCore(verify=False), config=config) as its:
         asked = SamplingParams(max_tokens=2, prompt_logprobs=20)
         assert await collect(its.client.generate([1] * 100, asked))
@@ -237,9 +250,10 @@ async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are
         assert its.num_steps == steps
 
 
-async def test_a_reader_that_waits_is_not_ended_for_one_large_delta() -> None:
+async def test_a_reader_that_waits_is_not_ended_for_one_large_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is anybody else: output of 1 byte more than may be is in nobody's way for long."""
-    config = small_config(**CONFIG, max_unread_bytes=1)
+    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1)
+    config = small_config(**CONFIG)
     gate = Gate()
     async with served(FakeCore(verify=False, before_step=gate), config=config) as its:
         calls = [its.client.stub.Generate(_final(number)) for number in range(4)]

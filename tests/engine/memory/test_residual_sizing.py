@@ -73,7 +73,7 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
     assert EngineConfig(kv_format="fp4", sink_pages=2).residual == ResidualSpec(
         sink_pages=2, residual_pages=2
     )
-    assert EngineConfig(v_format="fp4", residual_pages=3).residual == ResidualSpec(residual_pages=3)
+    assert EngineConfig(kv_format="bf16/fp4", residual_pages=3).residual == ResidualSpec(residual_pages=3)
     for settings, message in (
         ({"sink_pages": -1}, "sink_pages must be at least 0, got -1"),
         ({"residual_pages": 1}, "all pages of bf16 are 16-bit pages"),
@@ -86,12 +86,11 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
 @pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
 def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name: str) -> None:
     coarse = name not in ("bf16", "fp16", "int8", "affine8")
-    given: tuple[dict[str, Any], ...] = ({"kv_format": name}, {"k_format": name}, {"v_format": name})
-    for settings in given:
-        config = EngineConfig(**settings)
+    for kv_format in (name, f"{name}/bf16", f"bf16/{name}"):
+        config = EngineConfig(kv_format=kv_format)
         assert config.residual == (ResidualSpec(residual_pages=2) if coarse else None)
         assert config.residual_is_optional
-        assert EngineConfig(**settings, residual_pages=0).residual is None
+        assert EngineConfig(kv_format=kv_format, residual_pages=0).residual is None
     wishes: tuple[dict[str, Any], ...] = (
         {"residual_pages": 2}, {"sink_pages": 1},
     )  # fmt: skip

@@ -72,12 +72,6 @@ def test_auto_is_the_smallest_format_that_loses_less_than_a_hundredth(
     assert settle_format(EngineConfig(kv_format="auto"), lambda _: scores(0.6, 3)).kv_format == "bf16"
 
 
-@pytest.mark.parametrize("settings", [{"k_format": "int8"}, {"v_format": "fp4"}])
-def test_auto_chooses_both_formats(settings: dict[str, str]) -> None:
-    with pytest.raises(InvalidConfig, match="which chooses both; leave these out"):
-        EngineConfig(kv_format="auto", **settings)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("model", ["demo", "demo-hybrid"])
 def test_auto_is_settled_before_the_pool_is_made(model: str) -> None:
     with LLM(EngineConfig(model=model, num_pages=32, kv_format="auto", sink_pages=1)) as llm:
