@@ -18,7 +18,9 @@ GENERATED = {
     "reference/cli.md": reference.cli,
     "reference/configuration.md": reference.config,
     "reference/metrics.md": reference.metrics,
+    "reference/python.md": reference.python,
     "reference/rpc.md": reference.rpc,
+    "supported-models.md": reference.models,
     "benchmarks/index.md": benchmarks.page,
 }
 

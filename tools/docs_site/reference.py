@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
+import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 
+import octavo.engine
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.setting import default_of, settings_of
 from octavo.engine.cli import COMMANDS, command_parser
+from octavo.engine.gguf.architectures import ARCHITECTURES
 from octavo.engine.observability.prometheus import Metrics
 from octavo_lab.commands.bench import BENCHES
 
@@ -136,6 +141,104 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
             ", ".join(f"`{name}`" for name in labels),
             family.documentation,
         )
+
+
+def python() -> str:
+    """The names of `octavo.engine` with their docstrings; errors and classes of plain data as tables."""
+    errors, rest = [], []
+    for name in octavo.engine.__all__:
+        cls = getattr(octavo.engine, name)
+        if issubclass(cls, Exception):
+            errors.append((f"`{name}`", f"`{cls.__bases__[0].__name__}`", " ".join(_doc(cls).split())))
+        else:
+            rest += [f"## {name}", "", _doc(cls), ""]
+            rest += [part for method in _methods(cls) for part in method]
+    return "\n".join(
+        [
+            "# Python",
+            "",
+            "Generated from the docstrings of `octavo.engine`. [Configuration](configuration.md) lists the "
+            "fields of `EngineConfig` and `SamplingParams`; `examples/` has programs that run.",
+            "",
+            *rest,
+            "## Errors",
+            "",
+            table(("error", "base", "meaning"), errors),
+        ]
+    )
+
+
+def _methods(cls: type) -> Iterator[tuple[str, ...]]:
+    for name, member in cls.__dict__.items():
+        if inspect.isfunction(member) and not name.startswith("_") and member.__doc__:
+            arguments = ", ".join(
+                f"{mark}{parameter.name}"
+                for parameter in inspect.signature(member).parameters.values()
+                if parameter.name != "self"
+                for mark in (
+                    {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, ""),
+                )
+            )
+            wait = "await " if inspect.iscoroutinefunction(member) else ""
+            wait = "async for ... in " if inspect.isasyncgenfunction(member) else wait
+            yield f"### `{wait}{cls.__name__}.{name}({arguments})`", "", _doc(member), ""
+
+
+def _doc(thing: type | object) -> str:
+    """A docstring as Markdown: paragraphs as they are, columns of names and meanings as code."""
+    blocks = (inspect.getdoc(thing) or "").replace("``", "`").split("\n\n")
+    aligned = re.compile(r"^\S+( \S+)*  +\S", flags=re.MULTILINE)
+    return "\n\n".join(f"```text\n{block}\n```" if aligned.search(block) else block for block in blocks)
+
+
+def models() -> str:
+    """Checkpoints that people know, by the model type of their configuration."""
+    from mlx_lm.utils import MODEL_REMAPPING  # one second
+
+    published = json.loads((ROOT / "tests" / "data" / "published_configs.json").read_text("utf-8"))
+    text = (ROOT / "docs" / "architectures.md").read_text("utf-8")
+    served = dict(re.findall(r"^\| `([^`]+)` \| \w+ \| ([^|]*) \|", text, flags=re.MULTILINE))
+    from_gguf = {architecture.model_type for architecture in ARCHITECTURES.values()} | {"gemma3"}
+    families: dict[str, list[str]] = {}
+    for checkpoint, settings in published.items():
+        families.setdefault(settings["model_type"], []).append(f"`{checkpoint}`")
+    rows = [
+        (
+            f"`{kind}`",
+            ", ".join(sorted(names)),
+            served[MODEL_REMAPPING.get(kind, kind)].strip(),
+            "yes" if MODEL_REMAPPING.get(kind, kind) in from_gguf else "",
+        )
+        for kind, names in sorted(families.items())
+    ]
+    return "\n".join(
+        [
+            _MODELS_BEFORE,
+            table(("model type", "for example", "layers", "GGUF too"), rows),
+            _MODELS_AFTER,
+        ]
+    )
+
+
+_MODELS_BEFORE = """# Supported models
+
+Octavo serves a checkpoint if it knows the `model_type` in its `config.json`.
+[Architectures](architectures.md) lists every model type. The table gives checkpoints of common ones.
+Another checkpoint of the same model type works the same way, also with weights quantized by mlx-lm
+(`mlx-community/...`).
+"""
+_MODELS_AFTER = """## What was compared
+
+- The published `config.json` of each checkpoint above is built in full size, without weights. Each of
+  its keys is applied by the model or known to change nothing; otherwise loading is refused.
+- Every model type is loaded with a small model of random weights, and its results are compared with
+  those of mlx-lm's untouched model.
+- `SmolLM2-135M-Instruct` runs with its real weights: its perplexity on English prose and its answers
+  are compared with mlx-lm's. The tests have not downloaded the other checkpoints of the table.
+- Octavo repeats the comparison with mlx-lm at every start, and refuses a model whose results differ.
+
+To check a model of your own, run `octavo doctor --model FOLDER`.
+"""
 
 
 def rpc() -> str:
