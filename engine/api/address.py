@@ -65,13 +65,18 @@ def check_distinct(addresses: Mapping[str, Address | None]) -> None:
             raise InvalidConfig(f"{flag} {one} and {other_flag} {other} are one port; give each its own")
 
 
-def check_free(address: Address, flag: str) -> None:
-    """InvalidConfig if nobody could listen on ``address`` now. Whoever then does must check
-    again; this is for failing before anything slow."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+def bound_socket(address: Address, flag: str) -> socket.socket:
+    """Return a TCP socket that is bound to ``address``. InvalidConfig if that is not possible."""
+    bound = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address.host, address.port))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address.host, address.port))
     except OSError as error:
+        bound.close()
         raise port_in_use(address, flag) from error
+    return bound
+
+
+def check_free(address: Address, flag: str) -> None:
+    """Raise InvalidConfig if ``address`` cannot be listened on now, to fail before anything slow."""
+    bound_socket(address, flag).close()

@@ -10,11 +10,12 @@ import gc
 import importlib
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..api.address import Address, check_free
+from ..api.address import Address, bound_socket, check_free
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.errors import OctavoError
@@ -93,7 +94,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             if exporter is not None:
                 stack.push_async_callback(_close_exporter, exporter)
         stack.push_async_callback(engine.stop)
-        if not await _load(engine, stopping, deadline, with_http=options.http is not None):
+        if not await _load(engine, stopping, deadline):
             return 0
         from ..grpc.server import GrpcServer
 
@@ -109,25 +110,31 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         )
         grpc_address = await server.start(options.listen)
         probes.server = server
-        http_address = None
+        http_socket, http_address = None, None
         if options.http is not None:
-            http_address = await _serve_http(server, options, metrics, probes, reloads, stack)
+            server.security.warn_of_strangers(options.http)
+            http_socket = stack.enter_context(bound_socket(options.http, "--http"))
+            http_socket.listen()  # connections wait until what answers them is imported
+            http_address = options.http.with_port(http_socket.getsockname()[1])
         _announce(engine.info, grpc_address, scrapes.address if scrapes else None, http_address)
+        if http_socket is not None:
+            await _serve_http(server, http_socket, options, metrics, probes, reloads, stack)
         return await _serve_until_end(server, stopping, options.drain_timeout)
 
 
 async def _serve_http(
     server: GrpcServer,
+    http_socket: socket.socket,
     options: ServeOptions,
     metrics: Metrics,
     probes: ServerProbes,
     reloads: list[Callable[[], None]],
     stack: contextlib.AsyncExitStack,
-) -> Address:
-    """Start HTTP beside gRPC, until the stack ends; returns where it listens."""
+) -> None:
+    """Start HTTP next to gRPC, until the stack ends. gRPC is served while modules are imported."""
+    await asyncio.to_thread(importlib.import_module, "octavo.engine.http.server")
     from ..http.server import HttpServer
 
-    assert options.http is not None
     http = HttpServer(
         server.handler,
         calls=server.limiter.calls,
@@ -136,11 +143,10 @@ async def _serve_http(
         render=functools.partial(metrics.scrape, probes),
         write_timeout_s=options.write_timeout,
     )
-    server.security.warn_of_strangers(options.http)
-    address = await http.start(options.http, options.tls)
+    await http.start(http_socket, options.tls)
     stack.push_async_callback(http.stop)
     reloads.append(http.reload)
-    return address
+    settle_interpreter()
 
 
 def _exported_metrics(endpoint: str | None, inner: Observer, config: EngineConfig) -> GenAiMetrics | None:
@@ -214,16 +220,12 @@ async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
         logger.warning("the collector has not answered within %g s; the rest is not sent", EXPORT_GRACE_S)
 
 
-async def _load(
-    engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline, *, with_http: bool
-) -> bool:
+async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
     """Start the engine; False when a signal came first. Raises what loading raises."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)
     importlib.import_module("octavo.engine.grpc.server")  # the engine's thread loads meanwhile
-    if with_http:
-        importlib.import_module("octavo.engine.http.server")
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():

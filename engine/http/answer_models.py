@@ -12,7 +12,7 @@ from .generation import Usage
 class AnswerModel(BaseModel):
     """An object of an answer. Fields that were not set are left out."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=(), defer_build=True)
 
     def json_bytes(self) -> bytes:
         return self.__pydantic_serializer__.to_json(self, exclude_unset=True)

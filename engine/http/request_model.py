@@ -18,7 +18,7 @@ _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an ob
 class RequestModel(BaseModel):
     """Fields of a request, or of an object within one. null is the same as leaving a field out."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
 
     def check_fields(self, where: str = "") -> None:
         """Raise FieldError for the first field that is not served, here or in objects within."""

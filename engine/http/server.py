@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from ..api.address import Address, port_in_use
 from ..api.errors import InvalidConfig
 from ..frontend.holders import Holders
 from ..grpc.request_handler import RequestHandler
@@ -83,26 +82,19 @@ class HttpServer:
     def num_connections(self) -> int:
         return len(self._state.connections)
 
-    async def start(self, address: Address, tls: TlsFiles | None = None) -> Address:
-        """Listen; returns the address with its real port. InvalidConfig when it cannot be listened on."""
+    async def start(self, bound: socket.socket, tls: TlsFiles | None = None) -> None:
+        """Accept connections from a socket that is bound, and may listen already."""
         self._config.load()
         self._tls = None if tls is None else TlsContext(tls)
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                self._connection,
-                address.host,
-                address.port,
-                ssl=None if self._tls is None else self._tls.context,
-                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
-                backlog=BACKLOG,
-                family=socket.AF_INET6 if ":" in address.host else socket.AF_INET,
-            )
-        except OSError as error:
-            raise port_in_use(address, "--http") from error
         self._sweep()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=bound,
+            ssl=None if self._tls is None else self._tls.context,
+            ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_S,
+            backlog=BACKLOG,
+        )
         self._sweeper = asyncio.create_task(self._sweep_always())
-        return address.with_port(self._server.sockets[0].getsockname()[1])
 
     def reload(self) -> None:
         """Read the certificates again, for new connections."""

@@ -13,6 +13,7 @@ import openai
 
 from engines import Gate
 from fakes import FakeCore
+from octavo.engine.api.address import bound_socket
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.grpc.security import Security
@@ -143,8 +144,9 @@ async def _beside(
         render=lambda: ("text/plain", b"metrics\n"),
         **options,
     )
-    address = await server.start(LOCAL, below.security.tls)
+    bound = bound_socket(LOCAL, "--http")
+    await server.start(bound, below.security.tls)
     try:
-        yield server, str(address)
+        yield server, str(LOCAL.with_port(bound.getsockname()[1]))
     finally:
         await server.stop()
