@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before anything that takes time: as the first process of a container, which has no default actions,
         # this one would not hear of it otherwise.
         signal.signal(signal.SIGTERM, _leave_at_once)
+    # The image blocks it until here: a signal without a handler would be lost there, a blocked one waits.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
         args = _parser().parse_args(arguments)
     except SystemExit as leave:  # argparse: after --help, --version or a usage error

@@ -48,8 +48,11 @@ SWITCH_INTERVAL_S = 0.0005
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
-    # The deadline holds beyond the end of the loop, which joins threads: it ends with the process.
-    return asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), ExitDeadline()))
+    deadline = (
+        ExitDeadline()
+    )  # holds beyond the end of the loop, which joins threads: it ends with the process
+    deadline.code = asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), deadline))
+    return deadline.code
 
 
 async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import logging
 import os
@@ -29,10 +30,16 @@ def raise_descriptor_limit() -> None:
 
 
 class ExitDeadline:
-    """Ends the process when it does not end by itself: a step, a thread or a disk may hang."""
+    """Ends the process when it does not end by itself: a step, a thread or a disk may hang.
+
+    code   exit code of a command that has ended; the interpreter is then not torn down, which may take longer
+           than the deadline allows, and in which no other thread runs any more
+    """
 
     def __init__(self) -> None:
+        self.code: int | None = None
         self._timer: threading.Timer | None = None
+        atexit.register(self._skip_teardown)  # first, so that it is called last
 
     def start(self, seconds: float, code: int) -> None:
         """The process ends with ``code`` after so many seconds at most; replaces an earlier deadline."""
@@ -48,6 +55,12 @@ class ExitDeadline:
             self._timer.cancel()
             self._timer = None
             faulthandler.cancel_dump_traceback_later()
+
+    def _skip_teardown(self) -> None:
+        if self._timer is not None and self.code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.code)
 
 
 def _leave(seconds: float, code: int) -> None:

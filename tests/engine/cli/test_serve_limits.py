@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +27,8 @@ from octavo.engine.cli.serve import HANG_S, ServerProbes
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.grpc.security import Security
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def python(code: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -185,6 +189,47 @@ def test_sigterm_ends_a_server_before_it_has_read_its_options() -> None:
         "cli.main(['serve'])"
     )
     assert python(code).returncode == 0
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_sigterm_while_python_starts_is_not_lost_in_the_image(first: bool) -> None:
+    """``first``: as the first process of a container, which has no default actions of signals."""
+    docker = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    *launcher, program = json.loads(re.findall(r"^ENTRYPOINT (.+octavo.+)$", docker, flags=re.MULTILINE)[0])
+    assert program == "octavo"
+    if first:
+        launcher = ["unshare", "--user", "--map-root-user", "--pid", "--fork", *launcher]
+    try:
+        subprocess.run([*launcher, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"{launcher[0]} cannot do that here")
+    code = (
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"
+        "import octavo.engine.cli as cli\n"
+        "cli._parser = lambda: print('served')\n"
+        "cli.main(['serve'])"
+    )
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_end_of_the_interpreter_does_not_outlast_the_deadline() -> None:
+    """Under load, freeing what is loaded may take seconds, in which no timer of Python's runs."""
+    code = (
+        "import sys, time; from types import SimpleNamespace; from octavo.engine.cli import serve\n"
+        "class Slow:\n"
+        "    def __del__(self, sleep=time.sleep): sleep(30)\n"
+        "async def served(config, options, deadline):\n"
+        "    deadline.start(0.2, 7)\n"
+        "    return 3\n"
+        "serve.serve, slow = served, Slow()\n"
+        "serve.engine_config = serve.serve_options = serve.set_up_logging = lambda *_, **__: None\n"
+        "sys.exit(serve.run(SimpleNamespace()))"
+    )
+    done = python(code)
+    assert (done.returncode, done.stderr) == (3, "")
 
 
 async def test_a_collector_that_never_answers_does_not_keep_a_server() -> None:
