@@ -21,7 +21,7 @@ from .sampling.sampler import Sampled, SampleState
 
 
 class RunOutput(NamedTuple):
-    """What one step gave.
+    """Results of one step.
 
     samples      one per entry of ``batch.sample_rows``, in that order; a sample whose row, or
                  one before it of the same sequence, failed has ``token=None`` and says why
@@ -91,7 +91,7 @@ class ModelRunner(Protocol):
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
-        """What its pages are: those of an equal kind can be put into its pools."""
+        """Key of its page layout: pages with an equal key can be put into its pools."""
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
@@ -124,7 +124,7 @@ class HeadRunner(Protocol):
     def max_model_len(self) -> int: ...
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """One forward: row t has the hidden state ``hidden[t]`` of a position, and the token after it. A draw
-        per entry of ``batch.sample_rows``, and in ``RunOutput.hidden`` what stands for the hidden state of
-        the position after each."""
+        """Compute one forward: row t has the hidden state ``hidden[t]`` of a position, and the token after
+        it. A draw per entry of ``batch.sample_rows``, and in ``RunOutput.hidden`` what stands for the hidden
+        state of the position after each."""
         ...

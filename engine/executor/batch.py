@@ -1,4 +1,4 @@
-"""One step as the runner sees it: flat arrays, no requests and no policy."""
+"""Batches: one step as flat arrays, without requests or policy."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _is_decode(item: ScheduledChunk) -> bool:
 
 
 def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
-    """Of a step with one row for each sequence, which gets a token: there is nothing to lay out.
+    """Build the batch of a step with one row for each sequence, which gets a token.
 
     Most steps are like that, and wait for this with cold caches: each sequence is looked at once."""
     token_ids, positions, lengths, tables = [], [], [], []

@@ -1,4 +1,4 @@
-"""What the caches of a model look like: which layers attend, which keep states, and of what shapes."""
+"""Cache layouts: which layers of a model attend, which keep states, and their shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AttentionCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """One that holds recurrent states, of so many entries, the ``index``-th of its kind."""
+    """Cache of recurrent states with so many entries, the ``index``-th of its kind."""
 
     index: int
     size: int
@@ -34,7 +34,7 @@ never writes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """What the caches of a model look like, as observed.
+    """Caches of a model, as observed during a forward.
 
     layers      the attention layers in order of their pool index
     caches      per entry of the model's cache list, what stands there

@@ -63,7 +63,7 @@ class DeviceStep:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is to be evaluated, besides the writes of the step."""
+        """Arrays to evaluate, besides the writes of the step."""
         return (
             [self._report, self._host_rows, self._drawn_from]
             if self._others
@@ -102,7 +102,7 @@ class DeviceStep:
         return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)
 
     def _redraw(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
-        """What the host draws at these places of the rows that were drawn here."""
+        """Draw the rows at these places on the host again."""
         rows = _rows(self._drawn_from, unsure).astype(mx.float32)
         mx.eval(rows)
         states = [self._states[self._here[place]] for place in unsure]

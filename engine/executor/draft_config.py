@@ -8,7 +8,7 @@ from ..api.config import EngineConfig
 
 
 def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
-    """Of the draft model that ``config`` names, with so many pages."""
+    """Return the configuration of the draft model that ``config`` names, with so many pages."""
     assert config.draft_model is not None
     return replace(
         config.without_residual(),

@@ -1,4 +1,4 @@
-"""What rows whose K or V is not finite do to the samples of a step."""
+"""Failures: samples of a step whose rows have K or V that is not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What loading has freed goes back to the system; MLX, native kernels and the C library would keep it."""
+"""Freed memory goes back to the system after loading; MLX, native kernels and the C library keep it
+otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """In this block MLX frees at once what it would keep, on the CPU: there that costs nothing beside native
+    """Make MLX free memory at once in this block, on the CPU: there that costs nothing beside native
     kernels, which keep the results of steps themselves."""
     if backend_name != "cpu":
         yield

@@ -1,4 +1,4 @@
-"""What computes a model's operations beside attention: MLX's own modules, or native ones.
+"""Operations of a model besides attention: MLX's own modules, or native ones.
 
 Asked once, of the backend; loading, preparing and sampling then work with whichever it is.
 """
@@ -34,7 +34,7 @@ class Fusion:
 
 
 class ModelOps(Protocol):
-    """How a model's weights are loaded and its modules computed."""
+    """Loading of a model's weights and computing of its modules."""
 
     @property
     def fusion(self) -> Fusion | None:
@@ -47,11 +47,11 @@ class ModelOps(Protocol):
         ...
 
     def loading(self) -> AbstractContextManager[None]:
-        """In this block mlx-lm reads weight files in the way that suits these operations."""
+        """Make mlx-lm read weight files, in this block, in the way that suits these operations."""
         ...
 
     def quantizing(self) -> AbstractContextManager[None]:
-        """In this block MLX's layers quantize themselves in the way that suits them: the same bits."""
+        """Make MLX's layers quantize themselves, in this block, in the way that suits them: the same bits."""
         ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
@@ -67,15 +67,15 @@ class ModelOps(Protocol):
         ...
 
     def weight_bytes(self, model: Module) -> int:
-        """What its weights take now; ask after a first forward, which may pack the head."""
+        """Bytes of the weights now; ask after a first forward, which may pack the head."""
         ...
 
     def unread_weight_bytes(self, model: Module) -> int:
-        """Of these, what no step reads."""
+        """Bytes of the weights that no step reads."""
         ...
 
     def sampler(self) -> Sampler:
-        """What draws tokens from its logits."""
+        """Sampler of tokens from the model's logits."""
         ...
 
 

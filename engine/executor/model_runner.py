@@ -156,7 +156,7 @@ class PagedRunner:
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
-        """One token for each state, from the row at its place among the wanted ones."""
+        """Draw one token for each state, from the row at its place among the wanted ones."""
         assert len(places) == len(states), "a token is drawn for each state"
         if outputs.choice is not None:
             drawn = greedy_samples(*(each.tolist() for each in outputs.choice))
@@ -187,7 +187,7 @@ class PagedRunner:
 
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Those of plain greedy rows, of which these are the largest logits (NaN if any of a row is)."""
+    """Make samples of plain greedy rows from their largest logits (NaN if any logit of a row is)."""
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

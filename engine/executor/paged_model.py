@@ -1,4 +1,4 @@
-"""One forward of a model through a page pool."""
+"""Forward of a model through a page pool."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PagedModel:
         return [] if capture is None else [StateReplay(self.states, capture), *pools]
 
     def _shim(self, place: CachePlace) -> object:
-        """What the model gets in place of a cache."""
+        """Return what the model gets in place of a cache."""
         match place:
             case AttentionCache(layer):
                 shim = LayerCache(self._context, layer, self._layout.layers[layer])
@@ -190,7 +190,7 @@ class PagedModel:
             self.row_inputs.clear()
 
     def _output(self, token_ids: mx.array) -> mx.array:
-        """What the model returns for rows that are sequences of one token each: [rows, 1, V]."""
+        """Call the model on rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits
 

@@ -69,7 +69,7 @@ class StoredPages:
 
     @property
     def _spec_of_no_layers(self) -> PoolSpec:
-        """Of a model without attention: its pages have no bytes."""
+        """Return the spec of a model without attention: its pages have no bytes."""
         return PoolSpec(
             layers=(),
             num_pages=self._info.num_pages,

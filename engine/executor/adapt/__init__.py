@@ -1,1 +1,1 @@
-"""How a model of mlx-lm meets paged attention: its cache objects, its attention, its output head."""
+"""Adaptation of an mlx-lm model to paged attention: its cache objects, its attention, its output head."""

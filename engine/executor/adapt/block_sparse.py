@@ -62,8 +62,9 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """What rows at these positions see of ``length``, bool [T, num_heads, length]: the ``local_blocks``
-    latest blocks up to their own, and in head h block b where ``stride`` divides b + h + 1."""
+    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length]: the
+    ``local_blocks`` latest blocks up to their own, and in head h block b where ``stride`` divides b + h +
+    1."""
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -101,7 +102,7 @@ def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache)
 
 
 def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
-    """Which of the L dense positions each row attends to, bool [T, Hq, L]; None where it is all that it sees.
+    """Return which of L positions each row attends to, bool [T, Hq, L]; None for all that it sees.
     Writes the rows' index keys."""
     context = cache.context
     keys = layer.index_k_norm(layer.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
@@ -125,7 +126,7 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Of float32 scores [T, H, L] of positions: those up to each row's that lie in its ``count`` best blocks,
+    """Select, by float32 scores [T, H, L], the positions up to each row's in its ``count`` best blocks,
     bool [T, H, L]. A block is as good as its best position; the ``local_blocks`` latest ones come first."""
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]

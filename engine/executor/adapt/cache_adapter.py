@@ -35,7 +35,7 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """What the shims of one model share: the KV cache and the step being computed."""
+    """State that the shims of one model share: the KV cache and the step being computed."""
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
@@ -46,7 +46,7 @@ class StepContext:
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
-        """What follows is this step, which the cache has begun."""
+        """Start this step, which the cache has begun."""
         self._step = step
 
     @property
@@ -90,11 +90,11 @@ class PagedKV:
         return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
     def tiled(self, count: int) -> PagedKV:
-        """With its heads repeated ``count`` times."""
+        """Return it with each head repeated ``count`` times."""
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
-        """What a layer of latent attention does with its rotary keys; see latents.py."""
+        """Transpose, as a layer of latent attention does with its rotary keys; see latents.py."""
         if not self.is_value or {first % 4, second % 4} != {2, 3}:
             raise HookError("the model transposes keys or values by itself")
         return RotaryKeys(self.shim)
@@ -164,12 +164,12 @@ class LayerCache:
         )
 
     def gather_halves(self) -> mx.array:
-        """Of each row's sequence, what ``write_halves`` wrote: [T, Hkv, L, 2 * D]."""
+        """Collect what ``write_halves`` wrote for each row's sequence: [T, Hkv, L, 2 * D]."""
         self.context.gathers = True
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """What was written: also asked for by layers that reuse another layer's K/V."""
+        """Return the K and V that were written; layers that reuse another layer's K/V ask for them too."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),
@@ -230,7 +230,7 @@ def _latent_attention(
     scores: RotaryScores,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Of one layer's latents, as K and V, and its rotary keys: see latents.py."""
+    """Attend over one layer's latents, as K and V, and its rotary keys: see latents.py."""
     halves = {(handle.shim, handle.is_value) for handle in (keys, values)}
     if halves != {(scores.shim, False)} or sinks is not None:
         raise HookError("the model attends over latents and rotary keys of different caches")

@@ -45,7 +45,7 @@ def _arange(first: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
-    """Of an offset for each row, its first position, [T, 1, 1]."""
+    """Return the first position of each row, [T, 1, 1], for an offset per row."""
     return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
 
 

@@ -26,7 +26,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """What the head itself chose, and from what.
+    """Tokens that the output head chose, and their logits.
 
     of           the logits it would have given, not evaluated
     ids, logits  as ``kernels.cpu.linear.Greedy``, in the shape of ``of`` without its last axis
@@ -38,7 +38,7 @@ class GreedyHeadOutput:
 
 
 class RowSelection:
-    """Which rows of the batch the head is to compute; None: all of them.
+    """Rows of the batch that the head computes; None: all of them.
 
     With ``greedy`` set the head leaves its own choice in ``greedy_output``, where it can make one.
     With ``kept_rows`` set what the head gets of those rows is left in ``kept``. ``take(x, rows)`` is x[rows].

@@ -61,7 +61,7 @@ def _attend_paged(
 
 
 def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) -> mx.array | None:
-    """Which of the L dense positions each row attends to, bool [T, L]; None where it is all that it sees.
+    """Return which of L positions each row attends to, bool [T, L]; None for all that it sees.
     Writes the rows' index keys."""
     tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim
     queries = indexer.wq_b(low_rank).reshape(tokens, heads, 1, dim)
@@ -78,8 +78,8 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Of float32 scores [T, L], L > ``count``: the ``count`` largest of each row among those up to its
-    position, or all of these where they are fewer; among equals the earliest. bool [T, L]."""
+    """Select, by float32 scores [T, L], L > ``count``, the ``count`` largest of each row among those up to
+    its position, or all of these where they are fewer; among equals the earliest. bool [T, L]."""
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

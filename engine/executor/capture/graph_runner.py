@@ -166,7 +166,7 @@ class EagerStep:
         self._num_values = num_values
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """As ``CapturedStep.run``, not evaluated."""
+        """Run a captured step, like ``CapturedStep.run``, without evaluating it."""
         return self._build([mx.array(value) for value in host[: self._num_values]], False)
 
 

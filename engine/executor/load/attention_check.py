@@ -24,7 +24,7 @@ Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """What a kind of layer computes otherwise than its spec says, or None. ``lengths``: of the sequences
+    """Describe how a kind of layer deviates from its spec, or return None. ``lengths``: of the sequences
     that the model's pool holds. Overwrites their pages."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
@@ -89,7 +89,7 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -
 
 
 def _rows(parts: list[Doubles]) -> mx.array:
-    """Of each sequence [H, n, D], as the rows of a step [T, H, 1, D]."""
+    """Lay out arrays [H, n, D], one per sequence, as rows of a step [T, H, 1, D]."""
     rows = np.concatenate([part.swapaxes(0, 1) for part in parts])[:, :, None]
     return mx.array(rows.astype(np.float32))
 
@@ -102,7 +102,7 @@ def _attend(
     keys: mx.array,
     values: mx.array,
 ) -> Doubles:
-    """What the shim of a layer gives [T, Hq, Dv], as model code would ask for it."""
+    """Compute attention [T, Hq, Dv] through a layer's shim, as model code does."""
     paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     k, v = shim.update_and_fetch(keys, values)
@@ -124,7 +124,7 @@ def _attend_latents(
     latents: mx.array,
     keys: mx.array,
 ) -> Doubles:
-    """The same of a latent layer."""
+    """Compute attention through the shim of a latent layer."""
     paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     shim.update_and_fetch(latents, keys)

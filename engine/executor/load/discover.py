@@ -1,4 +1,4 @@
-"""What a model caches, read off the model itself: a LayerSpec per attention cache, and recurrent states."""
+"""Discovery of a model's caches: a LayerSpec per attention cache, and recurrent states."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Caches:
         return logits[-1]
 
     def place(self, cache: Any, layers: list[LayerSpec]) -> CachePlace:
-        """What stands for a cache; layers of attention join ``layers``."""
+        """Return the layout entry of a cache; attention layers join ``layers``."""
         if isinstance(cache, caches_of_mlx_lm.CacheList):
             return tuple(self.place(part, layers) for part in cache.caches)
         if isinstance(cache, RecordingState):
@@ -98,7 +98,8 @@ class _Caches:
         return AttentionCache(len(layers) - 1)
 
     def entries(self) -> tuple[EntrySpec, ...]:
-        """What a model writes may be narrower in its first step than later, and shorter: the widest."""
+        """Merge the entries of several steps: the widest, because a first step may write narrower or shorter
+        ones."""
         return tuple(
             EntrySpec(
                 tuple(map(max, zip(*(value.shape[1:] for value in values), strict=True))),
@@ -108,7 +109,7 @@ class _Caches:
         )
 
     def dtype(self, logits: mx.array) -> mx.Dtype:
-        """What K is computed in, or the logits where there is none."""
+        """Dtype of K, or of the logits where there is no K."""
         keys = (cache.keys for cache in _leaves(self.caches) if not isinstance(cache, RecordingState))
         dtype: mx.Dtype = next((array.dtype for array in keys if array is not None), logits.dtype)
         return dtype

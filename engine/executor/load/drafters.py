@@ -1,4 +1,4 @@
-"""What drafts beside a model, as far as loading goes: how much memory it takes, and the model's own head."""
+"""Loading of drafters: how much memory they take, and a model's own head."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def load_mtp(
 
 
 def draft_weight_bytes(config: EngineConfig) -> int:
-    """Of a draft model, which is loaded after the one that it guesses for; 0 without one."""
+    """Bytes of a draft model's weights; 0 without one. It is loaded after the model that it drafts for."""
     return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
 
 
@@ -105,7 +105,7 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
 
 
 def sizing_of(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
-    """What pages of these layers take, as configured."""
+    """Return the page sizes of these layers, as configured."""
     return sizing(
         layers,
         k_format=config.page_formats.k,

@@ -32,7 +32,7 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Why modules are not fused, why graphs are not replayed, and why greedy tokens are chosen from stored
+    """Reasons why modules are not fused, graphs are not replayed, and greedy tokens are chosen from stored
     logits and not by the head; empty where it is otherwise."""
 
     not_fused: str = ""
@@ -77,7 +77,7 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
 
 
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
-    """Why the head does not choose greedy tokens: it cannot, or not as its logits ``wanted`` would."""
+    """Reason why the head does not choose greedy tokens: it cannot, or differs from the logits ``wanted``."""
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)

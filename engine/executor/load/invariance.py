@@ -44,7 +44,7 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """The same of the last sequence of steps that were computed, whose tokens these were, where a row's bits
+    """Find a dependence in the last sequence of computed steps, which had these tokens, if a row's bits
     are the same in any batch and chunk. ``paged`` as above."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)

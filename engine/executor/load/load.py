@@ -206,7 +206,7 @@ def _rooms(
     available: int,
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    """What each kind of layer needs, slots of recurrent states, and pages of the first kind. ``beside``: see
+    """Sizes of each kind of layer, slots of recurrent states, and pages of the first kind. ``beside``: see
     ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)

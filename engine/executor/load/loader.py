@@ -194,7 +194,7 @@ def is_quantized(model: Module) -> bool:
 
 
 def describe_weights(model: Module) -> str:
-    """What most parameters are: "int4", "w8a8", "w4a8", "mxfp4", "bf16", "fp16" or "fp32"."""
+    """Name the format of most parameters: "int4", "w8a8", "w4a8", "mxfp4", "bf16", "fp16" or "fp32"."""
     sizes: Counter[str] = Counter()
     for _, module in model.named_modules():
         if not isinstance(module.get("weight"), mx.array):

@@ -72,7 +72,7 @@ class MaskWindows:
 
 @contextmanager
 def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
-    """In this block, forwards with these caches say which windows they mask."""
+    """Record, in this block, which windows forwards with these caches mask."""
     windows = MaskWindows(caches)
     cache_adapter.observers.append(windows.attended)
     try:

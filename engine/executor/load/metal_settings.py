@@ -1,4 +1,4 @@
-"""What a process sets for Apple GPUs: command buffers before MLX starts, memory limits after.
+"""Settings of a process for Apple GPUs: command buffers before MLX starts, memory limits after.
 
 MLX commits a command buffer after 40 or 50 operations, or when the arrays bound to it have as many Mi
 elements together (mlx/backend/metal/device.cpp). Every write and every attention binds whole arrays of
@@ -30,7 +30,7 @@ LEAST_CACHE = 1 << 30
 
 
 class Device(Protocol):
-    """What is asked of the platform and of MLX; tests give another."""
+    """Queries to the platform and to MLX; tests give another."""
 
     def is_metal(self) -> bool: ...
 
@@ -114,7 +114,7 @@ def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
 def describe_settings(
     device: Device | None = None, environ: MutableMapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """What this process set, as the doctor prints it; None where there is no Metal."""
+    """Describe the settings of this process, as the doctor prints them; None where there is no Metal."""
     device, environ = MLXDevice() if device is None else device, os.environ if environ is None else environ
     if not device.is_metal():
         return None

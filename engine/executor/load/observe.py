@@ -1,4 +1,4 @@
-"""What a model caches, told without reading its weights: for planning."""
+"""Observation of a model's caches without reading its weights, for planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantized pages cost, measured on a short text while a model is loaded.
+"""Loss by quantized pages, measured on a short text while a model is loaded.
 
 The loss is the mean divergence (Kullback-Leibler, nats) of predictions over quantized pages from predictions
 over 16-bit pages: by this much the perplexity rises of text that the model itself would write.

@@ -47,7 +47,7 @@ waits: few tokens in several steps cost less than many in fewer."""
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the probe found of a model.
+    """Findings of the probe.
 
     latents        whether layers attend over latents (MLA)
     gathers        whether layers collect index keys of whole sequences, to choose positions by
@@ -117,7 +117,7 @@ def probe(
 
 
 def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
-    """What the probe compares with, by the model as it is. ModelLoadError if mlx-lm cannot compute it."""
+    """Compute the probe's reference with the untouched model. ModelLoadError if mlx-lm cannot compute it."""
     try:
         return make_reference(model, layout, _steps(layout))
     except Exception as error:  # model code of any architecture
@@ -160,7 +160,7 @@ def _find_wrong(
     backend: AttentionBackend,
     reference: Reference,
 ) -> str | None:
-    """What no rounding explains, or None. ``computed``: the probe's steps."""
+    """Describe an error that rounding does not explain, or return None. ``computed``: the probe's steps."""
     if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
@@ -182,7 +182,7 @@ def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple
 
 
 def _judge(groups: list[Errors], reference: Reference) -> str | None:
-    """Why the errors are too large for rounding, or None."""
+    """Say why the errors are too large for rounding, or return None."""
     for name, errors in zip(("decode", "prompt"), groups, strict=True):
         median, worst = float(np.median(errors)), float(errors.max())
         if not median <= reference.median_limit or not worst <= reference.worst_limit:  # NaN is too large
@@ -218,7 +218,7 @@ def _first_line(error: Exception) -> str:
 
 
 def describe(result: ProbeResult) -> str:
-    """One line for the log."""
+    """Return one line for the log."""
     head = "" if result.selects_rows else "; the output head computes every row"
     recurrent = "" if result.recurrent is None else f"; recurrent: {describe_mixers(result.recurrent.mixers)}"
     return f"error {result.error:.2g} of {result.limit:.2g} allowed{head}{recurrent}"

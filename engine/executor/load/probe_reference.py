@@ -1,4 +1,4 @@
-"""What the parity probe compares with: mlx-lm's own answers, and how far rounding moves them.
+"""Reference of the parity probe: mlx-lm's own answers, and how far rounding moves them.
 
 How far apart rounding alone may drive two right answers is measured, not guessed: the plain
 forward also computes the same sequences with every K and V perturbed by about one rounding error.
@@ -79,7 +79,7 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """The same after further roundings, of what every layer gives too: few pick another expert, and the
+    """Add roundings of every layer's output to the reference: few rows pick another expert, and the
     first one may have picked none."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
@@ -140,7 +140,7 @@ def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]
 
 @contextmanager
 def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[None]:
-    """In this block what modules without others in them give is perturbed likewise."""
+    """Perturb, in this block, the outputs of modules that contain no others."""
     nudged = _nudging(precision, (seed << 16) + (1 << 15))
     leaves = {id(module): module for _, module in model.named_modules() if not module.children()}.values()
 

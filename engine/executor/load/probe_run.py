@@ -20,7 +20,7 @@ from .probe_steps import Floats, Work, step_metadata
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """What steps gave, in the order of each sequence's tokens.
+    """Results of steps, in the order of each sequence's tokens.
 
     logits  [L, V] of each sequence that has tokens
     traced  [L, ...] each, of the last sequence: what went through every layer's cache

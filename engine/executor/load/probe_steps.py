@@ -43,7 +43,7 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
 
 
 def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
-    """One pool for all layers: any that has no chunks could be in a group of its own as well."""
+    """Make one pool for all layers: any that has no chunks could be in a group of its own as well."""
     if not any(layer.chunked for layer in spec.layers):
         return backend.create_pool(spec)
     groups = group_layers(spec.layers, sys.maxsize)

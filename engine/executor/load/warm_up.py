@@ -56,7 +56,7 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
 
 
 def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
-    """Of a sample drawn greedily, and of one that is not."""
+    """Make the states of a sample drawn greedily, and of one drawn at random."""
     params = (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01))
     return [
         SampleState(params[sequence], seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size)

@@ -1,4 +1,4 @@
-"""Where checkpoints keep a head for multi-token prediction, which mlx-lm leaves out.
+"""Heads for multi-token prediction in checkpoints, which mlx-lm leaves out.
 
 Two layouts, as vLLM and SGLang read them. N is ``num_hidden_layers``; of several heads, the first is read:
 
@@ -55,7 +55,7 @@ class HeadWeights:
 
 
 def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | None:
-    """How a checkpoint with tensors of these names keeps its head; None if it has none."""
+    """Find the layout of the head in a checkpoint with tensors of these names; None if it has none."""
     layers = int(text_config(config).get("num_hidden_layers") or 0)
     deepseek = Layout(
         prefix=f"model.layers.{layers}.",

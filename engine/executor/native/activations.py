@@ -68,7 +68,7 @@ def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
 
 
 def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
-    """In float32, rounded once, as ours is."""
+    """Compute SwiGLU in float32, rounded once like the native one."""
 
     def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
         if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
@@ -119,7 +119,7 @@ def on_cpu() -> bool:
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """In this block functions that were replaced compute as mlx-lm's own do."""
+    """Make replaced functions compute like mlx-lm's own in this block."""
     global _native
     before, _native = _native, False
     try:

@@ -119,7 +119,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a module gave before it was replaced."""
+    """Output of a module before it was replaced."""
 
     name: str
     type: str
@@ -217,7 +217,7 @@ def _as_list(given: Any) -> list[mx.array]:
 
 
 def _arguments(name: str, dtype: mx.Dtype) -> tuple[list[mx.array], dict[str, Any]]:
-    """Of an activation: values around zero in a row, heavy tails in the next."""
+    """Make arguments of an activation: values around zero in one row, heavy tails in the next."""
     heavy = _heavy_rows((3, 160), 1.0, 1) / 8
     around = np.linspace(-8, 8, 160, dtype=np.float32)
     count = {"swiglu": 2, "precise_swiglu": 3, "normalize_qk": 2}.get(name, 1)
@@ -234,7 +234,7 @@ def _error(found: mx.array, case: _Case) -> float:
 
 
 def _usual_calls(module: Any) -> list[Call]:
-    """Of a module that no forward was seen to call: three rows of what it holds."""
+    """Make calls for a module that no forward called: three rows of what it holds."""
     kind = type(module)
     dtype = module.get("scales", module.get("weight", mx.array(0.0))).dtype
     dtype = dtype if dtype in LIMITS else mx.bfloat16
@@ -289,7 +289,7 @@ def _lookup(module: Any, call: Call) -> _Case:
 
 
 def _product(module: Any, call: Call) -> _Case:
-    """Of a linear layer, of experts, or of a table as a linear layer."""
+    """Compute the product of a linear layer, of experts, or of a table as a linear layer."""
     kind, (x, *rest) = type(module), call.args
     args: list[Any] = [mx.array(_integers(x.shape)).astype(x.dtype)]
     if rest and isinstance(rest[0], Form):
@@ -317,7 +317,8 @@ def _product(module: Any, call: Call) -> _Case:
 
 
 def _dequantized_product(module: Any, x: mx.array) -> mx.array:
-    """Of a quantized matrix: MLX's own takes ten times as long on a CPU, and rounds to 16 bits."""
+    """Multiply by a dequantized matrix: MLX's own product takes ten times as long on a CPU and rounds to 16
+    bits."""
     wide = {
         name: module[name].astype(mx.float32)
         if mx.issubdtype(module[name].dtype, mx.floating)
@@ -333,7 +334,7 @@ def _dequantized_product(module: Any, x: mx.array) -> mx.array:
 
 @functools.cache
 def _sampled(count: int) -> Any:
-    """One of each of so many parts of the outputs, the first and the last among them."""
+    """Sample one output from each of so many parts, the first and the last among them."""
     edges = np.linspace(0, count, min(count, _NUM_OUTPUTS) + 1).astype(np.int64)
     chosen = np.random.default_rng(count).integers(edges[:-1], edges[1:])
     chosen[0], chosen[-1] = 0, count - 1
@@ -358,7 +359,8 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _rows(module: Any, call: Call) -> Iterator[_Case]:
-    """Of a norm, gated or not: in the dtype it is called with, and in float32, where nothing is rounded."""
+    """Make rows of a norm, gated or not: in the dtype it is called with, and in float32, where nothing is
+    rounded."""
     first = call.args[0]
     for dtype in dict.fromkeys((first.dtype, mx.float32)):
         small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # whose products it still holds

@@ -27,7 +27,7 @@ FP4_MODES = ("mxfp4", "nvfp4")
 
 
 def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
-    """Why MLX's quantized ``module`` has no native kernel, or None if it has one.
+    """Say why MLX's quantized ``module`` has no native kernel, or return None if it has one.
 
     ``num_dims`` are those of its scales: 3 where there is a weight per expert.
     """
@@ -79,7 +79,7 @@ def _original(name: str, index: int) -> property:
 
 
 class _Packed:
-    """What the native modules share: ``packed`` weights, None until they are packed."""
+    """Base of the native modules: ``packed`` weights, None until they are packed."""
 
     packed: Any  # _ext.PackedWeight, or _ext.PackedExperts
     exact: bool
@@ -137,7 +137,7 @@ class _Packed:
 
 
 class _Quantized(_Packed):
-    """The same for MLX's quantized formats."""
+    """Native linear layer for MLX's quantized formats."""
 
     biases = _original("biases", 2)
     scales = _original("scales", 1)
@@ -150,7 +150,7 @@ class _Quantized(_Packed):
         return self.pack_arrays([[layer[name] for layer in layers] for name in self.names], self.get("bias"))
 
     def pack_arrays(self: Any, arrays: list[list[mx.array]], bias: mx.array | None) -> _ext.PackedWeight:
-        """One matrix, given by the arrays called ``names`` of each of its parts."""
+        """Pack one matrix, given by the arrays called ``names`` of each of its parts."""
         if self.mode == "affine":
             codes, scales, biases = arrays
             return _ext.pack_stacked_affine(
@@ -200,7 +200,7 @@ class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
 
 
 class _Experts(_Packed):
-    """What native mixtures share: one packed weight per expert."""
+    """Base of native mixtures: one packed weight per expert."""
 
     @property
     def input_dims(self) -> int:

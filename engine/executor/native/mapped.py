@@ -24,7 +24,7 @@ _DTYPES = {
 
 
 def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
-    """What ``mx.load`` gives of a ``.safetensors`` file, mapped instead of read; None if it has empty
+    """Map a ``.safetensors`` file that ``mx.load`` would read; None if it has empty
     tensors or types that are not known here.
 
     The format: 8 bytes little-endian length of a JSON header, the header, then the data

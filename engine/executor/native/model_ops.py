@@ -57,7 +57,7 @@ class NativeOps:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """In this block, mlx-lm gets weights that are mapped from their files and not read."""
+        """Give mlx-lm, in this block, weights that are mapped from their files and not read."""
         original = mx.load
 
         def load(file: Any, *unusual: Any, **more: Any) -> Any:
@@ -73,7 +73,7 @@ class NativeOps:
 
     @contextmanager
     def quantizing(self) -> Iterator[None]:
-        """In this block, layers that quantize themselves do it with our kernel: the bits of MLX's, which
+        """Make layers quantize themselves, in this block, with our kernel: the bits of MLX's, which
         takes one thread and most of the time of loading."""
         original = mx.quantize
 

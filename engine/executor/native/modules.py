@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a model's modules.
+    """Replacements of a model's modules.
 
     replaced   number of modules made native, by the name of their MLX type
     kept       the modules with parameters of their own that stay MLX's
@@ -221,7 +221,7 @@ def packed_bytes(model: Module) -> int:
 
 
 def unread_bytes(model: Module) -> int:
-    """Of these, what no step reads: scales of groups where a kernel takes those of whole channels."""
+    """Bytes that no step reads: scales of groups where a kernel takes those of whole channels."""
     return sum(weight.unread_nbytes for weight in _packed(model))
 
 
@@ -248,7 +248,7 @@ def _replace_norm(module: Any, _exact: bool) -> str | None:
 
 
 def _replace_own_norm(module: Any, kind: NormKind) -> str | None:
-    """Of a norm that a model file defines for itself."""
+    """Replace a norm that a model file defines for itself."""
     module.plain, module.fuse = type(module), False
     if kind.gate_first is None:
         module.__class__ = NativeShiftedRMSNorm

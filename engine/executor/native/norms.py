@@ -131,7 +131,7 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """How a module of model code is a norm that has a native one, by its source and what it holds; None for
+    """Recognize a norm of model code that has a native one, by its source and what it holds; None for
     others. What modules compute is not asked: norms of different kinds can agree on what is tried."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:

@@ -39,7 +39,7 @@ class Rotation:
 
 
 class _Native:
-    """What the native rotary embeddings share."""
+    """Base of the native rotary embeddings."""
 
     rotation: Rotation
     fuse: bool
@@ -82,8 +82,8 @@ class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
 
 
 def rotation_of(module: Any) -> Rotation:
-    """What a rotary embedding of a type in ``NATIVE`` does. It must not have been changed since it
-    was made."""
+    """Return the rotation of a rotary embedding of a type in ``NATIVE``. It must not have been changed since
+    it was made."""
     kind = type(module)
     if kind is RoPE:
         return Rotation(
@@ -108,8 +108,8 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """In this block MLX's own embeddings compute in float32: on a CPU they else take angles in the type of x,
-    and in bf16 those of position 250 are off by half a position."""
+    """Make MLX's own embeddings compute in float32 in this block: on a CPU they else take angles in the type
+    of x, and in bf16 those of position 250 are off by half a position."""
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -141,7 +141,7 @@ def _reciprocal(frequencies: mx.array) -> mx.array:
 
 @functools.lru_cache(maxsize=64)
 def _shared(frequencies: bytes) -> mx.array:
-    """One array for all layers of the same frequencies: their angles are then computed once."""
+    """Share one array between layers of the same frequencies: their angles are then computed once."""
     array = mx.array(np.frombuffer(frequencies, np.float32))
     mx.eval(array)
     return array

@@ -30,7 +30,7 @@ def unbend(module: Module) -> None:
 
 @contextmanager
 def traced(model: Module, stack: list[Module]) -> Iterator[None]:
-    """In this block ``stack`` has the modules that are being called, the innermost last."""
+    """Keep in ``stack``, in this block, the modules that are being called, the innermost last."""
 
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         stack.append(module)

@@ -1,4 +1,4 @@
-"""Where rows of one sequence depend on each other inside a recurrent layer, and how calls are caught there.
+"""Cut points: the calls in a recurrent layer where rows of one sequence depend on each other.
 
 A mixer computes most of what it does row by row: linear layers, norms, gates. What is not row by row
 are its *cut points*: short convolutions and the recurrence itself. mlx-lm's recurrences are functions
@@ -56,7 +56,7 @@ _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 
 class Catcher(Protocol):
-    """Who computes a mixer on this thread, and is handed the calls of its cut points."""
+    """Object that computes a mixer on this thread and gets the calls of its cut points."""
 
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,7 +74,7 @@ _catchers = _Catchers()
 
 @contextmanager
 def catching(catcher: Catcher) -> Iterator[None]:
-    """In this block, on this thread, calls of ``FUNCTIONS`` from model files go to ``catcher``."""
+    """Send calls of ``FUNCTIONS`` from model files to ``catcher``, in this block and on this thread."""
     before, _catchers.current = _catchers.current, catcher
     try:
         yield

@@ -37,7 +37,7 @@ INPUTS: dict[tuple[str, str], Inputs] = {
 
 
 def process_rows(module: Any, inputs: Inputs, x: mx.array, A: mx.array, scan: Callable[..., Any]) -> mx.array:
-    """What a mixer's ``_process_sequence`` gives for rows x [1, T, H] that are one sequence with no state.
+    """Compute a mixer's ``_process_sequence`` for rows x [1, T, H] of one sequence with no state.
 
     A [W, Ds] is -exp(A_log). ``scan`` is called as ``selective_scan``.
     """

@@ -76,7 +76,7 @@ class Mixer:
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen during forwards.
+    """Observations made during forwards.
 
     stack      modules being called
     states     (cache, entry, modules) of every touch of a recurrent cache
@@ -118,7 +118,7 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """The same cache, which notes who writes K and V, and whether there is nothing to V beside K."""
+    """Wrap a cache so that it records which modules write K and V, and whether V only repeats K."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def is_depthwise(module: Module) -> bool:
 
 
 def describe_mixers(mixers: Sequence[Mixer]) -> str:
-    """How many of which modules, for people: "3 linear_attn"."""
+    """Describe the modules and their number for people: "3 linear_attn"."""
     counts: dict[str, int] = {}
     for mixer in mixers:
         last = mixer.name.rsplit(".", 1)[-1]

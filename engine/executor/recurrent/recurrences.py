@@ -107,7 +107,7 @@ class Recurrences:
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
-        """What a kernel reads in place of a module's parameter, made once."""
+        """Return the array that a kernel reads in place of a module's parameter, made once."""
         known = self._arrays.get(id(module))
         if known is None:
             known = self._arrays[id(module)] = (module, make(module))
@@ -154,7 +154,7 @@ class Recurrences:
 
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
-    """Those of a backend's kernels; None where mlx-lm's operations compute them."""
+    """Return the recurrences of a backend's kernels; None where mlx-lm's operations compute them."""
     kernels = backend.recurrent_kernels
     return None if kernels is None else Recurrences(kernels, backend.rare_recurrent_kernels)
 

@@ -117,7 +117,8 @@ class StateStep:
         return self._arrays
 
     def segments(self) -> StateSegments:
-        """One for each sequence: waves are no matter for kernels, which copy states as they pass."""
+        """Return one segment for each sequence: waves are no matter for kernels, which copy states as they
+        pass."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
         for group in self.groups:  # the first wave first

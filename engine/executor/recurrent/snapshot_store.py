@@ -80,7 +80,7 @@ class SnapshotStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of one snapshot."""
+        """Bytes of one snapshot."""
         return slot_bytes(self.described)
 
     def positions(self, slots: Sequence[int]) -> list[int]:

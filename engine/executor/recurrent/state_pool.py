@@ -80,7 +80,7 @@ class StatePool:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Of a slot outside the pool, which says after how many tokens it stands."""
+        """Bytes of a slot outside the pool, which records after how many tokens it stands."""
         return slot_bytes(self.stored_entries) + 8
 
     @property
@@ -177,8 +177,8 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """What a kernel gives for all rows of the step. It writes the slots itself, those of snapshots too,
-        when it is evaluated: once, before ``commit``."""
+        """Compute a kernel's output for all rows of the step. It writes the slots itself, those of snapshots
+        too, when it is evaluated: once, before ``commit``."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -202,7 +202,8 @@ class StatePool:
         self._advanced = {}
 
     def advanced(self) -> tuple[mx.array | None, dict[str, mx.array]]:
-        """What kernels give in the step that has begun: flags of rows, and handles of the arrays by name."""
+        """Return the outputs of kernels in the step that has begun: flags of rows, and handles of arrays by
+        name."""
         return self._flags, self._advanced
 
     def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
@@ -214,7 +215,7 @@ class StatePool:
         return self._arrays
 
     def pending(self) -> list[mx.array]:
-        """What a step must evaluate before ``commit``: the states, and whether they are finite."""
+        """Arrays that a step must evaluate before ``commit``: the states, and whether they are finite."""
         sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
         for parts in self._written.values():
             for group, value in parts:

@@ -45,7 +45,7 @@ Floats32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How S rows are drawn, as arrays [S]; one that is not truncated has UNLIMITED, 1 and 0."""
+    """Sampling parameters of S rows, as arrays [S]; one that is not truncated has UNLIMITED, 1 and 0."""
 
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32
@@ -61,7 +61,7 @@ class Draws:
 
 
 def draws_of(states: Sequence[SampleState]) -> Draws | None:
-    """How the next token of each state is drawn, all of which are ``plain``; None where all are greedy."""
+    """Return the parameters for the next token of each state, all ``plain``; None where all are greedy."""
     assert all(state.is_unprocessed for state in states), "a device draws from logits as they are"
     if all(state.greedy for state in states):
         return None
@@ -128,8 +128,8 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Which of x [S, V] the nucleus keeps, and whether [S] that is uncertain. ``weights`` are those of the
-    logits in falling order, 0 where one is not kept anyway."""
+    """Return which of x [S, V] the nucleus keeps, and whether [S] that is uncertain. ``weights`` are those of
+    the logits in falling order, 0 where one is not kept anyway."""
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total
@@ -154,7 +154,7 @@ def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array)
 
 
 def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
-    """Of rows [S, V], blocks first, and the sums of all, [S, 1]."""
+    """Compute running sums of rows [S, V], blocks first, and the sums of all, [S, 1]."""
     rows, size = weights.shape
     blocks = -(-size // BLOCK)
     padded = mx.pad(weights, [(0, 0), (0, blocks * BLOCK - size)]).reshape(rows, blocks, BLOCK)

@@ -25,7 +25,7 @@ class Sampler(Protocol):
     """Reads evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
-        """One token for each state, from that row; as ``sampler.sample``."""
+        """Draw one token for each state, from that row, like ``sampler.sample``."""
         ...
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
@@ -44,7 +44,7 @@ class NumpySampler:
 
 
 def float_row(logits: mx.array, row: int) -> Floats:
-    """One row of evaluated logits [S, V] as float32: a copy."""
+    """Copy one row of evaluated logits [S, V] as float32."""
     if logits.dtype != mx.bfloat16:
         floats: Floats = np.array(logits, copy=False)[row].astype(np.float32)
         return floats

@@ -1,4 +1,4 @@
-"""What a request's parameters make of the logits of some tokens before anything is drawn."""
+"""Changes of some tokens' logits by a request's parameters, before a token is drawn."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LogitsProcessors:
                 counts.add(token)
 
     def after(self, tokens: Sequence[int]) -> LogitsProcessors:
-        """As they are once the sample's next tokens have been these; these are left as they are."""
+        """Return a copy as it is once the sample's next tokens have been these."""
         if self._seen is None and self._output is None:
             return self
         ahead = copy.copy(self)
@@ -91,7 +91,8 @@ class LogitsProcessors:
         return ahead
 
     def changes(self, *, suppress: bool) -> LogitAdjustments:
-        """Those of the next token; ``suppress``: it must not be an end token. Good until ``record``."""
+        """Return the changes for the next token; ``suppress``: it must not be an end token. Good until
+        ``record``."""
         seen, output, params = self._seen, self._output, self._params
         return LogitAdjustments(
             self._bias_ids,

@@ -35,7 +35,7 @@ NO_TOKEN_LEFT = "the request's parameters leave no token that may come next"
 
 
 class Sampled(NamedTuple):
-    """One drawn token; ``token`` is None when the row failed, ``error`` says why, and ``invalid`` whether
+    """Drawn token; ``token`` is None when the row failed, ``error`` says why, and ``invalid`` whether
     what the request asks for is the cause, not the model."""
 
     token: int | None
@@ -49,7 +49,7 @@ LATE = Sampled(token=None, is_late=True)
 
 
 class SampleState:
-    """What one sample remembers between its tokens: its parameters, seed and token counts.
+    """State of one sample between its tokens: its parameters, seed and token counts.
 
     ``seed`` is the sample's own (for n > 1 the caller gives each sample another one, as in
     ``seed + index``). The draw of the k-th token depends on (seed, k) and the logits alone,
@@ -135,8 +135,9 @@ class SampleState:
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
-        """As ``after``, for another model's guess at the token behind these: the number that will draw the
-        token draws it, so that models which nearly agree mostly draw the same. No grammar is asked."""
+        """Return a copy like ``after`` for another model's draft of the token behind these: the number that
+        draws the token draws it, so that models which nearly agree mostly draw the same. No grammar is
+        asked."""
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
         ahead._processors = self._processors.after(tokens) if tokens else self._processors
@@ -145,7 +146,7 @@ class SampleState:
 
     @property
     def changes(self) -> LogitAdjustments | None:
-        """What the next token's logits are changed by, before structured output; None: nothing."""
+        """Changes of the next token's logits before structured output; None: nothing."""
         suppress = self._suppresses_end and self.constraint is None
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
@@ -171,7 +172,7 @@ class SampleState:
 
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
-    """One token for each row [V] of float32 logits; a row with NaN or +infinity as its
+    """Draw one token for each row [V] of float32 logits; a row with NaN or +infinity as its
     largest value fails alone. Bias and penalties change the rows in place. Does not record the
     tokens. ValueError if the numbers differ."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]

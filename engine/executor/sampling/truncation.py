@@ -61,7 +61,7 @@ def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
 
 
 def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Candidates:
-    """What vLLM keeps of logits [V], in its order: temperature, min_p, top_k, top_p.
+    """Truncate logits [V] like vLLM, in its order: temperature, min_p, top_k, top_p.
 
     min_p   keeps tokens at least min_p times as likely as the likeliest
     top_k   keeps the k largest of what is left, and ties with the smallest of them
