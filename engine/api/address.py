@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address:
 
 
 def port_in_use(address: Address, flag: str) -> InvalidConfig:
-    """The one line an operator gets when an address cannot be listened on."""
+    """Return the line that an operator gets when an address cannot be listened on."""
     return InvalidConfig(
         f"cannot listen on {address}: the port is in use or the host is not of this machine; "
         f"choose another {flag}, or port 0 for a free one"

@@ -341,7 +341,7 @@ class EngineConfig:
 
     @property
     def residual(self) -> ResidualSpec | None:
-        """What is read in 16 bits beside quantized pages; None: there are pages of one kind."""
+        """Window that is read in 16 bits beside quantized pages; None: there are pages of one kind."""
         pages = self.residual_pages
         if pages is None:
             pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
@@ -374,7 +374,7 @@ class EngineConfig:
 
     @property
     def page_formats(self) -> FormatPair:
-        """Of K and of V, as the pool stores them; the smallest pages that ``auto`` may choose."""
+        """Formats of K and of V in the pool; with ``auto`` the smallest that it may choose."""
         name = CHOSEN_FROM[0] if self.kv_format == AUTO else self.kv_format
         return format_pair(name)
 

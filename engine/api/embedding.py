@@ -1,4 +1,4 @@
-"""What becomes of a pooled hidden state before somebody gets it as an embedding."""
+"""Embeddings: normalizing and cutting of a pooled hidden state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running engine is: read by the server, the command line and the metrics."""
+"""Facts about a running engine for the server, the command line and the metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine serves, and how: for clients, metrics and people.
+    """Facts about a running engine, for clients, metrics and people.
 
     name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
     embeds         whether hidden states can be had: the output head, and so what it gets, was found

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree. Every message names the value, the rule and the remedy.
+"""Errors of Octavo, as one tree. Every message names the value, the rule and the remedy.
 
 OctavoError
 ├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2

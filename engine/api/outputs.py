@@ -1,4 +1,4 @@
-"""What comes out of the engine: increments while a request runs, whole outputs after."""
+"""Outputs of the engine: increments while a request runs, whole outputs after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 class FinishReason(enum.StrEnum):
-    """Why a sample ended."""
+    """Reason for which a sample ended."""
 
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens, or the model's length
@@ -27,7 +27,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What the model makes of a prompt: natural-log probabilities of its tokens after those before
+    """Log probabilities (natural) of a prompt's tokens, each after those before
     them. The first token has none: nothing comes before it."""
 
     first_id: int
@@ -85,7 +85,7 @@ class ChatAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """One finished sample; ``error`` says why when its finish_reason is ERROR. ``answer``: of a chat, the
+    """Finished sample; ``error`` says why when its finish_reason is ERROR. ``answer``: of a chat, the
     text in its parts."""
 
     index: int
@@ -100,7 +100,7 @@ class Completion:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One finished request: its samples in order of index, and its timing in seconds."""
+    """Finished request: its samples in order of index, and its timing in seconds."""
 
     request_id: str
     outputs: list[Completion]

@@ -1,4 +1,4 @@
-"""What a request continues."""
+"""Prompts: text, token ids or chat messages that a request continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model that generates judges documents: asked for yes or no, how likely yes is, is the score."""
+"""Reranking by a generating model: a document's score is the probability of yes against no."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Encode: TypeAlias = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankPrompt:
-    """What a model is asked about a document. The defaults are Qwen3-Reranker's.
+    """Question that a model is asked about a document. The defaults are Qwen3-Reranker's.
 
     instruction   what makes a document a good one
     template      the prompt, with ``{query}`` and ``{document}`` once each, and ``{instruction}`` at most
@@ -116,7 +116,7 @@ class RerankAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedDocument:
-    """One document of an answer, and its score.
+    """Document of an answer, and its score.
 
     index   of the document, as it was given
     score   how likely yes is, against no: between 0 and 1

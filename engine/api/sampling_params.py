@@ -1,4 +1,4 @@
-"""How one request wants its tokens drawn."""
+"""Sampling parameters of one request."""
 
 from __future__ import annotations
 

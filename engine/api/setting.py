@@ -1,4 +1,4 @@
-"""How a field of a configuration or of a request is declared: once, for Python, the command line, the wire
+"""Declaration of a field of a configuration or request: once, for Python, the command line, the wire
 and the reference."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is said of a field beside its type and default.
+    """Description of a field besides its type and default.
 
     help       one line, as ``--help`` has it; the default is added in brackets
     shown      how the default reads there (None: as it is; "": not at all)
@@ -160,7 +160,7 @@ def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> N
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """What a field is when it is not given; dataclasses.MISSING if it must be."""
+    """Return the default of a field; dataclasses.MISSING if it must be given."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default

@@ -1,4 +1,4 @@
-"""What a setting of each kind is in Python: the type it is kept in, and what else is taken for it.
+"""Python types of settings: the type that each kind is kept in, and what else is accepted.
 
 A size may be written as its option takes it ("2GiB"), a path as text, a tuple as a list, and a number as
 NumPy's. Nothing else is converted: "32" is no number, and neither is True.

@@ -1,4 +1,4 @@
-"""What one step did, told to whoever watches (metrics, progress bars): once per step."""
+"""Statistics of one step for observers (metrics, progress bars)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .swap_counters import SwapCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One ended request (all its samples), times in seconds. ``invalid``: it failed because of what it
+    """Ended request with all its samples, times in seconds. ``invalid``: it failed because of what it
     asked for, not because of the model or the engine."""
 
     request_id: str
@@ -46,7 +46,7 @@ class TenantLoad(NamedTuple):
 
 
 class TenantTokens(NamedTuple):
-    """What a step was for a tenant: prompt tokens that it computed, and tokens that it generated."""
+    """Tokens of one tenant in a step: prompt tokens computed, and tokens generated."""
 
     prompt: int
     output: int
@@ -57,13 +57,13 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """How the engine stands now. ``residual``: 16-bit pages beside quantized ones, ``states``: slots of
-    recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
+    """Gauges of the engine as it stands now. ``residual``: 16-bit pages beside quantized ones, ``states``:
+    slots of recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
     ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
     before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
-    were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who
-    have a name, at most a second old. ``prompts_left``: prompt tokens that are still to be computed of each
-    unfinished request that was begun, by its number; None while it is preempted without a first token.
+    were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who have a name, at
+    most a second old. ``prompts_left``: prompt tokens that are still to be computed of each unfinished
+    request that was begun, by its number; None while it is preempted without a first token.
 
     A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
@@ -85,7 +85,7 @@ class Gauges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step: what it computed, how long it took, and what happened on the way.
+    """Record of one step: what it computed, how long it took, and what happened on the way.
 
     hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...

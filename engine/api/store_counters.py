@@ -1,4 +1,4 @@
-"""What a page store has done, for metrics."""
+"""Counters of a page store, for metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an output must look like, as a caller says it."""
+"""Structured output: the form that a caller asks for."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StructuredOutput:
 
     @property
     def source(self) -> str:
-        """What was given, as text; empty for json_object."""
+        """Return the given schema or grammar as text; empty for json_object."""
         if self.json_object:
             return ""
         return json.dumps(self.choice) if self.choice else str(getattr(self, self.kind))

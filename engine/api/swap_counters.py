@@ -1,4 +1,4 @@
-"""What was copied out of the pool for sequences that give way, for metrics."""
+"""Counters of pages that were copied out of the pool for preempted sequences, for metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends requests to a server that several share."""
+"""Tenants: clients that share a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One of those who share a server.
+    """Client that shares a server with others.
 
     name    "" where there are no tenants
     share   of what they share (the queue, the pages that may be pinned, the streams that may watch): the
@@ -18,7 +18,7 @@ class Tenant:
     share: float = 1.0
 
     def part_of(self, total: int) -> int:
-        """How many of ``total`` this tenant may have: its share rounded down, but one at least."""
+        """Return this tenant's part of ``total``: its share rounded down, but at least one."""
         return min(max(1, int(total * self.share)), total)
 
 

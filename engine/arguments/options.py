@@ -43,7 +43,7 @@ _PARAMETERS = {
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option per setting of EngineConfig. All default to None, so that a command can tell
+    """Add one option per setting of EngineConfig. All default to None, so that a command can tell
     what was given; ``engine_config`` fills in the rest."""
     names = list(_SETTINGS)
     starts = [names.index(name) for name in _GROUPS]
@@ -67,7 +67,7 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 
 
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
-    """One option per sampling parameter that is not a setting of the engine too. All default to None;
+    """Add one option per sampling parameter that is not a setting of the engine too. All default to None;
     ``sampling_arguments`` gives what was said.
 
     defaults   the command's own
@@ -255,14 +255,14 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def _drafts(info: EngineInfo) -> str:
-    """What else has pages, if anything has."""
+    """Name the drafter that has pages of its own, if there is one."""
     from ..memory.budget import format_size
 
     return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
-    """What a started engine is and where its memory goes, for people."""
+    """Describe a started engine and its use of memory, for people."""
     from ..memory.budget import format_size
 
     memory = info.memory

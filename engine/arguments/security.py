@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of a server."""
+    """Add the security options of a server."""
     add = parser.add_argument_group("security (files are read again on SIGHUP)").add_argument
     add("--tls-cert", "--ssl-certfile", type=Path, metavar="F",
         help="PEM certificate chain: gRPC and HTTP over TLS only")  # fmt: skip
@@ -33,7 +33,7 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of a server's metrics port."""
+    """Add the security options of a server's metrics port."""
     add = parser.add_argument_group("security of the metrics port (read again on SIGHUP)").add_argument
     add("--metrics-tls-cert", type=Path, metavar="F", help="PEM certificate chain: HTTPS only")
     add("--metrics-tls-key", type=Path, metavar="F", help="PEM key of the certificate, not encrypted")
@@ -66,7 +66,7 @@ def tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of a client, beside --connect."""
+    """Add the connection options of a client, besides --connect."""
     add = parser.add_argument_group("connection (with --connect)").add_argument
     add("--tls", action="store_true", help="speak TLS to the server")
     add("--tls-ca", type=Path, metavar="F", help="PEM authorities to trust; implies --tls")
@@ -76,7 +76,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
-    """What the options say; InvalidConfig when they are given without --connect."""
+    """Return the credentials of the options; InvalidConfig when they are given without --connect."""
     credentials = ClientCredentials(
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )

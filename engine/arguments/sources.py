@@ -51,7 +51,7 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the environment or a file says, as a command line.
+    """Options from the environment or a file, as a command line.
 
     words    of a command line that says what was found
     origins  option: where it comes from, for messages
@@ -62,8 +62,8 @@ class Found:
 
 
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
-    """What ``argv`` leaves open and the environment or the file says. InvalidConfig names what is wrong
-    there."""
+    """Find the options that ``argv`` leaves open in the environment or the file. InvalidConfig names a
+    mistake there."""
     names = _names(parser)
     given = _given(parser, argv)
     found = Found([], {})
@@ -109,7 +109,7 @@ def _variable(name: str) -> str:
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> set[argparse.Action]:
-    """What the command line sets, and what may not stand beside that."""
+    """Return the options that the command line sets, and those that may not stand beside them."""
     words = {word.partition("=")[0] for word in argv if word.startswith("--")}
     actions = {action for action in parser._actions if words & set(action.option_strings)}
     return actions | {rival for action in actions for rival in _rivals(parser, action)}

@@ -1,4 +1,4 @@
-"""How the command line speaks about mistakes: one line on stderr."""
+"""Messages of the command line about mistakes: one line on stderr."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def say_error(command: str, error: object) -> None:
-    """One line on stderr, whatever the message looks like."""
+    """Print a message as one line on stderr."""
     where = f"octavo {command}".strip()
     print(f"{where}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 

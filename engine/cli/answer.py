@@ -1,4 +1,4 @@
-"""What ``octavo generate`` was answered: printed as it comes, summed up, and as JSON."""
+"""Answers of ``octavo generate``: printed as they come, summed up, and as JSON."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Answer:
 
     @functools.cached_property
     def samples(self) -> list[Completion]:
-        """What has come of each sample; to be asked for when everything has come."""
+        """Return the text of each sample; call it when everything has come."""
         return [
             Completion(index=index) if collector.is_empty else completion_of(collector.take())
             for index, collector in enumerate(self._collectors)

@@ -73,7 +73,7 @@ def _as_json(message: Any) -> dict[str, Any]:
 
 
 def _reason(number: int) -> str:
-    """Of a miss, as the metrics name it."""
+    """Return the reason of a miss, as the metrics name it."""
     from octavo.proto import cache_pb2
 
     return cache_pb2.MissReason.Name(number).removeprefix("MISS_REASON_").lower()

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_config(args: argparse.Namespace) -> EngineConfig | None:
-    """How to load the model that was named; InvalidConfig before anything else is done."""
+    """Return the configuration for the named model; InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
     if args.model is None:
         if loading := [name for name in given if name != "exact"]:  # which the self-test heeds, too
@@ -90,7 +90,7 @@ def _prepare_device(config: EngineConfig) -> None:
 
 
 def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
-    """What a server sets on an Apple GPU; nothing elsewhere."""
+    """Return lines about the settings of a server on an Apple GPU; nothing elsewhere."""
     if settings is None:
         return []
     buffers = ", ".join(

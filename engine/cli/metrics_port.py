@@ -1,4 +1,4 @@
-"""Who may talk to the metrics port: the same TLS files and tokens as of gRPC, on an HTTP server."""
+"""Security of the metrics port: the TLS files and tokens of gRPC, on an HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says of one model: what runs natively, what is fused, and what is not and why."""
+"""Report of the doctor on one model: what runs natively, what is fused, and what is not and why."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
 
 
 def model_lines(model: dict[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Return the report as lines for people."""
     yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
     error, limit = model["probe_error"], model["probe_limit"]
     yield f"  through pages: error {error:.2g} of {limit:.2g} allowed"

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
-    """What a model caches."""
+    """Observe the caches of a model."""
     from ..executor.load.observe import observe_caches  # imports MLX
 
     return observe_caches(path, form)

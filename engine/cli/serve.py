@@ -287,7 +287,7 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """What the metrics port may ask, from its own threads, from before loading to the end."""
+    """Answers to the metrics port, from its own threads, from before loading to the end."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None  # once it serves

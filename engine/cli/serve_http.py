@@ -28,7 +28,7 @@ def _key(text: str) -> str:
 
 
 def http_address(args: argparse.Namespace) -> Address | None:
-    """Where HTTP is served; None: nowhere. InvalidConfig for two addresses."""
+    """Return the address of HTTP; None: no HTTP. InvalidConfig for two addresses."""
     if args.host is None and args.port is None:
         listen: Address | None = args.http
         return listen

@@ -1,4 +1,4 @@
-"""What the system grants a server: descriptors, and time to end; of CPUs see ``kernels.cpus``."""
+"""Limits of the system on a server: descriptors, and time to end; of CPUs see ``kernels.cpus``."""
 
 from __future__ import annotations
 

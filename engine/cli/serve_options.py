@@ -1,4 +1,4 @@
-"""What `octavo serve` is told on the command line, besides the engine's settings."""
+"""Options of `octavo serve` besides the engine's settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What ``octavo serve`` is told besides the engine's configuration.
+    """Options of ``octavo serve`` besides the engine's configuration.
 
     listen   where gRPC listens
     metrics  where /metrics, /healthz and /readyz listen; None: nowhere

@@ -20,7 +20,8 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
-    """What the options say; InvalidRequest when they contradict or a file cannot be read."""
+    """Return the structured output of the options; InvalidRequest when they contradict or a file cannot be
+    read."""
     if not (args.json_schema or args.json_object or args.regex is not None or args.grammar or args.choice):
         return None
     return StructuredOutput(

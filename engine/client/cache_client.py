@@ -22,7 +22,7 @@ class CacheCalls:
         self._client = client
 
     async def call(self, request: Message) -> Any:
-        """The one response to a request of any kind: a ``FlushRequest`` calls ``Flush``."""
+        """Return the response to a request of any kind: a ``FlushRequest`` calls ``Flush``."""
         name = type(request).__name__.removesuffix("Request")
         return await self._client.unary(getattr(self.stub, name), request)
 
@@ -82,7 +82,7 @@ def prefix_of(
     request_id: str | None = None,
     cache_salt: str = "",
 ) -> pb.Prefix:
-    """One of the three, as it goes over the wire."""
+    """Make the message of a prefix: one of the three."""
     prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
     if token_ids is not None:
         prefix.token_ids.ids.extend(token_ids)

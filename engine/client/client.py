@@ -116,7 +116,7 @@ class Client:
         dimensions: int | None = None,
         salt: str = "",
     ) -> list[float]:
-        """As ``LLM.embed``, of one prompt."""
+        """Embed one prompt, like ``LLM.embed``."""
         SamplingParams(pooling=pooling)  # InvalidRequest
         check_dimensions(dimensions)
         request = pb.EmbedRequest(
@@ -137,7 +137,7 @@ class Client:
         top_n: int | None = None,
         salt: str = "",
     ) -> list[RankedDocument]:
-        """As ``LLM.rerank``."""
+        """Rerank documents, like ``LLM.rerank``."""
         check_top_n(top_n)
         request = pb.RerankRequest(
             query=query,
@@ -170,7 +170,7 @@ class Client:
         return reply
 
     async def unary(self, method: Any, request: Any) -> Any:
-        """One answer of any of the server's methods, or the engine's own error."""
+        """Call a method with one answer; raises the engine's own error."""
         try:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:

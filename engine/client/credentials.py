@@ -1,4 +1,4 @@
-"""How a client shows who it is, and checks who answers: TLS, a certificate, a token."""
+"""Credentials of a client: TLS, a certificate, a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """How a client shows who it is, and checks the server.
+    """Credentials of a client, and how it checks the server.
 
     tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
     ca           PEM file of the authorities to trust (None: the ones gRPC brings)
@@ -47,7 +47,7 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(*files)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """Metadata of every call."""
         if self.token_file is None:
             return ()
         lines = _read(self.token_file, "--auth-token-file").decode(errors="replace").splitlines()

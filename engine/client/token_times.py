@@ -1,4 +1,4 @@
-"""When the tokens of a request came, as its client saw it."""
+"""Times at which the tokens of a request reached its client."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ waiting then has come in no time."""
 
 @dataclass(slots=True)
 class TokenTimes:
-    """Of the messages of one request: a message may bring several tokens, and a first one that is read late
-    brings those that were ready long before. So what comes with a sample's first message has no time of its
-    own, and a message is one gap, however many tokens it has.
+    """Times of the messages of one request: a message may bring several tokens, and a first one that is read
+    late brings those that were ready long before. So what comes with a sample's first message has no time of
+    its own, and a message is one gap, however many tokens it has.
 
     began       when the request was sent: a reading of the clock that ``add`` is given readings of
     gaps_s      between messages with tokens

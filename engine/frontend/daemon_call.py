@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 async def call_on_daemon(function: Callable[[], Result], *, name: str) -> Result:
-    """What a function returns or raises that is called on a daemon thread of its own. Cancelling the
+    """Return or raise what a function does on a daemon thread of its own. Cancelling the
     wait leaves the thread alone: it ends when the call does, and nobody waits for it."""
     answer: Future[Result] = Future()
 

@@ -1,4 +1,4 @@
-"""How many calls, streams or watchers there are at once, by tenant, and how many there may be.
+"""Holders: calls, streams and watchers that exist at once, by tenant, and their limits.
 
 ``HolderRegistry`` knows all of them: whatever of a server is held by somebody is counted there.
 """

@@ -1,4 +1,4 @@
-"""What may enter the engine: every check that needs no step, with the numbers in the message."""
+"""Checks of requests that need no step, with the numbers in the message."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order.
+        """Generate one output per prompt, in their order.
 
         prompts    one prompt or several: text, token ids, or chat messages
         params     for all of them, or one per prompt
@@ -116,7 +116,7 @@ class LLM:
         dimensions: int | None = None,
         progress: bool | None = None,
     ) -> list[list[float]]:
-        """One embedding per prompt, in their order, of the states that the output head would get.
+        """Compute one embedding per prompt, in their order, from the states that the output head would get.
 
         pooling     of the last token, or the mean of all. What of a prompt is cached is not computed again
                     for the last token; for the mean it is
@@ -143,7 +143,7 @@ class LLM:
         top_n: int | None = None,
         progress: bool | None = None,
     ) -> list[RankedDocument]:
-        """Documents by how likely the model says that they answer the query, the best first.
+        """Sort documents by how likely the model says that they answer the query, the best first.
 
         prompt  how it is asked (None: as Qwen3-Reranker was trained to be). Scores mean something for
                 models that were trained to judge, and for theirs
@@ -292,7 +292,7 @@ class LLM:
 
 
 class _Events:
-    """What the engine's thread says, for one thread that waits for it."""
+    """Events of the engine's thread, for one thread that waits for them."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()

@@ -63,7 +63,7 @@ class OutputStreams:
         return self._by_id.get(request_id)
 
     def streams(self) -> tuple[Stream, ...]:
-        """Those that are open now."""
+        """Streams that are open now."""
         return tuple(self._by_id.values())
 
     def push(self, news: list[News]) -> None:
@@ -93,7 +93,7 @@ class OutputStreams:
         return True
 
     def forget(self, stream: Stream) -> None:
-        """It has ended, or nobody reads it any more."""
+        """Forget a stream that has ended, or that nobody reads any more."""
         self.limiter.forget(stream.request)
         del self._by_number[stream.request.number]
         del self._unfinished[stream.request]
@@ -147,7 +147,7 @@ class Stream:
 
     @property
     def num_unread_bytes(self) -> int:
-        """What waits here and what the reader was given last, about, in bytes of memory."""
+        """Bytes of memory, about, of the output that waits here and that the reader was given last."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property

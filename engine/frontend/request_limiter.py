@@ -1,4 +1,4 @@
-"""How many requests may be unfinished, how many tokens may queue, and for how long."""
+"""Limits on unfinished requests, queued tokens and waiting time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB o
 
 
 class UnreadOutput:
-    """How much output of all streams waits for its readers, about, in bytes of memory."""
+    """Bytes of memory, about, of all streams' output that waits for its readers."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""What each tenant may have of the queue, so that whoever sends most leaves room for the others."""
+"""Shares of the queue, so that the tenant that sends most leaves room for the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..api.tenant import Tenant
 
 
 class TenantPlace:
-    """One request's place among its tenant's, from ``enter`` on."""
+    """Place of one request among its tenant's, from ``enter`` on."""
 
     def __init__(self, shares: TenantShares, tenant: Tenant) -> None:
         self._shares = shares
@@ -24,7 +24,7 @@ class TenantPlace:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of its prompt, until that is begun."""
+        """Number of its prompt's tokens, until the prompt is begun."""
         request = self.request
         return 0 if request is None or self._shares.has_begun(request) else request.num_prompt
 

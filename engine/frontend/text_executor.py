@@ -47,7 +47,7 @@ class TextExecutor:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Answer:
-        """What the function returns or raises; Overloaded when too many calls are pending. ``tenant``:
+        """Return or raise what the function does; Overloaded when too many calls are pending. ``tenant``:
         on whose behalf; "" where there are no tenants."""
         self._check(tenant)
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""When the first token of a new request can be expected."""
+"""Forecast of a new request's time to first token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..api.stats import Gauges
 
 
 class TtftForecast:
-    """What is to be computed before a request's first token, at what a prompt token took lately.
+    """Forecast from the tokens to compute before a request's first one, and a prompt token's recent time.
 
     Before it come prompts of its priority and of smaller ones. Those that wait will find as much in the
     prefix cache as others did lately. With fairness another tenant's come before it as far as that is

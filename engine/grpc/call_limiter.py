@@ -1,4 +1,4 @@
-"""How many calls are served at once, counted from their headers on, and how their messages are received."""
+"""Limits on calls that are served at once, counted from their headers on, and receipt of their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server asks of an engine: the surface of AsyncEngine that goes over the wire.
+"""Interface of an engine to the server: the surface of AsyncEngine that goes over the wire.
 
 The server, the command line and the tests meet here, so that protocol behaviour is tested
 with an engine that has no model behind it.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """One call, of whatever protocol: gRPC's metadata, which are HTTP's headers."""
+    """Call of either protocol: gRPC's metadata, or HTTP's headers."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def death(self) -> BaseException | None:
-        """Why the engine thread has ended; None while it lives."""
+        """Reason for which the engine thread has ended; None while it lives."""
         ...
 
     def gauges(self) -> Gauges: ...

@@ -50,7 +50,7 @@ class PageEventHub:
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
-        """Where a watcher begins, who may read ``events_from`` until the block ends. Overloaded when there
+        """Register a watcher, which may read ``events_from`` until the block ends. Overloaded when there
         are too many, in all or of its tenant.
 
         tokens   keep the tokens of pages that are published from now on

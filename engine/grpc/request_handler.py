@@ -1,4 +1,4 @@
-"""Where the requests of every service enter the engine, so that limits, names and drain are one,
+"""Entry of every service's requests into the engine, so that limits, names and drain are one,
 and where responses go out to clients that may have stopped reading."""
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class RequestHandler:
             del self._active[name]
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
-        """What ``make`` makes of a delta, on another thread where that would hold up the event loop."""
+        """Make a message of a delta with ``make``, on another thread where that would hold up the event
+        loop."""
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
         return await self._messages.run("", make) if size > LONG_SCORES else make()
 
@@ -151,13 +152,13 @@ class RequestHandler:
         return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
 
     def tenant_salt(self, context: Caller) -> bytes:
-        """What the salts of the caller's tenant begin with; b"" when there are no tokens."""
+        """Return the prefix of the salts of the caller's tenant; b"" when there are no tokens."""
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
-        """What keeps a request's cached pages apart: its tenant's salt and its own, from the message or
-        from the metadata, where proxies put it. InvalidRequest when those two differ, or
-        are too long."""
+        """Return the salt that keeps a request's cached pages apart: its tenant's salt and its own, from the
+        message or from the metadata, where proxies put it. InvalidRequest when those two differ, or are too
+        long."""
         given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
         salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
         if (longest := max(map(len, salts), default=0)) > MAX_SALT:
@@ -240,7 +241,7 @@ def checked_id(request_id: str) -> str:
 
 
 class _Write:
-    """One that is going on."""
+    """Write that is going on."""
 
     __slots__ = ("expired", "since", "task")
 

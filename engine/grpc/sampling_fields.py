@@ -21,7 +21,7 @@ class SamplingFields:
     """
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
-        """Of messages that this descriptor describes; ``vllm``: they name their fields as vLLM does."""
+        """Read messages of this descriptor; ``vllm``: they name their fields as vLLM does."""
         names = {
             (declared.vllm if vllm else None) or name: name for name, (declared, _) in PARAMETERS.items()
         }

@@ -1,4 +1,4 @@
-"""Who may talk to the server: TLS, client certificates, and bearer tokens bound to tenants.
+"""Security of the server: TLS, client certificates, and bearer tokens bound to tenants.
 
 Files are read at start, where a mistake ends the program, and again by ``reload``, where it is
 logged and what was in force stays in force. Certificates and tokens are never logged.
@@ -40,7 +40,7 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """What the files hold now; InvalidConfig if that could not be served."""
+        """Read the files as they are now; InvalidConfig if that could not be served."""
         cert, key = _read(self.cert, "--tls-cert"), _read(self.key, "--tls-key")
         ca = None if self.client_ca is None else _read(self.client_ca, "--tls-client-ca")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -104,7 +104,7 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
 
 
 def read_key(key: str) -> dict[bytes, str]:
-    """The same for a single token that is a tenant of its own; InvalidConfig without its contents."""
+    """Read a single token that is a tenant of its own; InvalidConfig without its contents."""
     if not _TOKEN.fullmatch(key):
         raise InvalidConfig(
             "the value of --api-key is no token; a token has letters, digits and -._~+/ and may end with ="

@@ -69,7 +69,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def message_bytes(max_model_len: int) -> int:
-    """How large a message may be that comes in, for a model of this length."""
+    """Return the largest size of an incoming message, for a model of this length."""
     return MESSAGE_BYTES_PER_TOKEN * max_model_len + MESSAGE_BYTES_APART
 
 

@@ -70,7 +70,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
 
 
 def text_of(error: Exception) -> str:
-    """What a client may read; an unforeseen error is logged here and not shown."""
+    """Return the text that a client may read; an unforeseen error is logged here and not shown."""
     if isinstance(error, OctavoError):
         text = str(error)
         if len(text) <= MAX_TEXT:

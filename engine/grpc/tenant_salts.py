@@ -1,4 +1,4 @@
-"""What keeps tenants' cached pages apart: a salt per tenant that nobody else can compute.
+"""Salts that keep tenants' cached pages apart: one per tenant, which no other tenant can compute.
 
 A page's digest, which watchers see and files on disk are named by, is made from the tokens and the
 salt. If the salt could be computed from the tenant's name, whoever sees a digest could try prompts until
@@ -28,7 +28,7 @@ class TenantSalts:
         self._key = key or secrets.token_bytes(KEY_BYTES)
 
     def of(self, tenant: str) -> bytes:
-        """What the tenant's salts begin with: HMAC-SHA-256 of its name; b"" for no tenant."""
+        """Return the prefix of a tenant's salts: HMAC-SHA-256 of its name; b"" for no tenant."""
         if not tenant:
             return b""
         return hmac.digest(self._key, b"octavo tenant\0" + tenant.encode(), hashlib.sha256)

@@ -1,1 +1,1 @@
-"""What operators ask of the prefix cache: statistics, explanations of misses, reuse."""
+"""Inspection of the prefix cache for operators: statistics, explanations of misses, reuse."""

@@ -1,4 +1,4 @@
-"""What the latest requests found in the prefix cache, so that somebody may ask later."""
+"""History of the latest requests' lookups in the prefix cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_TOKENS = 1_000_000  # of ended requests: 4 MB
 
 @dataclass(frozen=True, slots=True)
 class LookupRecord:
-    """What one request's prompt found in the cache.
+    """Lookup of one request's prompt in the cache.
 
     num_tokens   of the prompt; num_hit: those that were found
     misses       tokens that were not found, by reason; miss: the first page that was not
@@ -32,7 +32,7 @@ class LookupRecord:
 
 @dataclass(slots=True)
 class HistoryEntry:
-    """One request: its lookup, and its tokens."""
+    """Request in the history: its lookup, and its tokens."""
 
     lookup: LookupRecord
     salt: bytes

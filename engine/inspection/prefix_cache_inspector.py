@@ -19,7 +19,7 @@ from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTotals:
-    """How the cache stands; counts are since the start, in tokens unless named otherwise."""
+    """Totals of the cache; counts are since the start, in tokens unless named otherwise."""
 
     enabled: bool
     page_size: int
@@ -34,7 +34,7 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What a pin keeps, in positions, and the pages of all pins."""
+    """Positions that a pin keeps, and the pages of all pins."""
 
     num_tokens: int
     pinned_pages: int
@@ -90,11 +90,11 @@ class PrefixCacheInspector:
         )
 
     def prefixes(self, salt_prefix: bytes) -> list[ReusedPrefix]:
-        """Those of salts that begin like this."""
+        """Return the prefixes of salts that begin like this."""
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
-        """What a request found, and its tokens; NotFound when it is not among the latest."""
+        """Return the lookup of a request and its tokens; NotFound when it is not among the latest."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(

@@ -1,4 +1,4 @@
-"""Which prefixes were found again and what that saved, as a tree: bounded memory of the latest hits."""
+"""Tree of prefixes that were found again, and what that saved: a bounded memory of the latest hits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReusedPrefix:
 
 
 class ReusedPrefixes:
-    """What the latest hits were; iterating gives copies. A hit costs the same whatever its length,
+    """Memory of the latest hits; iterating gives copies. A hit costs the same whatever its length,
     but for the first of a prefix, whose tokens are kept."""
 
     def __init__(self, page_size: int, *, most_pages: int = MOST_PAGES) -> None:
@@ -87,7 +87,7 @@ class _Node:
 
 
 class ReuseTree:
-    """What some prefixes have in common, drawn once; ``best`` may then be asked often.
+    """Tree of what some prefixes have in common, built once; ``best`` may then be asked often.
 
     preview   tokens that a node shows of its own
     """

@@ -1,1 +1,1 @@
-"""How much memory a model, its pages and its workspace take: budget, sizing, planning. No MLX."""
+"""Memory of a model, its pages and its workspace: budget, sizing, planning. No MLX."""

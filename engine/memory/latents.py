@@ -1,4 +1,4 @@
-"""What latent attention (MLA) saves: pages of latents and rotary keys instead of K and V of every head."""
+"""Pages of latent attention (MLA): latents and rotary keys instead of K and V of every head."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LatentCaches:
 
 
 def latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> LatentCaches | None:
-    """Of the layers that were observed; None where none caches latents, whatever its config.json has, or
-    where that does not say what its heads are."""
+    """Return the latent caches of observed layers; None where none caches latents, whatever its config.json
+    has, or where that does not say what its heads are."""
     flat = text_config(config)
     shape = (flat.get("kv_lora_rank"), flat.get("qk_rope_head_dim"))
     latent = [spec for spec in layers if spec.num_kv_heads == 1 and (spec.head_dim, spec.value_dim) == shape]

@@ -1,4 +1,4 @@
-"""Where a model is, and whether its folder can be read at all. No MLX."""
+"""Location of a model, and a check that its folder can be read. No MLX."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _converted(path: Path) -> Path:
 
 
 def served_name(name: str) -> str:
-    """What clients are told that ``resolve_model(name)`` is, if nobody chose: never a path of this machine.
+    """Return the name of ``resolve_model(name)`` for clients: never a path of this machine.
 
     The name of a folder; the Hugging Face id of a folder in its cache; other names as they are.
     """

@@ -1,6 +1,5 @@
-"""What fits into a memory budget, before a model is served; bytes of pages agree exactly with what the engine
-allocates. No MLX: whoever asks says what the model caches.
-"""
+"""Plan of what fits into a memory budget, before a model is served; bytes of pages equal those that the
+engine allocates. No MLX: whoever asks says what the model caches."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from .state_sizing import draft_state_bytes, plan_states
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
-    """What a model was seen to cache. ``slot_bytes``: of the recurrent state of one sequence;
+    """Caches that a model was observed to keep. ``slot_bytes``: of the recurrent state of one sequence;
     ``snapshot_bytes``: of a snapshot of it."""
 
     layers: tuple[LayerSpec, ...]
@@ -125,7 +124,7 @@ def plan(
 
 
 class _Drafts:
-    """What something else takes that drafts: another model, or the head of the one that is planned."""
+    """Memory of a drafter: another model, or the head of the one that is planned."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class _Drafts:
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
-    """What is read in 16 bits beside such pages."""
+    """Return the window that is read in 16 bits beside such pages."""
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
     return EngineConfig(kv_format=str(pair), **given).residual

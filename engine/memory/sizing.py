@@ -1,4 +1,4 @@
-"""How many pages each group of layers gets out of one budget of bytes. No MLX."""
+"""Sizes of page pools: how one budget of bytes is divided between groups of layers. No MLX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What each group of layers sees, and bytes of a page in each: how a budget becomes pools.
+    """Groups of layers with the bytes of a page in each, from which a budget becomes pools.
 
     groups        of layers
     residual      their residual windows, if there are any: last in what follows
@@ -48,8 +48,8 @@ class Sizing:
 
     @property
     def page_bytes(self) -> int:
-        """Of a page of each group, as long as a sequence has outgrown no window. Residual windows have a few
-        pages a sequence, however long, and are not in it."""
+        """Bytes of a page of each group, as long as a sequence has outgrown no window. Residual windows have
+        a few pages a sequence, however long, and are not in it."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
 
 
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int, keep: int) -> tuple[LayerSpec, ...]:
-    """The same with a window in layers that have none: a token sees ``max_kv_size`` positions, the first
+    """Add a window to layers that have none: a token sees ``max_kv_size`` positions, the first
     ``keep`` of the sequence among them. What mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
     return tuple(
         replace(layer, window=max_kv_size - keep, keep=keep) if layer.window is None else layer
@@ -197,7 +197,7 @@ def num_pages_for(
     max_model_len: int,
     available: int,
 ) -> int:
-    """How many pages the first group's pool gets; the others follow, see ``Sizing.pages``.
+    """Return the number of pages of the first group's pool; the others follow, see ``Sizing.pages``.
 
     ``num_pages`` or ``kv_memory`` decide if given. Otherwise: 2,048 tokens for each running
     sequence or one sequence of the model's full length, whichever is more, within 2 GiB and a

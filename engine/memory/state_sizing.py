@@ -1,4 +1,4 @@
-"""How many slots of recurrent state a model gets. No MLX."""
+"""Number of slots of recurrent state that a model gets. No MLX."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def _turn_pages(config: EngineConfig) -> int:
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:
-    """How many have their K/V and a snapshot in so many bytes; 0 for models without K/V."""
+    """Return how many conversations fit, with K/V and a snapshot, in so many bytes; 0 for models without
+    K/V."""
     if config.num_pages is not None:
         return config.num_pages * config.page_size // TOKENS_PER_SNAPSHOT
     kv_bytes = TOKENS_PER_SNAPSHOT * page_bytes // config.page_size

@@ -1,4 +1,4 @@
-"""Which safetensors files of a folder hold the model's weights. No MLX."""
+"""Safetensors files of a folder that hold the model's weights. No MLX."""
 
 from __future__ import annotations
 

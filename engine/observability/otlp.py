@@ -1,4 +1,4 @@
-"""Where spans and metrics go over OTLP, as OpenTelemetry's variables say, and what sends them."""
+"""OTLP export of spans and metrics, as OpenTelemetry's variables configure it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..api.errors import InvalidConfig
 
 
 def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Where OpenTelemetry's own variables say that ``signal`` ("traces", "metrics") goes over OTLP; None if
+    """Return where OpenTelemetry's own variables send ``signal`` ("traces", "metrics") over OTLP; None if
     they do not say so, or switch it off. InvalidConfig for an exporter or a protocol that is not there."""
     name = signal.upper()
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":

@@ -215,7 +215,7 @@ class Metrics:
         self._rejected.labels(reason).inc()
 
     def set_gauges(self, gauges: Gauges) -> None:
-        """How the engine stands now."""
+        """Set the gauges of the engine as it stands now."""
         self._gauges = gauges
         self._running.set(gauges.num_running)
         self._waiting.set(gauges.num_waiting)
@@ -235,7 +235,7 @@ class Metrics:
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def set_holders(self, counts: Mapping[str, int]) -> None:
-        """What clients and requests hold now, by kind."""
+        """Set how much clients and requests hold now, by kind."""
         for kind, count in counts.items():
             self._holders.labels(kind).set(count)
 
@@ -255,20 +255,20 @@ class Metrics:
 
 
 class Probes(Protocol):
-    """What the HTTP port asks of the server, from its own threads."""
+    """Questions of the HTTP port to the server, from its own threads."""
 
     def gauges(self) -> Gauges: ...
 
     def holders(self) -> Mapping[str, int]:
-        """What clients and requests hold now, by kind."""
+        """Return how much clients and requests hold now, by kind."""
         ...
 
     def alive(self) -> str | None:
-        """Why the process should be restarted; None while it is well."""
+        """Return why the process should be restarted; None while it is well."""
         ...
 
     def ready(self) -> str | None:
-        """Why no requests should be sent here now; None when they may."""
+        """Return why no requests should be sent here now; None when they may."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What each tenant has running and waiting, and has been served: under a bounded number of labels."""
+"""Metrics of tenants: requests running and waiting, and tokens served, under a bounded number of labels."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class TenantMetrics:
         self._loads: Mapping[str, TenantLoad] = {}
 
     def set_loads(self, loads: Mapping[str, TenantLoad]) -> None:
-        """How much each tenant has running and waiting now. They are looked at once: a mapping is replaced
-        when it changes."""
+        """Set how much each tenant has running and waiting now. They are looked at once: a mapping is
+        replaced when it changes."""
         if loads is self._loads:
             return
         self._loads = loads
@@ -59,7 +59,7 @@ class TenantMetrics:
                 gauge.labels(label).set(count)
 
     def count(self, tokens: Mapping[str, TenantTokens]) -> None:
-        """What a step has computed for each tenant."""
+        """Count what a step has computed for each tenant."""
         for tenant, counts in tokens.items():
             label = self._label(tenant)
             for kind, number in counts._asdict().items():

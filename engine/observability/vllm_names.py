@@ -27,14 +27,14 @@ class _Sample:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Of speculative decoding, since the start."""
+    """Counts of speculative decoding, since the start."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     accepted_at: Counter[int] = field(default_factory=Counter)  # by place among a step's drafts
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """One sequence computed so many drafts in a step, of which the first ones held."""
+        """Count the drafts of one sequence in a step, and how many of them were accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.accepted_at.update(range(num_accepted))

@@ -98,7 +98,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     def _saved(self, path: str) -> Path:
-        """Where a client's path leads to."""
+        """Resolve a client's path."""
         folder = self._engine.config.save_dir
         if folder is None:
             raise NotConfigured("this server has no folder to save to; start it with --save-dir")

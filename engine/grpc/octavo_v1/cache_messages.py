@@ -1,4 +1,4 @@
-"""What octavo.v1.Cache says, from what the engine knows, and what it is asked."""
+"""Messages of octavo.v1.Cache, from and to the engine's own types."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REASONS: Mapping[str, pb.MissReason] = {
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
-    """How many are asked for; InvalidRequest outside what is allowed."""
+    """Return how many prefixes are asked for; InvalidRequest outside the allowed range."""
     asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
     if not 0 <= asked <= MAX_PREFIXES:
         raise InvalidRequest(f"num_prefixes must be 0 to {MAX_PREFIXES}, got {asked}")

@@ -191,7 +191,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """How many requests of a stream are being served, and since when there are none."""
+    """Number of a stream's requests that are being served, and since when there are none."""
 
     def __init__(self) -> None:
         self._num_active = 0
@@ -234,7 +234,7 @@ async def _until_idle(
 
 
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
-    """The one response of a request that was refused."""
+    """Make the one response of a request that was refused."""
     return pb.GenerateResponse(
         request_id=request.request_id[:MAX_REQUEST_ID],  # a longer one is what was wrong
         finish_reason=pb.FINISH_REASON_ERROR,

@@ -1,4 +1,4 @@
-"""What octavo.v1 is asked about prompts rather than to continue them: embeddings, and documents' scores."""
+"""Judgements of octavo.v1 about prompts: embeddings, and documents' scores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORDS = ("instruction", "template", "yes", "no")
 
 
 async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-    """One prompt's embedding."""
+    """Embed one prompt."""
     if request.pooling not in _POOLING:
         known = ", ".join(pb.Pooling.keys())
         raise InvalidRequest(f"pooling {request.pooling} is unknown; use one of {known}")

@@ -144,7 +144,7 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 def response_of(delta: Delta, num_generated: Counter[int]) -> pb.GenerateResponse:
-    """One increment; ``num_generated`` counts the request's tokens, by sample.
+    """Make the message of one increment; ``num_generated`` counts the request's tokens, by sample.
 
     Made for every token: setting fields takes half the time of naming them to the constructor."""
     response = pb.GenerateResponse()
@@ -174,7 +174,7 @@ def response_of(delta: Delta, num_generated: Counter[int]) -> pb.GenerateRespons
 
 
 def error_message(error: Exception) -> pb.Error:
-    """What became of one request of a stream, as a call's status would say it."""
+    """Make the error message of one request of a stream, as a call's status would say it."""
     status = status_of(error)
     return pb.Error(code=status.code, message=status.message)
 
@@ -222,7 +222,7 @@ def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs:
 
 
 def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
-    """What is being served. The model's path stays here: it is nobody's business outside."""
+    """Describe the served model. The model's path is not told to clients."""
     return pb.GetModelInfoResponse(
         name=info.name,
         architecture=info.architecture,
@@ -245,7 +245,7 @@ def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInf
 
 
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
-    """How the server stands; ``ready_since`` is a reading of time.monotonic()."""
+    """Describe the state of the server; ``ready_since`` is a reading of time.monotonic()."""
     return pb.GetServerInfoResponse(
         version=octavo.__version__,
         uptime_seconds=time.monotonic() - ready_since,

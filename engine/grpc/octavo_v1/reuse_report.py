@@ -1,4 +1,5 @@
-"""Which prefixes save the most tokens, for GetStats: drawn once in a while, however often it is asked."""
+"""Report of the prefixes that save the most tokens, for GetStats: made once in a while, however often
+asked."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PREVIEW_TOKENS = 24
 
 @dataclass(slots=True)
 class _Report:
-    """One tenant's tree, and the texts of its nodes as far as they were shown."""
+    """Tree of one tenant, and the texts of its nodes as far as they were shown."""
 
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]

@@ -26,7 +26,8 @@ class SnapshotWorker:
         self._thread: threading.Thread | None = None  # while there is something to do, and a little longer
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """What ``call`` returns, or raises. A call that has begun goes on to its end if this is cancelled."""
+        """Return or raise what ``call`` does. A call that has begun goes on to its end if this is
+        cancelled."""
         done: Future[ResultT] = Future()
         with self._lock:
             self._calls.put((done, call))

@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 
 class KvEventStream:
-    """One subscription: what it has sent, and with which numbers."""
+    """Subscription to KV events: what it has sent, and with which numbers."""
 
     def __init__(self, handler: RequestHandler, salt: bytes) -> None:
         self._handler = handler
@@ -167,7 +167,7 @@ class KvEventStream:
 
 
 def _own_pages(snapshot: CachedContents, salt_prefix: bytes) -> list[tuple[Digest, PageContents]]:
-    """Those whose salts begin like this, and whose whole prefix is known, parents before children."""
+    """Return pages whose salts begin like this and whose whole prefix is known, parents before children."""
     own = {digest: page for digest, page in snapshot.pages.items() if page.salt.startswith(salt_prefix)}
     return list(parents_first(own))
 

@@ -1,4 +1,4 @@
-"""What routers want to know of a model's folder: its tokenizer as a zip file, its default sampling."""
+"""Files of a model's folder for routers: its tokenizer as a zip file, its default sampling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same time for all: equal files make eq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What the files of a model say that vLLM's clients ask for.
+    """Facts in the files of a model that vLLM's clients ask for.
 
     architectures   as config.json names them
     sampling        what generation_config.json recommends, under the names of SamplingParams
@@ -41,7 +41,7 @@ class ModelFiles:
 
     @property
     def temperature(self) -> float:
-        """Of requests that leave it open: the model's own, or 1, as in vLLM."""
+        """Temperature of requests that leave it open: the model's own, or 1, as in vLLM."""
         return float(self.sampling.get("temperature", 1.0))
 
     @property
