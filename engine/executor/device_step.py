@@ -10,9 +10,8 @@ import numpy as np
 
 from octavo.kernels.metadata import Ints
 
-from .base import RunOutput
+from .base import RunOutput, with_failures
 from .batch import Batch
-from .failures import with_failures
 from .sampling.device_sampling import FAILED, UNSURE, draw_tokens, draws_of
 from .sampling.logit_rows import Sampler
 from .sampling.sampler import NOT_FINITE, Sampled, SampleState

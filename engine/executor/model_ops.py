@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -20,9 +20,6 @@ from octavo.kernels.channel_weights import Quantized, quantize_as
 from .adapt.output_head import TakeRows
 from .sampling.logit_rows import NumpySampler, Sampler
 
-if TYPE_CHECKING:
-    from .native.modules import Report
-
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
@@ -31,6 +28,35 @@ class Fusion:
 
     set_fused: Callable[[Module, bool], None]
     unfuse: Callable[[Module], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A module with parameters that stays MLX's own, and why."""
+
+    name: str
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Replacements of a model's modules.
+
+    replaced   number of modules made native, by the name of their MLX type
+    kept       the modules with parameters of their own that stay MLX's
+    functions  names of functions of mlx and mlx-lm that run natively from now on
+    merged     how many groups of linear layers became one, by the last parts of their names
+    apart      groups that were not merged, and why
+    num_bytes  bytes of packed weights, which are not among ``model.parameters()`` any more
+    """
+
+    replaced: dict[str, int]
+    kept: tuple[Kept, ...]
+    functions: tuple[str, ...]
+    merged: dict[str, int]
+    apart: tuple[Kept, ...]
+    num_bytes: int
 
 
 class ModelOps(Protocol):

@@ -16,10 +16,9 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
-from .base import Pending, Resolved, RunOutput
+from .base import Pending, Resolved, RunOutput, joined, with_failed_rows
 from .batch import Batch, Wanted, each_once
 from .device_step import DeviceStep
-from .failures import joined, with_failed_rows
 from .forward_outputs import Outputs
 from .mtp.runner import MTPRunner
 from .paged_model import PagedModel

@@ -229,6 +229,27 @@ def test_no_packages_of_engine_import_each_other() -> None:
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
 
 
+def rooms(folder: str) -> dict[str, set[str]]:
+    """Which rooms of a package, its folders and files, each of them imports, also for types alone."""
+    home = ("octavo", *folder.split("/"))
+    arrows: dict[str, set[str]] = {}
+    for path in python_files(folder):
+        room = path.relative_to(ROOT / folder).with_suffix("").parts[0]
+        names = [name.split(".") for name in imported(path)]
+        inside = {
+            name[len(home)] for name in names if tuple(name[: len(home)]) == home and len(name) > len(home)
+        }
+        arrows.setdefault(room, set()).update(inside - {room})
+    return arrows
+
+
+@pytest.mark.parametrize("folder", ["engine/executor", "engine/core"])
+def test_the_rooms_of_a_package_have_an_order(folder: str) -> None:
+    found = rooms(folder)
+    assert len(set().union(*found.values())) > 5
+    assert circle(found) == ()
+
+
 def test_no_modules_import_each_other(tmp_path: Path) -> None:
     """Not inside functions either, where it would work."""
     assert circle(module_arrows(ROOT)) == ()

@@ -35,7 +35,7 @@ from .config_check import check_keys, recorded, watched
 from .rope_check import match_rope
 
 if TYPE_CHECKING:
-    from ..native.modules import Report
+    from ..model_ops import Report
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from .probe_reference import Reference
 from .probe_steps import probe_cache
 
 if TYPE_CHECKING:
-    from ..native.modules import Report
+    from ..model_ops import Report
 
 log = logging.getLogger(__name__)
 

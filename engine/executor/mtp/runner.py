@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..base import RunOutput
+from ..base import RunOutput, with_failures
 from ..batch import Batch, Wanted
-from ..failures import with_failures
 from ..paged_model import PagedModel
 from ..sampling.logit_rows import Sampler
 from ..sampling.sampler import SampleState

@@ -17,7 +17,7 @@ from octavo.kernels import _ext
 from octavo.kernels.channel_weights import BITS, Quantized
 
 from ..adapt.output_head import TakeRows
-from ..model_ops import Fusion, parameter_bytes
+from ..model_ops import Fusion, Report, parameter_bytes
 from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
 from .activations import originals
@@ -25,7 +25,6 @@ from .comparison import recorded
 from .mapped import map_safetensors
 from .merged import observe
 from .modules import (
-    Report,
     multiplications,
     packed_bytes,
     replace_modules,

@@ -18,6 +18,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from octavo.kernels import _ext
 
+from ..model_ops import Kept, Report
 from . import linear as native
 from . import rope
 from .activations import FLOATS, replace_activations
@@ -33,35 +34,6 @@ from .norms import (
 )
 
 NOTHING = Observed()
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A module with parameters that stays MLX's own, and why."""
-
-    name: str
-    type: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Replacements of a model's modules.
-
-    replaced   number of modules made native, by the name of their MLX type
-    kept       the modules with parameters of their own that stay MLX's
-    functions  names of functions of mlx and mlx-lm that run natively from now on
-    merged     how many groups of linear layers became one, by the last parts of their names
-    apart      groups that were not merged, and why
-    num_bytes  bytes of packed weights, which are not among ``model.parameters()`` any more
-    """
-
-    replaced: dict[str, int]
-    kept: tuple[Kept, ...]
-    functions: tuple[str, ...]
-    merged: dict[str, int]
-    apart: tuple[Kept, ...]
-    num_bytes: int
 
 
 def replace_modules(
