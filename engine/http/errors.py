@@ -84,7 +84,10 @@ def message_error_body(error: Exception) -> dict[str, Any]:
     """Return the error as the Anthropic API gives it."""
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": text_of(error)}, "request_id": None}
+    text = text_of(error)
+    if isinstance(error, RequestTooLong):  # the words by which Claude Code knows that it must compact
+        text = f"prompt is too long: {text}"
+    return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .messages_types import ContentBlock, CountRequest, InputMessage, MessageFields, MessagesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, prepare_turn
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, one_system_message, prepare_turn
 
+_BILLING = "x-anthropic-billing-header"  # a text of Claude Code for Anthropic's server alone, new each time
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 
@@ -72,7 +73,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
     choice = request.tool_choice
     return await prepare_turn(
         services,
-        ChatPrompt(list(_conversation(request)), variables=variables),
+        ChatPrompt(_edited(request, one_system_message(_conversation(request))), variables=variables),
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),
@@ -110,12 +111,27 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
 
 def _conversation(request: MessageFields) -> Iterator[dict[str, Any]]:
     """Messages in the form of the OpenAI API, which chat templates take."""
-    if request.system:
-        yield {"role": "system", "content": _texts(request.system, "system", "\n\n")}
+    if isinstance(request.system, str):
+        system = request.system
+    else:
+        blocks = [block for block in request.system or () if not (block.text or "").startswith(_BILLING)]
+        system = _texts(blocks, "system", "\n\n")
+    if system:
+        yield {"role": "system", "content": system}
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
     for index, message in enumerate(request.messages):
         yield from _messages(message, f"messages[{index}]")
+
+
+def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages after the edits of ``context_management``."""
+    edits = request.context_management.edits if request.context_management is not None else None
+    for edit in edits or ():
+        if (kept := edit.kept_turns) is not None:
+            for message in [each for each in messages if "reasoning_content" in each][:-kept]:
+                del message["reasoning_content"]
+    return messages
 
 
 def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:

@@ -84,6 +84,34 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
+class ContextEdit(RequestModel):
+    """An edit of ``context_management``. ``keep``: "all", or how many turns keep their thinking."""
+
+    type: str
+    keep: str | dict[str, Any] | None = None
+
+    @property
+    def kept_turns(self) -> int | None:
+        """Latest turns that keep their thinking; None: all. FieldError for an edit that is not served."""
+        if self.type == "clear_thinking_20251015" and self.keep in (None, "all"):
+            return 1 if self.keep is None else None
+        if self.type == "clear_thinking_20251015" and isinstance(self.keep, dict):
+            value = self.keep.get("value")
+            if self.keep.get("type") == "thinking_turns" and type(value) is int and value > 0:
+                return value
+        raise FieldError(
+            "context_management",
+            "context_management.edits must be clear_thinking_20251015, keeping all or a positive number of "
+            f"thinking_turns, got {self.type!r:.60} keeping {self.keep!r:.60}; leave others out",
+        )
+
+
+class ContextManagement(RequestModel):
+    """``context_management``."""
+
+    edits: list[ContextEdit] | None = None
+
+
 class MessageFields(RequestModel):
     """Fields that messages and the counting of their tokens share."""
 
@@ -94,6 +122,7 @@ class MessageFields(RequestModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
 
 

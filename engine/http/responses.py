@@ -17,7 +17,7 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, prepare_turn
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, one_system_message, prepare_turn
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -47,9 +47,9 @@ async def _turn(services: Services, request: ResponsesRequest) -> Turn:
     params = SamplingParams(**given, max_tokens=request.max_output_tokens, structured=_structured(request))
     return await prepare_turn(
         services,
-        ChatPrompt(_conversation(request), variables=variables),
+        ChatPrompt(one_system_message(_conversation(request)), variables=variables),
         params,
-        tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
+        tools=[_tool(*each) for each in _functions(request.tools)],
         choice=_choice(request.tool_choice),
         is_parallel=request.parallel_tool_calls is not False,
     )
@@ -78,16 +78,32 @@ def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] |
     return choice
 
 
-def _tool(index: int, tool: FunctionTool) -> dict[str, Any]:
+def _functions(
+    tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
+) -> Iterator[tuple[FunctionTool, str | None]]:
+    """Yield functions, each with its namespace. FieldError for tools that the client does not execute."""
+    for index, tool in enumerate(tools or ()):
+        here = f"{where}[{index}]"
+        if tool.type == "namespace" and namespace is None and tool.name:
+            yield from _functions(tool.tools, f"{here}.tools", tool.name)
+        elif tool.type == "function":
+            yield tool, namespace
+        else:
+            raise FieldError(
+                f"{here}.type",
+                f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; tools of '
+                "the server's own are not served, so switch it off in the client",
+            )
+
+
+def _full_name(name: str | None, namespace: str | None) -> str | None:
+    """Return the name under which the model knows a function."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
     """A tool in the form of chat completions."""
-    if tool.type != "function":
-        raise FieldError(
-            f"tools[{index}].type",
-            f'tools[{index}].type must be "function" here, got {tool.type!r:.60}; tools of the '
-            "server's own are "
-            "not served",
-        )
-    function = {"name": tool.name}
+    function: dict[str, Any] = {"name": _full_name(tool.name, namespace)}
     for field in ("description", "parameters", "strict"):
         if (value := getattr(tool, field)) is not None:
             function[field] = value
@@ -133,7 +149,7 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
                 )
             return role, {"content": _text(item.content, f"{where}.content")}
         case "function_call":
-            function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+            function = {"name": _full_name(item.name, item.namespace), "arguments": item.arguments or "{}"}
             call = {"id": item.call_id or "", "type": "function", "function": function}
             return "assistant", {"content": "", "tool_calls": [call]}
         case "function_call_output":
@@ -187,6 +203,11 @@ class _Answer:
         self._name = name
         self._created = int(time.time())
         self._ids: dict[int, str] = {}  # of items, by block
+        self._namespaces = {
+            _full_name(tool.name, space): {"name": tool.name, "namespace": space}
+            for tool, space in _functions(request.tools)
+            if space is not None
+        }
         self._sequence = 0
 
     async def whole(self, exchange: Exchange) -> None:
@@ -242,7 +263,7 @@ class _Answer:
                 yield f"response.{stem}.done", {**part, "text": block.text, **more}
                 yield "response.content_part.done", {**part, "part": _part(block.kind, block.text)}
             elif block.is_whole:
-                done = {**here, "name": block.name, "arguments": block.text}
+                done = {**here, **self._named(block), "arguments": block.text}
                 yield "response.function_call_arguments.done", done
             item = self._item(block, self._status_of(block))
             yield "response.output_item.done", {"output_index": block.index, "item": item}
@@ -266,9 +287,12 @@ class _Answer:
                 if ENCRYPTED in (self._request.include or ()):
                     item["encrypted_content"] = _encoded(block.text)
                 return item
-        return item | {
-            "type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text,
-        }  # fmt: skip
+        item |= {"type": "function_call", "call_id": block.call_id, "arguments": block.text}
+        return item | self._named(block)
+
+    def _named(self, block: Block) -> dict[str, Any]:
+        """Return the name of a call, and its namespace if it has one."""
+        return self._namespaces.get(block.name, {"name": block.name})
 
     def _response(self, items: list[dict[str, Any]], status: str | None = None) -> dict[str, Any]:
         request, answer = self._request, self._answer

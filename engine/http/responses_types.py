@@ -29,6 +29,7 @@ class InputItem(RequestModel):
     phase: str | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
@@ -36,13 +37,14 @@ class InputItem(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    """A function that the client executes."""
+    """A function that the client executes, or a namespace of such functions (``tools``)."""
 
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    tools: list[FunctionTool] | None = None
 
 
 class TextFormat(JsonSchemaFormat):
@@ -95,6 +97,7 @@ class ResponsesRequest(RequestModel):
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+    client_metadata: dict[str, str] | None = None  # labels of Codex
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

@@ -44,6 +44,22 @@ class Turn:
         return self.use.reader(self.services.handler.engine.tokenizer, self.prompt_ids)
 
 
+def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with one system message, at the start, where alone many templates take it. Later ones
+    become text of the user's message before them, or a message of the user."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        role, content = message["role"], message["content"]
+        if role == "system" and any(each["role"] != "system" for each in found):
+            role, content = "user", f"<system-reminder>\n{content}\n</system-reminder>"
+        if role == last.get("role") and role in ("system", "user"):
+            last["content"] += f"\n\n{content}"
+        else:
+            found.append({**message, "role": role, "content": content})
+    return found
+
+
 async def prepare_turn(
     services: Services,
     chat: ChatPrompt,

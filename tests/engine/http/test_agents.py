@@ -10,6 +10,7 @@ import anthropic
 import openai
 import pytest
 
+from http_served import demo_http
 from octavo.engine.api.outputs import FinishReason
 from scripted import PLAIN_TEMPLATE, Scripted, scripted
 
@@ -187,6 +188,46 @@ async def test_a_whole_message_of_anthropics_api(model: Scripted) -> None:
     assert (await message(model)).content[0].text == "Yes"
 
 
+async def test_a_request_of_claude_code_is_served(model: Scripted) -> None:
+    model.says("</think>Yes")
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.317;"}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+    turns = [
+        *USER,
+        {"role": "system", "content": "Agents: none."},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": "Where?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "Köln"}]},
+        {"role": "system", "content": "Time: 12."},
+    ]
+    asks = {
+        "messages": turns,
+        "system": [billing, {"type": "text", "text": "Be brief."}],
+        "tools": [CLAUDE_TOOL],
+    }
+    said = await message(model, **asks, extra_body={"context_management": edits})
+    assert said.content[0].text == "Yes"
+    reminders = "\n\n<system-reminder>\n{}\n</system-reminder>\n"
+    assert model.prompt.partition("</tools>\n")[2] == (
+        f"<system>Be brief.\n<user>Weather?{reminders.format('Agents: none.')}"
+        f"<assistant>Where?\n<user>Köln{reminders.format('Time: 12.')}<assistant><think>\n"
+    )
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("all", "ab"), (1, "b"), (2, "ab"), (None, "b")])
+async def test_earlier_thinking_is_cleared_on_request(keep: Any, kept: str) -> None:
+    turns = []
+    for thought in "ab":
+        block = {"type": "thinking", "thinking": thought, "signature": "x"}
+        turns += [*USER, {"role": "assistant", "content": [block, {"type": "text", "text": "?"}]}]
+    value = {"type": "thinking_turns", "value": keep} if isinstance(keep, int) else keep
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": value}]}
+    async with scripted("{% for m in messages %}{{ m.reasoning_content }}{% endfor %}") as model:
+        model.says("x")
+        await message(model, messages=[*turns, *USER], extra_body={"context_management": edits})
+        assert model.prompt == kept
+
+
 async def test_a_stream_of_anthropics_api(model: Scripted) -> None:
     model.says(ANSWER)
     kinds = []
@@ -238,6 +279,7 @@ async def test_choices_of_anthropics_api_become_constraints(model: Scripted) -> 
         ({"tool_choice": {"type": "sometimes"}, "tools": [CLAUDE_TOOL]}, "tool_choice.type"),
         ({"thinking": {"type": "deeply"}}, "thinking.type"),
         ({"extra_body": {"temperature": 101}}, "temperature"),
+        ({"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}}, "edits"),
         ({"extra_body": {"mcp_servers": []}}, "mcp_servers"),
     ],
 )
@@ -254,6 +296,14 @@ async def test_other_errors_have_anthropics_form(model: Scripted) -> None:
         await message(model, model="claude")
     body: Any = caught.value.body
     assert body["error"]["type"] == "not_found_error"
+
+
+async def test_a_message_that_is_too_long_is_told_in_anthropics_words() -> None:
+    async with demo_http(max_model_len=64) as served:
+        long = [{"role": "user", "content": "Hugo " * 100}]
+        reply = await served.post("/v1/messages", {"messages": long, "max_tokens": 1})
+        assert reply.status == 400
+        assert reply.json["error"]["message"].startswith("prompt is too long: ")
 
 
 async def test_a_whole_response(model: Scripted) -> None:
@@ -301,6 +351,33 @@ async def test_a_stream_of_a_response(model: Scripted) -> None:
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     for kind in ("reasoning_text", "output_text", "function_call_arguments", "output_item", "content_part"):
         assert f"response.{kind}.done" in kinds
+
+
+async def test_a_request_of_codex_is_served(model: Scripted) -> None:
+    inner = {"type": "function", "name": "close", "parameters": SCHEMA}
+    space = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [inner]}
+    model.says('</think><tool_call>\n{"name": "agents.close", "arguments": {"city": "x"}}\n</tool_call>')
+    items: list[Any] = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "You are Codex."}]},
+        {"role": "developer", "content": [{"type": "input_text", "text": "Skills: none."}]},
+        *USER,
+        {"type": "function_call", "call_id": "c1", "name": "close", "namespace": "agents", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "closed"},
+        {"role": "developer", "content": [{"type": "input_text", "text": "Hurry."}]},
+    ]
+    response = await model.openai.responses.create(
+        model="fake", input=items, tools=[space], extra_body={"client_metadata": {"turn_id": "1"}}
+    )
+    [call] = response.output
+    assert call.type == "function_call"
+    assert (call.name, call.namespace, call.arguments) == ("close", "agents", '{"city": "x"}')
+    tools, _, turns = model.prompt.partition("</tools>\n")
+    assert '"name": "agents.close"' in tools
+    assert turns == (
+        "<system>You are Codex.\n\nSkills: none.\n<user>Weather?\n<assistant><tool_call>\n"
+        '{"name": "agents.close", "arguments": {}}\n</tool_call>\n<tool>closed\n'
+        "<user><system-reminder>\nHurry.\n</system-reminder>\n<assistant><think>\n"
+    )
 
 
 @pytest.mark.parametrize(
