@@ -1,4 +1,4 @@
-"""Which attention backend runs, chosen once at start, and why."""
+"""Choice of the attention backend, made once at start, with its reason."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
 
 
 def _whole(codes: mx.array, dtype: mx.Dtype) -> mx.array:
-    """As integers; 0 for NaN, of which each machine makes another integer."""
+    """Convert to integers; 0 for NaN, of which each machine makes another integer."""
     return mx.where(mx.isnan(codes), 0, codes).astype(dtype)
 
 
@@ -95,8 +95,8 @@ BITS = {"w8a8": 8, "w4a8": 4}
 
 
 def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-    """Of one array of floats, or of the codes, scales and biases of MLX's affine format, in as many bits and
-    such groups: what they stand for, in the type of the scales."""
+    """Quantize one array of floats, or the codes, scales and biases of MLX's affine format, in as many bits
+    and such groups: what they stand for, in the type of the scales."""
     if len(arrays) == 1:
         return QUANTIZE[kind](arrays[0], group_size)
     codes, scales, biases = arrays

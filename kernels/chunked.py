@@ -14,7 +14,7 @@ from .metadata import AttentionMetadata, GroupMetadata, Ints
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """The same step, of sequences that are chunks: ``chunk`` positions, whole pages."""
+    """Cut a step into sequences that are chunks: ``chunk`` positions, whole pages."""
     if (metadata.positions < chunk).all():
         return metadata
     number, row_sequences = metadata.positions // chunk, metadata.row_sequences

@@ -60,7 +60,7 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """The same layers, with the window and the kept positions that are read in 16 bits. Layers with a
+    """Return the same layers with the window and the kept positions that are read in 16 bits. Layers with a
     window of their own keep what they keep."""
     window = spec.window(page_size)
     return tuple(

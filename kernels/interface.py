@@ -1,4 +1,4 @@
-"""What the engine may ask of an attention backend, and nothing more.
+"""Interface between the engine and an attention backend.
 
 The engine decides; a backend stores K/V in pages and attends over them. A new page
 format, kernel or device lives below this line and touches nothing above it.
@@ -64,7 +64,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendOptions:
-    """How attention weighs what it sees.
+    """Options of attention: how it weighs what it sees.
 
     scale     multiplies a query's dot products
     sinks     [Hq]  one more logit per query head in the softmax's denominator
@@ -180,7 +180,7 @@ class KVPool(PageStorage, PagedKVCache, Protocol):
 
 
 class AttentionBackend(Protocol):
-    """One device's kernels. ``name`` is for people: "reference", "cpu" or "metal"."""
+    """Kernels of one device. ``name`` is for people: "reference", "cpu" or "metal"."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What callers of ``PagedKVCache.attend`` may add to logits: checked once, for every backend."""
+"""Masks that callers of ``PagedKVCache.attend`` may add to logits: checked once, for every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of attention as flat arrays: everything a kernel may know about the schedule.
+"""Metadata of one step of attention, as flat arrays: everything a kernel may know about the schedule.
 
 Built once per step on the host, used by every layer ("plan once, run per layer").
 This module imports NumPy only, so that the control plane can build and test batches
@@ -18,7 +18,7 @@ Ints = NDArray[np.int32]
 
 
 class GroupMetadata(NamedTuple):
-    """Where the rows of a step lie in the pages of one group of layers.
+    """Places of a step's rows in the pages of one group of layers.
 
     slots       [T]     where each row's K/V goes: ``page * page_size + offset``
     page_table  [B, P]  pages of sequence b; entries past its last page are 0, never read
@@ -33,7 +33,7 @@ class GroupMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMetadata:
-    """Where the recurrent states of a step lie. A sequence whose first row is at position 0 has none yet:
+    """Slots of a step's recurrent states. A sequence whose first row is at position 0 has none yet:
     what its slot holds is somebody else's.
 
     slots      [B]     the slot of each sequence: its state before the step, and after it
@@ -124,7 +124,7 @@ class AttentionMetadata(StepRows):
         )
 
     def select(self, groups: Iterable[int]) -> AttentionMetadata:
-        """The same step with these of its groups alone, in this order."""
+        """Return the same step with these of its groups alone, in this order."""
         return replace(self, groups=tuple(self.groups[index] for index in groups))
 
     def only_group(self) -> GroupMetadata:

@@ -14,7 +14,7 @@ _REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
 
 
 def wrong_mlx() -> str | None:
-    """What is wrong and the remedy, on one line; None if all is well, or nothing is known of a package."""
+    """Describe a wrong version of MLX and the remedy, on one line; None if all is well or unknown."""
     try:
         pinned = pinned_version(importlib.metadata.requires("octavo") or ())
         installed = importlib.metadata.version("mlx")

@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Where one layer lies in a page: ``span`` of its bytes, ``head_bytes`` for each KV head."""
+    """Place of one layer in a page: ``span`` of its bytes, ``head_bytes`` for each KV head."""
 
     layer: LayerSpec
     span: slice
@@ -31,7 +31,7 @@ class LayerBytes:
 
 
 def layer_bytes(spec: PoolSpec) -> list[LayerBytes]:
-    """Where each layer lies in a page."""
+    """Return the place of each layer in a page."""
     places, start = [], 0
     for layer in spec.layers:
         size = replace(spec, layers=(layer,)).page_bytes

@@ -16,7 +16,7 @@ GateKind = Literal["ready", "softplus", "bounded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGates:
-    """How a decay g and beta come from a layer's a and b, in float32.
+    """Formulas of a decay g and beta from a layer's a and b, in float32.
 
     ready     g = a, beta = b
     softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
@@ -37,7 +37,8 @@ READY = DeltaGates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdParameters:
-    """Of a Mamba-2 layer, [H] each; steps softplus(dt + dt_bias) are kept within [lowest, highest]."""
+    """Parameters of a Mamba-2 layer, [H] each; steps softplus(dt + dt_bias) are kept within [lowest,
+    highest]."""
 
     A_log: mx.array
     dt_bias: mx.array
@@ -64,7 +65,7 @@ class RecurrentKernels(Protocol):
     """
 
     def arrays(self, step: StateSegments) -> Any:
-        """Of a step that was checked against the pool: kernels write wherever it says."""
+        """Make the arrays of a step that was checked against the pool: kernels write wherever it says."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -81,7 +82,7 @@ class RecurrentKernels(Protocol):
         ...
 
     def state_capture(self) -> StateCapture | None:
-        """What captures steps as programs; None where nothing does."""
+        """Capture of steps as programs; None where there is none."""
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:
@@ -146,7 +147,7 @@ class RecurrentKernels(Protocol):
 
 
 class RareRecurrentKernels(Protocol):
-    """Those of recurrences that few models have; pools and steps are those of ``RecurrentKernels``."""
+    """Kernels of recurrences that few models have; pools and steps are those of ``RecurrentKernels``."""
 
     def takes_lightning(self, key_dim: int, value_dim: int) -> bool: ...
 

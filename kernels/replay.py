@@ -1,4 +1,4 @@
-"""What a KV cache offers to whoever captures a step once and runs it again with other values.
+"""Interface of a KV cache for capturing a step once and running it again with other values.
 
 Steps of decodes repeat: the same shapes, other numbers in them. Where everything that a cache's part of
 a step takes from its metadata reaches the graph through arrays, the graph can be kept as a program.
@@ -32,13 +32,13 @@ class Programs(Protocol):
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
-        """What computes ``outputs`` from int32 arrays that are ``filled`` in each run and ``fixed`` ones;
-        ValueError names what cannot be captured."""
+        """Capture a program that computes ``outputs`` from int32 arrays that are ``filled`` in each run and
+        ``fixed`` ones; ValueError names what cannot be captured."""
         ...
 
 
 class ReplayablePool(Protocol):
-    """One pool of a KV cache whose steps depend on arrays only, once their shapes are given."""
+    """Pool of a KV cache whose steps depend on arrays only, once their shapes are given."""
 
     def step_values(self) -> list[Ints]:
         """The indices and flags of the step that has begun, where NumPy holds them."""
@@ -46,7 +46,7 @@ class ReplayablePool(Protocol):
 
     @property
     def step_shape(self) -> tuple[int, ...]:
-        """What tells apart steps whose ``step_values`` have other shapes."""
+        """Return a key that differs between steps whose ``step_values`` have different shapes."""
         ...
 
     def packed_values(self) -> list[Ints]:
@@ -55,7 +55,7 @@ class ReplayablePool(Protocol):
         ...
 
     def step_inputs(self) -> list[mx.array]:
-        """The same as arrays of MLX's, in that order, then the pages of every layer."""
+        """Return the step's values as MLX arrays, in that order, then the pages of every layer."""
         ...
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
@@ -65,9 +65,9 @@ class ReplayablePool(Protocol):
     def pending(self) -> list[mx.array]: ...
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """What a replayed graph gave in the place of ``pending()``."""
+        """Bind the arrays that a replayed graph gave in the place of ``pending()``."""
         ...
 
     def programs(self) -> Programs:
-        """What captures programs of steps of one model."""
+        """Capture of programs for the steps of one model."""
         ...

@@ -31,7 +31,7 @@ _COARSE_BITS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualSpec:
-    """What stays in 16 bits of a sequence whose pages are quantized.
+    """Pages of a sequence that stay in 16 bits while the others are quantized.
 
     sink_pages       its first pages (attention sinks)
     residual_pages   its last pages, the one being written included
@@ -55,7 +55,7 @@ RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 
 
 def default_residual_pages(*formats: str) -> int:
-    """How many of a sequence's last pages are read in 16 bits where nobody says otherwise: two, if one of
+    """Return the default number of a sequence's last pages that are read in 16 bits: two, if one of
     the page formats (of K, of V) stores a value in five bits or less; else none."""
     dim = 128  # a usual one: other row lengths change a value's part of a scale a little
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)

@@ -57,7 +57,8 @@ class ResidualCache(Generic[Pool]):
         self.residual.write(layer, keys, values)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Of each row's sequence, every position from the pages that the row's query reads it from."""
+        """Gather, for each row's sequence, every position from the pages that the row's query reads it
+        from."""
         import mlx.core as mx
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]

@@ -1,4 +1,4 @@
-"""One step of recurrent layers as flat arrays: which rows continue which states.
+"""Segments of one step of recurrent layers, as flat arrays: which rows continue which states.
 
 Like ``metadata.py``: built once per step on the host, used by every layer, NumPy only.
 """

@@ -1,4 +1,4 @@
-"""What a query sees of its sequence: the last ``window`` positions, its own included, and the first ``keep``.
+"""Visibility: a query sees the last ``window`` positions, its own included, and the first ``keep``.
 
 ``block_manager/spec.py`` has the same arithmetic for pages, since neither may import the other: a test holds
 them together. Oracles and self-tests have their own, on purpose.
@@ -22,6 +22,6 @@ def window_start(positions: Ints | int, window: Ints | int) -> Ints:
 
 
 def visible(queries: mx.array, keys: mx.array, window: int | None, keep: int) -> mx.array:
-    """Which keys queries see, both by their positions; bool, of the shapes broadcast."""
+    """Return which keys queries see, both by their positions; bool, of the shapes broadcast."""
     causal = keys <= queries
     return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

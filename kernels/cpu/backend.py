@@ -143,7 +143,7 @@ class CpuPool:
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """As ``PagedKVCache.gather``, in the dtype of the keys last written."""
+        """Gather, like ``PagedKVCache.gather``, in the dtype of the keys last written."""
         counts = np.diff(self.step_values()[1])
         rows = mx.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         keys, values = self.gather_sequences(layer)
@@ -245,12 +245,12 @@ class CpuPool:
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
-        """Of one layer, as the kernels take them."""
+        """Return the pages of one layer, as the kernels take them."""
         return self._layouts[layer], self._layers[layer]
 
     @property
     def step(self) -> CpuStep:
-        """The one that has begun."""
+        """Step that has begun."""
         if self._step is None:
             *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))

@@ -30,7 +30,8 @@ class StateArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> StateArrays:
-        """Of a step that was checked against the pool: kernels stop the process at indices outside of it."""
+        """Make the arrays of a step that was checked against the pool: kernels stop the process at indices
+        outside of it."""
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 

@@ -1,4 +1,4 @@
-"""What every page format promises: how one row of K or V is stored, byte for byte."""
+"""Interface of page formats: how one row of K or V is stored, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FP16 = np.float32(65504)
 
 
 class PageFormat(ABC):
-    """One *row* is one position of one KV head: ``head_dim`` values of K, or of V.
+    """Format of stored rows. A *row* is one position of one KV head: ``head_dim`` values of K, or of V.
 
     A stored row is ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales``
     [..., scales_per_row] of ``scale_dtype``; a page of one head is all its codes, then all
@@ -53,7 +53,7 @@ class PageFormat(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for people: codes, scale, rotation."""
+        """Describe the format in one line for people: codes, scale, rotation."""
 
     def rotates(self, head_dim: int) -> bool:
         """Whether pools store the Hadamard rotation of the row instead of the row."""

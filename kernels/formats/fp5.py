@@ -39,8 +39,8 @@ smallest relative RMS error on Gaussian, Laplace and outlier rows of 64 and 128 
 
 @register
 class FP5(PageFormat):
-    """With a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded,
-    the upper byte b of twice h's bits is the largest E5M3 number at or below h: E5M3 is fp16 without
+    """Five-bit format. With a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly
+    rounded, the upper byte b of twice h's bits is the largest E5M3 number at or below h: E5M3 is fp16 without
     its sign and its seven lowest bits. For each step in STEPS a candidate scale s is the number of byte
     min(max(b, 1) + step, 247).
 

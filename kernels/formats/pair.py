@@ -13,7 +13,7 @@ class FormatPair:
     v: str
 
     def __str__(self) -> str:
-        """One name where they agree, such as fp4, else both, such as int8/fp4."""
+        """Return one name where both agree, such as fp4, else both, such as int8/fp4."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 

@@ -44,7 +44,7 @@ class StoredPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What ``PagedAttention.partials`` computes.
+    """Results of ``PagedAttention.partials``.
 
     items       [4 * M]  (row, row of the table, first tile, end tile) of each part; of tiles of rows instead
                 (first row, rows, row of the table, first part), a part for each row
@@ -70,7 +70,7 @@ class Parts:
         return len(self.plan)
 
     def inputs(self) -> dict[str, mx.array]:
-        """What a kernel reads of each row's sequence; ``items`` are cut as it has them."""
+        """Inputs that a kernel reads of each row's sequence; ``items`` are cut as it has them."""
         of_rows = {"positions": self.positions, "page_table": self.page_table}
         return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 
@@ -115,7 +115,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Layer:
-    """What launches for one layer share from step to step.
+    """State that launches for one layer share from step to step.
 
     options   what they were put together for; ``fixed`` are its inputs on the device
     kernels   by kind, once launched
@@ -317,7 +317,7 @@ def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """One threadgroup per item and KV head."""
+    """Launch decode attention: one threadgroup per item and KV head."""
     threads = 32 * config.decode_simdgroups
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -327,7 +327,7 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
 
 
 def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """One threadgroup per tile and KV head."""
+    """Launch chunk attention: one threadgroup per tile and KV head."""
     threads = 32 * CHUNK_SIMDGROUPS
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -357,7 +357,7 @@ def device_params(scale: float, softcap: float | None) -> mx.array:
 
 
 def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
-    """One float32 per query head, padded for the device."""
+    """Make an array of one float32 per query head, padded for the device."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
     return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

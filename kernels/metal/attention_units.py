@@ -31,7 +31,7 @@ CHUNK_BYTES = 28672
 
 
 def chunk_parts(layer: LayerSpec) -> int:
-    """How many simdgroups share 8 rows of a chunk: their queries and sums are registers."""
+    """Number of simdgroups that share 8 rows of a chunk: their queries and sums are registers."""
     return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
 
 
@@ -42,7 +42,7 @@ def chunk_tokens(layer: LayerSpec, group: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig(PageReaderConfig):
-    """What an attention kernel is compiled for.
+    """Parameters that an attention kernel is compiled for.
 
     group     query heads per KV head
     """
@@ -180,7 +180,7 @@ class AttentionConfig(PageReaderConfig):
         split: bool,
         more: tuple[str, ...] = (),
     ) -> KernelSource:
-        """Of a kernel that reads pages; ``more``: inputs that it alone has."""
+        """Make the unit of a kernel that reads pages; ``more``: inputs that it alone has."""
         inputs = self._inputs(plan) + more
         if split:  # sinks join at the end, once
             inputs = tuple(name for name in inputs if name != "sinks")
@@ -196,8 +196,8 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Of all that a unit may depend on, only what joining splits does: layers of other windows, pages and
-        formats have the same one."""
+        """Make the unit that joins splits, by what joining depends on only: layers of other windows, pages
+        and formats have the same one."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}

@@ -41,8 +41,8 @@ class MetalBackend:
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Where kernels may write their inputs, as states are written in place, and a self-test passes, which
-        runs when they are first asked for."""
+        """Return the recurrent kernels if kernels may write their inputs, as states are written in place, and
+        a self-test passes, which runs when they are first asked for."""
         if not self._writes_in_place:
             return None
         if not self._asked_for_recurrences:

@@ -111,7 +111,7 @@ class InPlacePool(MetalPool):
         self._last[layer] = read
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """As every write: after the last kernel on the pages, before the next."""
+        """Copy pages, like every write after the last kernel on them and before the next."""
         for layer in range(len(self._spec.layers)):
             parts = super()._pages(layer).inputs()
             self._last[layer] = copy_pages(self._library, self._spec, layer, parts, self._last[layer], pairs)
@@ -121,7 +121,7 @@ class InPlacePool(MetalPool):
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
     def _writer(self, key_dim: int, value_dim: int) -> Kernel:
-        """What stores rows, put together once."""
+        """Kernel that stores rows, put together once."""
         if (key_dim, value_dim) not in self._writers:
             unit = write_unit(*self._formats, key_dim, value_dim)
             self._writers[key_dim, value_dim] = self._library.kernel(unit)

@@ -32,8 +32,8 @@ def may_hold_latents(layer: LayerSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """What a kernel over latents is compiled for: ``head_dim`` of the layer is theirs, and ``value_dim`` that
-    of rotary keys.
+    """Parameters that a kernel over latents is compiled for: ``head_dim`` of the layer is theirs, and
+    ``value_dim`` that of rotary keys.
 
     num_heads  query heads
     """
@@ -46,8 +46,8 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Of a threadgroup: twice as many where a token has rows for them, so that latents are read half as
-        often."""
+        """Number of simdgroups of a threadgroup: twice as many where a token has rows for them, so that
+        latents are read half as often."""
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property

@@ -28,7 +28,7 @@ ALL_TILES = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """What a step launches.
+    """Launches of a step.
 
     whole   [N, 8]  items of rows whose outputs are written at once, see sources/latent.metal
     split   [M, 8]  items of splits, M = 0 where there are none
@@ -54,7 +54,8 @@ def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
 
 
 def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
-    """With ``rows`` of tokens and heads in a tile. A row's splits depend on its own sequence alone."""
+    """Plan the launches of a step, with ``rows`` of tokens and heads in a tile. A row's splits depend on its
+    own sequence alone."""
     counts = np.diff(metadata.q_start)
     sequences = np.flatnonzero(counts == 1).astype(np.int32)
     alone = metadata.q_start[sequences]
@@ -188,7 +189,8 @@ class LatentAttention:
     def partials(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
-        """As ``PagedAttention.partials``, of latents: values [M, Hq, R], still rotated as these are."""
+        """Compute partial results over latents, like ``PagedAttention.partials``: values [M, Hq, R], still
+        rotated as these are."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
         config = self._configured(
             spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
@@ -291,7 +293,7 @@ class LatentAttention:
 
 
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """One threadgroup per item."""
+    """Launch one threadgroup per item."""
     threads = 32 * config.simdgroups
     return Launch(
         grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered

@@ -1,4 +1,4 @@
-"""One call for every kernel, whoever compiles it.
+"""Launch of every kernel by one call, on any compiler.
 
 ``compile_kernel`` is ``mx.fast.metal_kernel`` or anything with its parameters; what it returns is
 called as MLX's kernels are, and gives MLX arrays.
@@ -77,7 +77,7 @@ class KernelLibrary:
     _kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def kernel(self, unit: KernelSource) -> Kernel:
-        """Of this unit, compiled when it is first launched."""
+        """Return the kernel of this unit, compiled when it is first launched."""
         if unit.name not in self._kernels:
             compiled = self.compile_kernel(
                 name=unit.name,
@@ -97,7 +97,7 @@ class KernelLibrary:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the units that were asked for so far."""
+        """Names of the units that were asked for so far."""
         return frozenset(self._kernels)
 
 

@@ -1,4 +1,4 @@
-"""What every kernel that attends over pages is compiled for: pages, what queries see, and tiles."""
+"""Parameters of every kernel that attends over pages: pages, what queries see, and tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of a step launch, decided on the host once per step: flat int32 arrays.
+"""Plan of the launches for a step's rows, made on the host once per step: flat int32 arrays.
 
 Rows of sequences with one row go to the decode kernel, all others, tile by tile, to the chunk
 kernel. Long rows are split over their keys. Every choice depends on the row's own sequence
@@ -50,14 +50,15 @@ def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
 
 
 def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
-    """Of queries that see positions from ``low`` on, and the first ``keep``."""
+    """Return the tiles of queries that see positions from ``low`` on, and the first ``keep``."""
     end = positions // DECODE_TILE + 1
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 
 
 def num_splits(tiles: Ints) -> Ints:
-    """Of rows that read so many tiles. It depends on nothing else, and so do a row's bits."""
+    """Return the number of splits of rows that read so many tiles. It depends on nothing else, nor do a row's
+    bits."""
     fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
     return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 
@@ -117,7 +118,7 @@ def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]
 
 
 def restore_order(*rows: Ints) -> Ints | None:
-    """Where each row of the step lies in the outputs put one after the other; None: in place."""
+    """Return the place of each row of the step in the concatenated outputs; None: in place."""
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order

@@ -106,7 +106,7 @@ class MetalPool(ReferencePool):
 
 
 def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
-    """One simdgroup per row; outputs of ``layout`` (width, dtype) for each row, then storable."""
+    """Launch one simdgroup per row; outputs of ``layout`` (width, dtype) for each row, then storable."""
     threads = 32 * NUM_SIMDGROUPS
     outputs = tuple(((count, width), dtype) for width, dtype in layout)
     return Launch(

@@ -35,7 +35,7 @@ class SegmentArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> SegmentArrays:
-        """Of a step that was checked against the pool: kernels write wherever it says."""
+        """Make the arrays of a step that was checked against the pool: kernels write wherever it says."""
         kept = step.checkpoints[step.checkpoints[:, 0] >= 0]
         kept = kept[np.argsort(kept[:, 0], kind="stable")]
         used = step.segments[step.segments[:, 1] > 0]
@@ -95,7 +95,7 @@ class MetalRecurrences:
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """As ``cpu.recurrent.gated_delta``."""
+        """Compute the gated delta rule, like ``cpu.recurrent.gated_delta``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=q.shape[1], height=height, width=width)
         vector = a.ndim == 3
@@ -140,7 +140,7 @@ class MetalRecurrences:
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """As ``cpu.recurrent.ssd``."""
+        """Compute the state-space dual, like ``cpu.recurrent.ssd``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=B.shape[1], height=height, width=width)
         num_rows = x.shape[0]
@@ -179,7 +179,7 @@ class MetalRecurrences:
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """As ``cpu.recurrent.causal_conv``, of two taps or more."""
+        """Compute a causal convolution, like ``cpu.recurrent.causal_conv``, of two taps or more."""
         taps, channels = weight.shape
         if taps < 2:
             raise ValueError(f"a convolution must have two taps or more for the Metal kernels, got {taps}")
@@ -228,7 +228,7 @@ class MetalRecurrences:
 
 
 def _wide(array: mx.array) -> mx.array:
-    """With at least 8 elements, as every input of a kernel."""
+    """Pad to at least 8 elements, like every input of a kernel."""
     missing = MIN_ELEMENTS - array.size
     return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))
 

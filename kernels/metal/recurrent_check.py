@@ -27,7 +27,7 @@ Check = Callable[[MetalRecurrences, np.random.Generator], tuple[list[mx.array], 
 
 
 def recurrent_problem(library: KernelLibrary) -> str | None:
-    """What is wrong with them, for people; None: nothing."""
+    """Describe what is wrong with the kernels, for people; None: nothing."""
     kernels = MetalRecurrences(library)
     for name, check in (("delta rule", _delta), ("SSD", _ssd), ("convolution", _conv)):
         try:

@@ -35,7 +35,7 @@ _LOWEST = -1e30  # of the sources: below every logit
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What rows read of one kind of pages.
+    """Reads of one kind of pages by a step's rows.
 
     items   [4 * M]  for the kernel; none if ``count``, M, is 0
     plan    [M, 4]   the same on the host
@@ -80,12 +80,12 @@ class _Kind:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Which rows see any of them. All residual pages end with the row's own position."""
+        """Mask of rows that see any of them. All residual pages end with the row's own position."""
         return self.positions >= (0 if self.seen_since is None else self.seen_since)
 
     @property
     def tiles(self) -> Ints:
-        """How many tiles of 32 keys each row reads."""
+        """Number of tiles of 32 keys that each row reads."""
         if self.seen_since is None:
             return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for -1
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
@@ -93,8 +93,8 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """What queries of a layer see, as in LayerSpec, and the window of what they read of the residual pages.
-    ``keep``: first positions that they read of these."""
+    """Positions that queries of a layer see, as in LayerSpec, and the window that they read of the residual
+    pages. ``keep``: first positions that they read of these."""
 
     window: int | None
     residual: int
@@ -147,7 +147,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self._order = None if order is None else mx.array(order)
 
     def _step(self, layer: int) -> _Step:
-        """What rows read in this layer, worked out once for all that are alike."""
+        """Plan what rows read in this layer, once for all layers that are alike."""
         reach = self._reaches[layer]
         if reach not in self._steps:
             if self._metadata is None:
@@ -180,7 +180,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         route: _Route,
         options: AttendOptions,
     ) -> mx.array:
-        """Of the rows of one route, float32 [R, Hq, Dv]."""
+        """Attend for the rows of one route, float32 [R, Hq, Dv]."""
         spec, rotary = self.quantized.spec.layers[layer], options.rotary
         heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
@@ -224,9 +224,9 @@ def _exp2(x: mx.array) -> mx.array:
 
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
-    """What each row reads: quantized pages up to where its residual pages begin, these, and before them the
-    kept pages. A page of which some positions are kept is read of both kinds. In layers with a window, pages
-    before it are in the tables, too; none of them is read."""
+    """Plan what each row reads: quantized pages up to where its residual pages begin, these, and before them
+    the kept pages. A page of which some positions are kept is read of both kinds. In layers with a window,
+    pages before it are in the tables, too; none of them is read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None
@@ -266,7 +266,7 @@ def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
 
 
 def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
-    """How rows are divided where a tile has so many tokens."""
+    """Divide rows where a tile has so many tokens."""
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
     # Rows of a sequence whose quantized pages end alike have the same tables of both kinds, of which later

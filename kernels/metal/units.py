@@ -30,7 +30,7 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Where a page format's Metal code is: a struct in the last of ``files``. ``tile_bytes``: of a value
+    """Place of a page format's Metal code: a struct in the last of ``files``. ``tile_bytes``: of a value
     in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
     value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where
     it is 1 (or codes are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
@@ -59,7 +59,7 @@ METAL_FORMATS = tuple(_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel, ready to compile. Equal names mean equal text."""
+    """Source of one kernel, ready to compile. Equal names mean equal text."""
 
     name: str
     input_names: tuple[str, ...]
@@ -100,7 +100,7 @@ def row_lanes(dim: int) -> int:
 
 
 def loads_in_flight(fmt: PageFormat, dim: int) -> int:
-    """How many of a tile's loads decode issues before it uses the first: 8 registers' worth."""
+    """Number of a tile's loads that decode issues before it uses the first: 8 registers' worth."""
     return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 

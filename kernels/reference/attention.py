@@ -34,7 +34,7 @@ class EqualRows:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """What ``PagedKVCache.attend`` was given besides: a mask [T, 1 or Hq, L]."""
+    """Bias of logits that ``PagedKVCache.attend`` was given: a mask [T, 1 or Hq, L]."""
 
     mask: mx.array | None = None
 

@@ -68,7 +68,7 @@ class ReferencePool:
         self._plan(metadata)
 
     def _plan(self, metadata: AttentionMetadata) -> None:
-        """What attention needs of a checked step: here, its sequences by length."""
+        """Return what attention needs of a checked step: its sequences by length."""
         self._groups, order = group_sequences(metadata)
         self._restore_order = mx.array(order)
 
@@ -179,7 +179,7 @@ class ReferencePool:
         return self._codecs[0].format.rotates(self._spec.layers[layer].head_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """As ``PagedKVCache.gather``, in the dtypes of the keys and values last written."""
+        """Gather, like ``PagedKVCache.gather``, in the dtypes of the keys and values last written."""
         rows = mx.array(self._step.row_sequences)
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]

@@ -1,4 +1,4 @@
-"""What the reference backend's page formats share: how codes are packed, and their interface."""
+"""Packing of codes, and the interface of the reference backend's page formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """One format on MLX arrays. ``layout(D)`` gives (width, dtype) of each stored part."""
+    """Codec of one format on MLX arrays. ``layout(D)`` gives (width, dtype) of each stored part."""
 
     format: PageFormat
 

@@ -1,1 +1,1 @@
-"""What is right: a float64 oracle of paged attention, and the self-test of backends against it."""
+"""Verification: a float64 oracle of paged attention, and the self-test of backends against it."""

@@ -108,7 +108,7 @@ class StoredPart:
 
 @dataclass(slots=True)
 class OracleLayer:
-    """One layer's pages and its attention."""
+    """Pages of one layer, and its attention."""
 
     spec: LayerSpec
     page_size: int
@@ -131,7 +131,7 @@ class OracleLayer:
         softcap: float | None = None,
         mask: NDArray[Any] | None = None,
     ) -> Float64s:
-        """As ``PagedKVCache.attend``, in float64."""
+        """Attend in float64, like ``PagedKVCache.attend``."""
         out = np.empty((*queries.shape[:2], self.spec.value_dim))
         for b, length in enumerate(metadata.kv_len):
             rows = slice(metadata.q_start[b], metadata.q_start[b + 1])

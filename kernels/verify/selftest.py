@@ -27,7 +27,7 @@ _SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # (positions before the step, 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestResult:
-    """One check. ``max_error`` is relative to the largest value of the truth."""
+    """Result of one check. ``max_error`` is relative to the largest value of the truth."""
 
     name: str
     max_error: float
@@ -147,7 +147,7 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
 
 
 def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """One row over enough earlier ones that backends may divide them among threads."""
+    """Check one row over enough earlier ones that backends may divide them among threads."""
     rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))

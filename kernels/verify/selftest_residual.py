@@ -18,7 +18,7 @@ from .oracle_residual import Parts, attend_residual
 def attend_over_residual(
     backend: AttentionBackend, spec: PoolSpec, steps: Sequence[AttentionMetadata]
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """What comes out of the last step [T, 2 * Hkv, D], and the truth.
+    """Return the last step's output [T, 2 * Hkv, D], and the truth.
 
     Queries read their sequence's first page and their own in 16 bits. The residual page of page p is
     page p + 1 of its pool, and that of the last one 0. Raises ValueError if the backend cannot do that.
@@ -64,7 +64,7 @@ def _parts(spec: PoolSpec, name: str) -> Parts:
 
 
 def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
-    """Where the rows of the step lie in the residual pages."""
+    """Return the places of the step's rows in the residual pages."""
     num_slots, group = np.int32(num_pages * pages.page_size), pages.only_group()
     moved = GroupMetadata(
         slots=(group.slots + np.int32(pages.page_size)) % num_slots,
