@@ -90,13 +90,13 @@ STORES = (
     # rows in registers
     bug(
         "ties of E2M1 go to the odd code",
-        "count<_CMP_GE_OQ>(code, magnitude, seven_halves)",
-        "count<_CMP_GT_OQ>(code, magnitude, seven_halves)",
+        "(magnitude > scale * 2.5f) + (magnitude >= scale * 3.5f)",
+        "(magnitude > scale * 2.5f) + (magnitude > scale * 3.5f)",
     ),
     bug(
         "one finite value makes a row finite",
-        "finite = _mm256_movemask_ps(all) == 0xff;",
-        "finite = _mm256_movemask_ps(all) != 0;",
+        "finite &= magnitude <= kLargest;",
+        "finite |= magnitude <= kLargest;",
     ),
 )
 

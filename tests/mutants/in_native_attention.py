@@ -50,8 +50,8 @@ ATTENTION = (
     ),
     bug(
         "codes of groups keep what made them unsigned",
-        "_mm256_set1_epi32(-kShift<Code>)",
-        "_mm256_set1_epi32(1 - kShift<Code>)",
+        "_mm256_set1_epi32(-Nvfp4::kLargestValue)",
+        "_mm256_set1_epi32(1 - Nvfp4::kLargestValue)",
     ),
     bug(
         "both stretches of a tile have the first one's weights",
@@ -63,7 +63,6 @@ ATTENTION = (
         "_mm256_sub_epi8(_mm256_castps_si256(odd)",
         "_mm256_sub_epi32(_mm256_castps_si256(odd)",
     ),
-    bug("biases are those of the chunk before", "kChunks == 2 ? 3 : 1", "1"),
 )
 
 GROUPS = (
@@ -75,8 +74,8 @@ GROUPS = (
     ),
     bug(
         "few rows multiply without the start of their sums",
-        "if constexpr (Code::kOffset != 0 || kOwnFactors<Code>)\n",
-        "if constexpr (Code::kOffset != 0 && !kOwnFactors<Code>)\n",
+        "add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(queries.sums[at])),",
+        "add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(kMagicBits)),",
     ),
     bug(
         "queries do not fit a byte",
@@ -84,14 +83,14 @@ GROUPS = (
         "factor = 0.5f * with_zeros(largest / float(queries.kLargest));",
     ),
     bug(
-        "the bytes of a group's second block are those of its first",
-        "_mm512_shuffle_i32x4(bytes, bytes, 0xf5)",
-        "_mm512_shuffle_i32x4(bytes, bytes, 0xa0)",
+        "even and odd groups take turns in none of the vectors",
+        "return set / 2 * 2 * kGroups + 2 * i + set % 2;",
+        "return set * kGroups + i;",
     ),
     bug(
         "rounding errors of a group's weights are lost",
         "fixed[quad] = _mm512_sub_epi32(rounded, before);",
-        "fixed[quad] = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[batch][quad], to_fixed));",
+        "fixed[quad] = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[b][quad], to_fixed));",
     ),
 )
 

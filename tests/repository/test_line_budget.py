@@ -32,10 +32,10 @@ BUDGETS = {
     "engine/tokenizer": 1_000,
     "kernels": 8_600,
     "kernels/csrc": 100,  # module.cpp
-    "kernels/csrc/attention": 8_250,
+    "kernels/csrc/attention": 6_950,
     "kernels/csrc/linear": 6_250,
     "kernels/csrc/ops": 1_600,
-    "kernels/csrc/pages": 1_850,
+    "kernels/csrc/pages": 1_500,
     "kernels/csrc/program": 1_100,
     "kernels/csrc/recurrent": 2_000,
     "kernels/csrc/runtime": 1_250,

@@ -8,6 +8,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+// Blocks between what is computed and what is prefetched, where a tile of K and V would fill the L1.
+constexpr int kDistance = 2;
+
 // A block that comes soon, K or V, prefetched bit by bit while another is computed: all at once, its lines
 // would wait for each other, and other loads behind them.
 struct Ahead {
@@ -31,9 +34,9 @@ struct Ahead {
   }
 
   // The part-th of `parts` parts.
-  OCTAVO_INLINE void prefetch_part(const Ahead& ahead, int part, int parts) {
-    const int64_t size = ahead.bytes / parts;
-    for (int64_t i = 0; i < size; i += 64) ahead.prefetch_byte(part * size + i);
+  __attribute__((always_inline)) void prefetch_part(int part, int parts) const {
+    const int64_t size = bytes / parts;
+    for (int64_t i = 0; i < size; i += 64) prefetch_byte(part * size + i);
   }
   __attribute__((always_inline)) void prefetch_line(int line) const { prefetch_byte(int64_t{64} * line); }
 

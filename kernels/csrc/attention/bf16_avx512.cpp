@@ -20,9 +20,6 @@ OCTAVO_INLINE __m512bh broadcast2(const void* from) {
 
 int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 
-constexpr int kDistance =
-    2;  // blocks between what is loaded and what is prefetched: a tile of K and V would fill the L1
-
 // ---- queries: rows of padded_dim bf16 values, zeros past dim ----
 
 size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 2; }
@@ -62,7 +59,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     const Ahead ahead(layout, tile, b, kDistance);
     const int parts = int((row_bytes + 63) / 64);
     for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 16 * kBlocks) {
-      Ahead::prefetch_part(ahead, int(byte / 64), parts);
+      ahead.prefetch_part(int(byte / 64), parts);
       const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2);
       const __mmask32 valid = ~uint32_t(0) >> (32 - count);
       __m512i rows[16];
@@ -115,8 +112,6 @@ void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m5
     score_blocks<kRows, 2>(queries + size_t(at) * dim, dim, panel, scores + size_t(at) * kTileTokens);
   });
 }
-
-constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
 
 // A few rows over K as it is transposed, without a panel: the same products in the same order.
 template <int kRows>
@@ -192,7 +187,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     const uint32_t visible = tile.mask(b);
     const Ahead ahead(layout, tile, kBlocks + b, kDistance);
     for (int pair = 0; pair < 8; ++pair) {
-      Ahead::prefetch_part(ahead, pair, 8);
+      ahead.prefetch_part(pair, 8);
       __m512i* to = panel + size_t(8 * b + pair) * num_vectors;
       for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 2) {
         const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2), at = 2 * pair * row_bytes + byte;
@@ -273,7 +268,7 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
 #pragma GCC unroll 4
         for (int c = 0; c < kVecs / 2; ++c) {
-          if (vector == 0) Ahead::prefetch_part(ahead, pair * kVecs / 2 + c, 4 * kVecs);
+          if (vector == 0) ahead.prefetch_part(pair * kVecs / 2 + c, 4 * kVecs);
           const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + 64 * c);
           const __m512i second = _mm512_maskz_loadu_epi16(second_valid, from + row_bytes + 64 * c);
           const __m512bh low = (__m512bh)_mm512_unpacklo_epi16(first, second);
@@ -316,7 +311,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   uint32_t blocks = 0;
   for (int b = 0; b < kBlocks; ++b) blocks |= uint32_t(tile.blocks[b].base != nullptr) << b;
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panel + size_t(width) * kTileTokens * 2 / 64);
-  round_weights(weights, num_rows * kTileTokens, rounded);
+  round_to_bf16(weights, num_rows * kTileTokens, rounded);
   if (const DirectValues direct = direct_values(layout.v.dim, num_rows))
     return direct(layout, tile, rounded, accumulators);
   load_values(layout, tile, panel);

@@ -25,24 +25,9 @@ int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 
 size_t query_bytes(int dim, int num_rows) { return size_t(padded_rows(num_rows)) * dim * 2; }
 
-// A row's values as bf16, each kTimes.
-template <int kTimes>
-OCTAVO_INLINE void round_queries(const float* row, int dim, uint16_t* to) {
-  for (int d = 0; d < dim; d += 16, to += 16 * kTimes) {
-    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(row + d));
-    if constexpr (kTimes == 1) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
-    } else {
-      const __m512i words = _mm512_cvtepu16_epi32(rounded);
-      _mm512_storeu_si512(to, _mm512_or_si512(words, _mm512_slli_epi32(words, 16)));
-    }
-  }
-}
-
-template <int kTimes>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
-  const int values = dim * kTimes, steps = values / kStepValues;
+  const int steps = dim / kStepValues;
   alignas(64) float row[kMaxDim];
   alignas(64) uint16_t rows[kRows][kMaxDim];
   uint16_t* to = static_cast<uint16_t*>(memory);
@@ -50,11 +35,11 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
     for (int i = 0; i < kRows; ++i) {
       const int r = first + i;
       if (r >= num_rows) {
-        std::memset(rows[i], 0, size_t(values) * 2);
+        std::memset(rows[i], 0, size_t(dim) * 2);
         continue;
       }
       load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
-      round_queries<kTimes>(row, dim, rows[i]);
+      round_to_bf16(row, dim, rows[i]);
     }
     for (int step = 0; step < steps; ++step, to += kTileValues) {
       __m512i lines[16];
@@ -227,12 +212,10 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   const int dim = layout.v.dim, parts = dim / kStepValues;
   __m512i* const panels = static_cast<__m512i*>(scratch);
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panels + kPanelParts * kPanelVectors);
-  round_weights(weights, num_rows * kTileTokens, rounded);
+  round_to_bf16(weights, num_rows * kTileTokens, rounded);
   const Values values(layout, tile);
-  if (const DirectValues direct = direct_values(num_rows, parts)) {
-    const FlushedToZero flushed;
-    return direct(values, rounded, parts, width(dim), accumulators);
-  }
+  if (const DirectValues direct = direct_values(num_rows, parts))
+    return flushed_to_zero([&] { direct(values, rounded, parts, width(dim), accumulators); });
   const int64_t stride = width(dim) * int64_t(sizeof(float));
   amx::WeightedSum sum(num_rows);
   for (int part = 0; part < parts; part += kPanelParts) {
@@ -255,9 +238,8 @@ bool has_tiles(const AttendArgs& args, const RowFormat& format) {
 
 }  // namespace
 
-const KeySide bf16_tile_keys = {query_bytes, key_panel_bytes, load_queries<1>, score};
-const KeySide bf16_tile_keys_twice = {query_bytes, key_panel_bytes, load_queries<2>, score};
-const ValueSide bf16_tile_values = {width, value_panel_bytes, accumulate, to_natural};
+static const KeySide bf16_tile_keys = {query_bytes, key_panel_bytes, load_queries, score};
+static const ValueSide bf16_tile_values = {width, value_panel_bytes, accumulate, to_natural};
 
 const KeySide* tiled_keys(const AttendArgs& args) {
   return has_tiles(args, args.layout.k) ? &bf16_tile_keys : nullptr;

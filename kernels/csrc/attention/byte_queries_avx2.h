@@ -10,14 +10,14 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kLargestByte = 127;
+constexpr int kLargestByte = 127, kLargestWord = 32767;  // of fixed point
 
 // The largest magnitude of a row; NaNs do not count.
 inline float largest_of(const float* row, int dim) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   __m256 top = _mm256_setzero_ps();
   for (int d = 0; d < dim; d += 8) top = _mm256_max_ps(_mm256_andnot_ps(sign, _mm256_loadu_ps(row + d)), top);
-  return largest_lane(top);
+  return octavo::largest_lane((Vec)top);
 }
 
 // `dim` elements as integers in [-limit, limit], and what `limit` stands for.

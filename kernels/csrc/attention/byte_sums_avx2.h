@@ -39,9 +39,7 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
         for (int r = 0; r < kRows; ++r) {
           const __m256i weight = of_rows.pair(r, b * kPairs / 2 + pair, j);
 #pragma GCC unroll 2
-          for (int i = 0; i < 2; ++i)
-            if constexpr (Code::kUnsigned) add_products(sums[r * kVectors + j + i], bytes[i], weight);
-            else add_products(sums[r * kVectors + j + i], weight, bytes[i]);
+          for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
         }
       }
       from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);

@@ -25,10 +25,10 @@ OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint3
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
     scaled[i] = _mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales + 8 * i));
-  const float top =
-      largest_lane(_mm256_max_ps(_mm256_max_ps(scaled[0], scaled[1]), _mm256_max_ps(scaled[2], scaled[3])));
-  const float sum =
-      sum_lanes(_mm256_add_ps(_mm256_add_ps(scaled[0], scaled[1]), _mm256_add_ps(scaled[2], scaled[3])));
+  const float top = octavo::largest_lane(
+      (Vec)_mm256_max_ps(_mm256_max_ps(scaled[0], scaled[1]), _mm256_max_ps(scaled[2], scaled[3])));
+  const float sum = octavo::sum_lanes(
+      (Vec)_mm256_add_ps(_mm256_add_ps(scaled[0], scaled[1]), _mm256_add_ps(scaled[2], scaled[3])));
   const float unit = std::max(top * (1 / kLargestWeight), sum * (1 / kLargestSum<Code>));
   const __m256 to_fixed = _mm256_set1_ps(unit > 1e-33f ? 1 / unit : 0.0f);
   __m256 running = _mm256_setzero_ps();

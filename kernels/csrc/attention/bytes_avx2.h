@@ -6,20 +6,6 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectRows = 4;  // up to so many rows expand codes themselves; more share a panel
-
-OCTAVO_INLINE float sum_lanes(__m256 x) {
-  __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-}
-
-OCTAVO_INLINE float largest_lane(__m256 x) {
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-}
-
 // The value is in a register here: nothing that uses it comes before, no copy in memory takes its place.
 OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
 
@@ -62,7 +48,6 @@ struct ByteLookup {
  private:
   template <int kHigh>
   __attribute__((always_inline)) __m256i look_up(__m256i codes, __m256i planes) const {
-    if constexpr (Code::kUnsigned && kShift == 0) return codes;
     const __m256i values = _mm256_shuffle_epi8(table, codes);
     if constexpr (!Code::kPlanes) return values;
     constexpr uint64_t kBits = kEach == 1 ? 0x4010040140100401 : 0x4040101004040101;

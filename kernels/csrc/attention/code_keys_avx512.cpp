@@ -1,7 +1,7 @@
 // Scores over pages of codes (attention/codes_avx512.h).
 //
 //   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kOffset
-//            then, of codes with scales by groups, [groups][4 blocks] scales (and biases: [groups][2][4])
+//            then, of codes with scales by groups, [groups][4 blocks] scales
 #include <algorithm>
 #include <type_traits>
 
@@ -15,8 +15,7 @@ namespace {
 
 template <class Code>
 size_t key_panel_bytes(int dim) {
-  return size_t(dim) * kTileTokens +
-         (Code::kGroup > 0 ? size_t(num_groups<Code>(dim)) * 2 * kBlocks * 64 : 0);
+  return size_t(dim) * kTileTokens + (Code::kGroup > 0 ? size_t(num_steps<Code>(dim)) * kBlocks * 64 : 0);
 }
 
 template <class Code>
@@ -49,10 +48,7 @@ template <class Code>
 OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, const __m512i* planes,
                                  int word, __m512i (&to)[kPerWord<Code>]) {
   if constexpr (Code::kBits == 8) {
-    to[0] = Code::kAffine ? codes : _mm512_xor_si512(codes, _mm512_set1_epi8(char(0x80)));
-  } else if constexpr (Code::kAffine) {
-    to[0] = low_nibbles(codes);
-    to[1] = high_nibbles(codes);
+    to[0] = _mm512_xor_si512(codes, _mm512_set1_epi8(char(0x80)));
   } else {
     __m512i spread = codes;
     if constexpr (Code::kPlanes) {  // byte word % 4 of each lane, four times
@@ -68,7 +64,7 @@ OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, c
 template <class Code>
 void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const KeyLookup<Code> lookup;
-  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
+  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_steps<Code>(dim);
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
@@ -82,7 +78,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
     if constexpr (Code::kGroup > 0) {
       __m512* const scales = reinterpret_cast<__m512*>(panel + size_t(dim) * kBlocks / 4) + b;
-      load_group_scales<Code>(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, kBlocks);
+      load_group_scales(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, kBlocks);
     }
     for (int word = 0; word < num_words; word += 16) {
       __m512i columns[16];
@@ -174,105 +170,67 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
   }
 }
 
-// Where a row of queries over codes with groups begins.
-template <class Code>
-struct QueryRow {
-  const float *factors, *group_sums;
-  const int32_t* starts;
-
-  QueryRow(const Queries<Code>& queries, int row, int dim)
-      : factors(queries.factors + size_t(row) * num_factors<Code>(dim)),
-        group_sums(queries.group_sums + (Code::kAffine ? size_t(row) * num_groups<Code>(dim) : 0)),
-        starts(queries.sums + size_t(row) * num_steps<Code>(dim)) {}
-
-  // total += products of a step that began with its start, by the scales of 16 positions; after the last step
-  // of a group of affine codes, the group's sum by biases, which lie `to_bias` further on
-  __attribute__((always_inline)) void add(int step, __m512i high, __m512i low, const __m512* scales,
-                                          int to_bias, __m512& total) const {
-    constexpr int kSteps = Code::kGroup / kStep<Code>;  // of a group
-    __m512 product;
-    if constexpr (kOwnFactors<Code>) {
-      const __m512 factor = _mm512_set1_ps(factors[step]), magic = _mm512_set1_ps(-kMagic * factors[step]);
-      product = _mm512_fmadd_ps(_mm512_castsi512_ps(high), factor, magic);
-    } else {
-      product = _mm512_cvtepi32_ps(join_parts<Code>(high, low));
-    }
-    total = _mm512_fmadd_ps(product, *scales, total);
-    if (Code::kAffine && step % kSteps == kSteps - 1)
-      total = _mm512_fmadd_ps(_mm512_set1_ps(group_sums[step / kSteps]), scales[to_bias], total);
-  }
-  __m512 finish(__m512 total) const {
-    return kOwnFactors<Code> ? total : _mm512_mul_ps(total, _mm512_set1_ps(*factors));
-  }
-};
+// total += products of a step that began with its start, by its factor and the scales of 16 positions.
+OCTAVO_INLINE void add_step(__m512i products, float factor, __m512 scales, __m512& total) {
+  const __m512 product = _mm512_fmadd_ps(_mm512_castsi512_ps(products), _mm512_set1_ps(factor),
+                                         _mm512_set1_ps(-kMagic * factor));
+  total = _mm512_fmadd_ps(product, scales, total);
+}
 
 // The same where groups of dims have scales of their own.
 template <class Code, int kRows>
 OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
                                 float* scores) {
-  constexpr int kQuads = kStep<Code> / 4, kPer = Code::kAffine ? 2 : 1, kSteps = Code::kGroup / kStep<Code>;
+  constexpr int kQuads = Code::kGroup / 4;
   const int steps = num_steps<Code>(dim);
   const __m512* scales = reinterpret_cast<const __m512*>(panel + size_t(dim) * kBlocks / 4);
-  const int8_t* from = queries.bytes + size_t(first) * Code::kParts * dim;
+  const int8_t* from = queries.bytes + size_t(first) * dim;
   __m512 total[kRows][kBlocks];
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) total[r][b] = _mm512_setzero_ps();
 #pragma GCC unroll 1
-  for (int step = 0; step < steps; ++step, from += kStep<Code>, panel += kQuads * kBlocks) {
-    __m512i high[kRows][kBlocks], low[kRows][kBlocks];
+  for (int step = 0; step < steps;
+       ++step, from += Code::kGroup, panel += kQuads * kBlocks, scales += kBlocks) {
+    __m512i sums[kRows][kBlocks], none[kRows][kBlocks];
 #pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r) {
-      const QueryRow<Code> row(queries, first + r, dim);
-      const __m512i start = _mm512_set1_epi32(row.starts[step]);
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) {
-        low[r][b] = start;
-        high[r][b] = Code::kParts == 2 ? _mm512_setzero_si512() : start;
-      }
-    }
-    add_quads<Code, kRows>(from, dim, panel, kQuads, high, low);
-#pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r) {
-      const QueryRow<Code> row(queries, first + r, dim);
+    for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b)
-        row.add(step, high[r][b], low[r][b], scales + b, kBlocks, total[r][b]);
-    }
-    if (step % kSteps == kSteps - 1) scales += kPer * kBlocks;
+        sums[r][b] = _mm512_set1_epi32(queries.sums[size_t(first + r) * steps + step]);
+    add_quads<Code, kRows>(from, dim, panel, kQuads, sums, none);
+#pragma GCC unroll 3
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b)
+        add_step(sums[r][b], queries.factors[size_t(first + r) * steps + step], scales[b], total[r][b]);
   }
 #pragma GCC unroll 3
-  for (int r = 0; r < kRows; ++r) {
-    const QueryRow<Code> row(queries, first + r, dim);
-    float* const to = scores + size_t(first + r) * kTileTokens;
+  for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(to + 16 * b, row.finish(total[r][b]));
-  }
+    for (int b = 0; b < kBlocks; ++b)
+      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b, total[r][b]);
 }
-
-constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
-constexpr int kDistance = 8;    // blocks between what is read and what is prefetched
 
 // A few rows over K as it is transposed, without a panel: the same integers, and the same floats of them.
 template <class Code, int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, float* scores) {
-  constexpr int kStepWords = kStep<Code> * Code::kBits / 32;
-  constexpr int kPer = Code::kAffine ? 2 : 1;
+  constexpr int kStepWords = Code::kGroup * Code::kBits / 32;
   const KeyLookup<Code> lookup;
-  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_groups<Code>(dim);
+  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_steps<Code>(dim);
   __m512i planes[kMaxDim / 32];
-  __m512 scales[Code::kGroup > 0 ? kPer * kMaxDim / std::max(1, Code::kGroup) : 1];
+  __m512 scales[Code::kGroup > 0 ? kMaxDim / std::max(1, Code::kGroup) : 1];
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     const uint8_t* const of_rows = k_scale(layout, block.base, block.offset);
-    const Ahead ahead(layout, tile, b + kDistance);
+    const Ahead ahead(layout, tile, b + 2 * kBlocks);
     if (next.base != nullptr) prefetch(k_scale(layout, next.base, next.offset), 16 * layout.k.scale_bytes);
     load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
     if constexpr (Code::kGroup > 0)
-      load_group_scales<Code>(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, 1);
+      load_group_scales(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, 1);
     else scales[0] = load_row_scales<Code>(of_rows, layout.k.scale_bytes, tile.mask(b));
     __m512i high[kRows], low[kRows];
     __m512 total[kRows];
@@ -298,15 +256,13 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
           }
         if constexpr (Code::kGroup > 0) {
           if ((i + 1) % kStepWords != 0) continue;
-          const int step = (word + i) / kStepWords, g = step * kStep<Code> / Code::kGroup;
+          const int step = (word + i) / kStepWords;
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            const QueryRow<Code> row(queries, r, dim);
-            __m512i& last = Code::kParts == 2 ? low[r] : high[r];
-            if constexpr (Code::kOffset != 0 || kOwnFactors<Code>)
-              last = _mm512_add_epi32(last, _mm512_set1_epi32(row.starts[step]));
-            row.add(step, high[r], low[r], scales + g * kPer, 1, total[r]);
-            high[r] = low[r] = _mm512_setzero_si512();
+            const int at = r * groups + step;
+            add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(queries.sums[at])), queries.factors[at],
+                     scales[step], total[r]);
+            high[r] = _mm512_setzero_si512();
           }
         }
       }
@@ -315,7 +271,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
     for (int r = 0; r < kRows; ++r) {
       float* const to = scores + r * kTileTokens + 16 * b;
       if constexpr (Code::kGroup > 0) {
-        _mm512_storeu_ps(to, QueryRow<Code>(queries, r, dim).finish(total[r]));
+        _mm512_storeu_ps(to, total[r]);
       } else {
         const __m512 factor = _mm512_set1_ps(queries.factors[r]);
         const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
@@ -340,11 +296,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   }
   load_keys<Code>(layout, tile, panel);
   if constexpr (Code::kGroup > 0) {
-    const auto body = [&]<int kRows>(int row) {
-      score_groups<Code, kRows>(queries, row, dim, panel, scores);
-    };
-    if constexpr (Code::kParts == 1) for_row_blocks(num_rows, body);
-    else for_pairs_of_rows(num_rows, body);
+    for_row_blocks(num_rows,
+                   [&]<int kRows>(int row) { score_groups<Code, kRows>(queries, row, dim, panel, scores); });
   } else {
     __m512 scales[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
@@ -361,6 +314,11 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   }
 }
 
+// Integer products of a row, less what the offset adds, stay within 32 bits.
+constexpr int kMostInt8Dims = 512;
+static_assert(int64_t(Queries<Int8>::kLargest) * 127 * kMostInt8Dims <= INT32_MAX);
+static_assert(int64_t(Queries<Fp5>::kLargest) * Fp5::kOffset * kMaxDim <= INT32_MAX);
+
 template <class Code>
 constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_queries<Code>, score<Code>};
 
@@ -373,11 +331,8 @@ const KeySide* code_keys(const AttendArgs& args) {
     case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
     case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
-    case CodeType::int8: return format.dim <= 512 ? &sides<Int8> : nullptr;  // sums stay below 2^31
-    case CodeType::mxfp4: return bytes ? &sides<InBytes<Mxfp4>> : &sides<Mxfp4>;
-    case CodeType::nvfp4: return bytes ? &sides<InBytes<Nvfp4>> : &sides<Nvfp4>;
-    case CodeType::affine4: return bytes ? &sides<InBytes<Affine4>> : &sides<Affine4>;
-    case CodeType::affine8: return &sides<Affine8>;
+    case CodeType::int8: return format.dim <= kMostInt8Dims ? &sides<Int8> : nullptr;
+    case CodeType::nvfp4: return bytes ? &sides<Nvfp4> : nullptr;
     default: return nullptr;
   }
 }

@@ -11,28 +11,12 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <class Code>
-OCTAVO_INLINE int num_groups(int dim) {
-  return Code::kGroup > 0 ? dim / Code::kGroup : 1;
-}
-
 // Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim
-// would leave the others of a query few steps. There, each kStep dims have a factor of their own; else a row
-// has one.
-template <class Code>
-constexpr bool kOwnFactors = Code::kGroup > 0 && Code::kParts == 1;
-
-// Dims whose products are summed up as integers; 0: a row's.
-template <class Code>
-constexpr int kStep = kOwnFactors<Code> ? kNvGroup : Code::kGroup;
-
+// would leave the others of a query few steps. There, each group has a factor of its own; else a row has one,
+// and one step.
 template <class Code>
 OCTAVO_INLINE int num_steps(int dim) {
-  return kStep<Code> > 0 ? dim / kStep<Code> : 1;
-}
-template <class Code>
-OCTAVO_INLINE int num_factors(int dim) {
-  return kOwnFactors<Code> ? num_steps<Code>(dim) : 1;
+  return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
 // The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with
@@ -41,31 +25,26 @@ OCTAVO_INLINE int num_factors(int dim) {
 // kFactorZeros zeros.
 constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
-static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22 && kNvGroup * 127 * 15 < 1 << 22);
+static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 
-// Per row `dim` high bytes, then `dim` low bytes (of two parts); then its factors, the sums of its steps
-// (where codes have groups: what the products of a step begin with), and of affine codes the sums of its
-// groups' values.
+// Per row `dim` high bytes, then `dim` low bytes (of two parts); then the factors and the sums of its steps
+// (where codes have groups: what the products of a step begin with).
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
   int8_t* bytes;
   float* factors;
   int32_t* sums;
-  float* group_sums;
 
   Queries(void* memory, int dim, int num_rows)
       : bytes(static_cast<int8_t*>(memory)),
         factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * Code::kParts * dim + 16))),
-        sums(reinterpret_cast<int32_t*>(factors + size_t(num_rows) * num_factors<Code>(dim))),
-        group_sums(reinterpret_cast<float*>(sums + size_t(num_rows) * num_steps<Code>(dim))) {}
+        sums(reinterpret_cast<int32_t*>(factors + size_t(num_rows) * num_steps<Code>(dim))) {}
 };
 
 template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  const int numbers =
-      num_factors<Code>(dim) + num_steps<Code>(dim) + (Code::kAffine ? num_groups<Code>(dim) : 0);
-  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 4 * numbers;
+  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 8 * num_steps<Code>(dim);
 }
 
 // The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
@@ -98,14 +77,13 @@ template <class Code>
 OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
   const int steps = num_steps<Code>(dim), in_step = dim / steps;
   alignas(64) int32_t fixed[Code::kParts == 2 ? kMaxDim + 16 : 16];
-  float* const factors = queries.factors + size_t(r) * num_factors<Code>(dim);
+  float* const factors = queries.factors + size_t(r) * steps;
   int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
-  float of_group = 0;
   for (int step = 0; step < steps; ++step) {
     const int first = step * in_step, end = first + in_step;
-    float factor = largest / float(queries.kLargest) * (Code::kGroup > 0 ? 1.0f : 1.0f / Code::kScale);
+    float factor = largest / float(queries.kLargest) * (1.0f / Code::kScale);
     float steps_of_one = float(queries.kLargest) / largest;
-    if constexpr (kOwnFactors<Code>) {
+    if constexpr (Code::kGroup > 0) {
       largest = largest_of(row + first, in_step);
       factor = with_zeros(largest / float(queries.kLargest));
       steps_of_one = 1 / factor;
@@ -124,15 +102,8 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
       sums = _mm512_add_epi32(sums, rounded);
     }
     const int32_t sum = _mm512_reduce_add_epi32(sums);
-    const uint32_t start = (kOwnFactors<Code> ? kMagicBits : 0u) - uint32_t(sum) * Code::kOffset;
-    queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? int32_t(start) : sum;
-    if (kOwnFactors<Code> || step == 0) factors[step] = factor;
-    if constexpr (Code::kAffine) {
-      of_group += kOwnFactors<Code> ? float(sum) * factor : float(sum);
-      if (end % Code::kGroup != 0) continue;
-      queries.group_sums[size_t(r) * num_groups<Code>(dim) + end / Code::kGroup - 1] = of_group;
-      of_group = 0;
-    }
+    queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? kMagicBits - sum * Code::kOffset : sum;
+    factors[step] = factor;
   }
   for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // what comes after a row overwrites what is past it
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
@@ -162,7 +133,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
       load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
       if (format.rotated) hadamard(row, dim);
       std::fill(row + dim, row + stride, 0.0f);
-      largest[i] = kOwnFactors<Code> ? 0.0f : largest_of(row, dim);
+      largest[i] = Code::kGroup > 0 ? 0.0f : largest_of(row, dim);
     }
     for (int i = 0; i < count; ++i) fix_query(queries, first + i, dim, rows + i * stride, largest[i]);
   }

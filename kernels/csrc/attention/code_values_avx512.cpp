@@ -44,6 +44,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlo
   }
   const float top = _mm512_reduce_max_ps(largest);
   constexpr float kLargest = Code::kParts == 2 ? 65535.0f : 254.0f;
+  static_assert(int64_t(65535) * 128 * kTileTokens <= INT32_MAX);
   const __m512 to_fixed = _mm512_set1_ps(top > 1e-30f ? kLargest / top : 0.0f);
   factor = top / kLargest * (1.0f / Code::kScale);
   if constexpr (Code::kParts == 1) {

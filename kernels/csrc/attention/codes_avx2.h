@@ -40,9 +40,9 @@ struct InOrder {
 };
 
 // What a code stands for, times kScale, is an integer of at most kLargestValue; with a lowest bit, `added` to
-// it. kUnsigned: codes are these integers, so that factors may be signed.
+// it.
 struct Nibble : InOrder {
-  static constexpr bool kPlanes = false, kUnsigned = false;
+  static constexpr bool kPlanes = false;
   static constexpr int added(int) { return 0; }
   static uint64_t plane(const uint8_t*, int) { return 0; }
   OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t, uint32_t mask, float (&to)[16]) {
@@ -58,7 +58,7 @@ struct Int4 : Nibble {
   static constexpr int value(int code) { return (code ^ 8) - 8; }
 };
 struct Fp5 : InOrder {
-  static constexpr bool kPlanes = true, kUnsigned = false;
+  static constexpr bool kPlanes = true;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
   // Half of what the last bit of E2M1 is worth: with exponents 0 and 1 a quarter, then a half and 1.

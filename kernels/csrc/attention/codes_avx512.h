@@ -3,7 +3,8 @@
 //
 // Queries and softmax weights become 16-bit fixed point in two bytes, each byte a row of its own for
 // vpdpbusd: their rounding, 2^-16 of the largest element, is far below bf16's. Of 16-bit rows over pages of
-// 4 and 5 bits one byte is kept, unless they are to be exact: its rounding is small beside the pages'.
+// 4 and 5 bits one byte is kept, unless they are to be exact: its rounding is small beside the pages'. Exact
+// rows over nvfp4 are floats.
 #pragma once
 
 #include <cstring>
@@ -29,7 +30,7 @@ bool takes_tiles(int num_rows) {
 struct Nibble {
   static constexpr int kBits = 4, kGroup = 0;
   static constexpr int kParts = 2;  // bytes of a query's element, and of a weight
-  static constexpr bool kPlanes = false, kAffine = false;
+  static constexpr bool kPlanes = false;
 };
 struct Fp4 : Nibble {
   static constexpr int kScale = 2, kOffset = 12;
@@ -49,22 +50,11 @@ struct Fp5 : Nibble {
     return value(code) + (code & 8 ? -half : half);
   }
 };
-struct Mxfp4 : Fp4 {
-  static constexpr int kGroup = kMxGroup;
-};
 struct Nvfp4 : Fp4 {
-  static constexpr int kGroup = kNvGroup;
-};
-struct Affine4 : Nibble {
-  static constexpr int kScale = 1, kOffset = 0, kGroup = kAffineGroup;
-  static constexpr bool kAffine = true;
-  static constexpr int value(int code) { return code; }
+  static constexpr int kGroup = kNvGroup, kParts = 1;
 };
 struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
-};
-struct Affine8 : Affine4 {
-  static constexpr int kBits = 8;
 };
 
 // The same codes under queries and weights of one byte.
@@ -162,38 +152,21 @@ OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to
 OCTAVO_INLINE __m512i byte_of(__m512i words, int byte) {
   return _mm512_and_si512(_mm512_srli_epi32(words, unsigned(8 * byte)), _mm512_set1_epi32(255));
 }
-OCTAVO_INLINE __m512 half_of(__m512i words, int half) {
-  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words, unsigned(16 * half))));
-}
 
 OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
 }
 
-// Of E4M3 bytes, one to a word, times `unit`.
-OCTAVO_INLINE __m512 e4m3_floats(__m512i bytes, float unit = 1) {
-  return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(bytes, 20)), _mm512_set1_ps(0x1p120f * unit));
-}
-
-// The scales of 16 rows, by groups, and biases of `affine`: what the integers of the codes are multiplied
-// with, 0 in rows that are not visible.
-template <class Code>
+// The scales of 16 rows, by groups: E4M3 bytes as what the integers of the codes are multiplied with, 0 in
+// rows that are not visible.
 OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
                                      __m512* scales, int step) {
   __m512i columns[kMaxDim / kNvGroup / 4];
   load_columns(from, stride, columns);
+  const __m512 unit = _mm512_set1_ps(0x1p120f / Nvfp4::kScale);
   for (int g = 0; g < groups; ++g) {
-    if constexpr (Code::kAffine) {
-      scales[2 * g * step] = hide(half_of(columns[g], 0), visible);
-      scales[(2 * g + 1) * step] = hide(half_of(columns[g], 1), visible);
-    } else if constexpr (Code::kGroup == kMxGroup) {  // e8m0
-      const __m512i byte = byte_of(columns[g / 4], g % 4);
-      const __m512i bits = _mm512_max_epi32(_mm512_slli_epi32(byte, 23), _mm512_set1_epi32(1 << 22));
-      scales[g * step] =
-          hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(1.0f / Code::kScale)), visible);
-    } else {
-      scales[g * step] = hide(e4m3_floats(byte_of(columns[g / 4], g % 4), 1.0f / Code::kScale), visible);
-    }
+    const __m512i bits = _mm512_slli_epi32(byte_of(columns[g / 4], g % 4), 20);
+    scales[g * step] = hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), unit), visible);
   }
 }
 

@@ -7,8 +7,7 @@
 #include "attention/sides.h"
 #include "pages/codes.h"
 
-// At AVX-512 these formats come here under --exact and float32 queries only.
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__)
 #define OCTAVO_EXPAND_AVX2
 #include <immintrin.h>
 #endif

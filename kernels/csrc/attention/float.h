@@ -14,9 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectRows = 32;  // up to so many rows read codes themselves; more share a panel
-constexpr int kDistance =
-    2;  // blocks between what is computed and what is prefetched: time enough, and room in the L1
+constexpr int kDirectFloatRows = 32;  // up to so many rows read codes themselves; more share a panel
 
 // Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
@@ -75,7 +73,7 @@ OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int6
     for (int v = 0; v < kVecs; ++v) sums[r][v] = octavo::load(accumulators + r * width + v * kLanes);
   for (int t = 0; t < 16; ++t) {
     if (ahead != nullptr)
-      Ahead::prefetch_part(*ahead, column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
+      ahead->prefetch_part(column / (kVecs * kLanes) * 16 + t, width / (kVecs * kLanes) * 16);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; v += 2) {
       const Pair pair = Codec::load_pair(values + t * stride + v * kLanes * Codec::kBytes);
@@ -157,7 +155,7 @@ struct FloatSides {
   static constexpr bool kSplit = Reader::kSplit;
 
   static bool direct(const RowFormat& format, int num_rows) {
-    return kDirect && num_rows <= kDirectRows && format.dim % kStep == 0;
+    return kDirect && num_rows <= kDirectFloatRows && format.dim % kStep == 0;
   }
 
   static size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 4; }
@@ -182,7 +180,7 @@ struct FloatSides {
     for_rows(num_rows, [&](int row, auto rows) {
       constexpr int kKeys = rows() == 4 ? 2 : 4;
       for (int key = 0; key < 16; key += kKeys) {
-        if (row == 0) Ahead::prefetch_part(ahead, key / kKeys, 16 / kKeys);
+        if (row == 0) ahead.prefetch_part(key / kKeys, 16 / kKeys);
         score_keys<From, rows(), kKeys>(queries + row * dim, dim, keys + key * stride, stride,
                                         scores + row * kTileTokens + key);
       }

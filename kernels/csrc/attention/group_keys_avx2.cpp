@@ -1,12 +1,12 @@
-// Scores over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
+// Scores over nvfp4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
 // point, products of 16 dims are summed exactly, and a group's scale is applied to these sums as a float
 // factor.
 //
 // Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16
 // dims have a factor of their own.
 //
-// Codes of E2M1 are looked up as value + kLargestValue, because one factor must be unsigned; what that adds
-// is taken off the sums. Biases of affine4 multiply the sums of queries.
+// Codes are looked up as value + kLargestValue, because one factor must be unsigned; what that adds is taken
+// off the sums.
 //
 // A run is two chunks of 64 dims; where their number is odd, the last one is a run alone.
 //
@@ -28,17 +28,12 @@ constexpr int kMaxRuns = kMaxDim / kRun;
 // How the halves of 128 bits of VSHUFPS lie.
 constexpr int group_of_lane(int lane) { return lane % 2 + lane / 4 * 2 + lane / 2 % 2 * 4; }
 
-template <class Code>
-constexpr int kShift = Code::kBias ? 0 : Code::kLargestValue;
-
-template <class Code>
-using Lookup = ByteLookup<Code, kShift<Code>, 1>;
+using Lookup = ByteLookup<Nvfp4, Nvfp4::kLargestValue, 1>;
 
 inline int num_runs(int dim) { return (dim + kRun - 1) / kRun; }
 
 // int8 rows in the order of the expanded runs; of each row and run by lane the factors and the sums of what
-// they stand for: times what codes are shifted by, to be added, or as biases multiply them.
-template <class Code>
+// they stand for, times what codes are shifted by, to be added.
 struct Queries {
   int8_t* rows;
   float *factors, *sums;
@@ -93,9 +88,9 @@ OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
 }
 
 // Run `at` of all rows' ones.
-template <class Code, int kChunks>
-OCTAVO_INLINE void load_run(const Queries<Code>& queries, size_t at, const int32_t* fixed,
-                            const float* factors, int8_t* to) {
+template <int kChunks>
+OCTAVO_INLINE void load_run(const Queries& queries, size_t at, const int32_t* fixed, const float* factors,
+                            int8_t* to) {
   __m256i bytes[2 * kChunks], sums = _mm256_setzero_si256();
   arrange_run<kChunks>(fixed, bytes);
 #pragma GCC unroll 4
@@ -103,16 +98,15 @@ OCTAVO_INLINE void load_run(const Queries<Code>& queries, size_t at, const int32
     store256(to + 32 * i, bytes[i]);
     sums = _mm256_add_epi32(sums, sums_of_four(bytes[i]));
   }
-  if constexpr (!Code::kBias) sums = _mm256_mullo_epi32(sums, _mm256_set1_epi32(-kShift<Code>));
-  const __m256 unit = _mm256_mul_ps(spread_groups<kChunks>(factors), _mm256_set1_ps(1.0f / Code::kScale));
+  sums = _mm256_mullo_epi32(sums, _mm256_set1_epi32(-Nvfp4::kLargestValue));
+  const __m256 unit = _mm256_mul_ps(spread_groups<kChunks>(factors), _mm256_set1_ps(1.0f / Nvfp4::kScale));
   _mm256_storeu_ps(queries.factors + at * kLanes8, unit);
   _mm256_storeu_ps(queries.sums + at * kLanes8, _mm256_mul_ps(_mm256_cvtepi32_ps(sums), unit));
 }
 
-template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim, runs = num_runs(dim);
-  const Queries<Code> queries(memory, dim, num_rows);
+  const Queries queries(memory, dim, num_rows);
   alignas(32) int32_t fixed[kMaxDim];
   float factors[kMaxDim / kFactorDims];
   for (int r = 0; r < num_rows; ++r) {
@@ -121,19 +115,17 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
       const int d = run * kRun;
       const size_t at = size_t(r) * runs + run;
       int8_t* const to = queries.rows + size_t(r) * dim + d;
-      if (dim - d >= kRun) load_run<Code, 2>(queries, at, fixed + d, factors + d / kFactorDims, to);
-      else load_run<Code, 1>(queries, at, fixed + d, factors + d / kFactorDims, to);
+      if (dim - d >= kRun) load_run<2>(queries, at, fixed + d, factors + d / kFactorDims, to);
+      else load_run<1>(queries, at, fixed + d, factors + d / kFactorDims, to);
     }
   }
 }
-static_assert(Affine4::kScale == 1);
 
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
-// Scales and biases of a block's 16 keys: [keys][runs].
-template <class Code>
+// Scales of a block's 16 keys: [keys][runs].
 struct Scales {
-  __m256 of_lanes[16 * kMaxRuns], biases[Code::kBias ? 16 * kMaxRuns : 1];
+  __m256 of_lanes[16 * kMaxRuns];
 
   // Keys that are not seen have scales too, and scores that nobody looks at.
   __attribute__((always_inline)) void load(const uint8_t* from, int64_t stride, int dim) {
@@ -147,15 +139,13 @@ struct Scales {
  private:
   template <int kChunks>
   __attribute__((always_inline)) void load_run(const uint8_t* from, int run, int at) {
-    from += run * 2 * Code::kSlots * (Code::kBias ? 4 : 1);
-    of_lanes[at] = Code::template key_scales<kChunks>(from);
-    if constexpr (Code::kBias) biases[at] = Code::template key_biases<kChunks>(from);
+    of_lanes[at] = Nvfp4::key_scales<kChunks>(from + run * 2 * kSlots);
   }
 };
 
 // The bytes of a run in the order of the vectors.
-template <class Code, int kChunks>
-OCTAVO_INLINE void expand_run(const Lookup<Code>& lookup, const uint8_t* codes, __m256i (&to)[2 * kChunks]) {
+template <int kChunks>
+OCTAVO_INLINE void expand_run(const Lookup& lookup, const uint8_t* codes, __m256i (&to)[2 * kChunks]) {
   const __m256i zero = _mm256_setzero_si256();
   if constexpr (kChunks == 1) {
     lookup.expand(load256(codes), zero, to[0], to[1]);
@@ -178,10 +168,10 @@ OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* r
 
 // sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on: `keys` are codes, or bytes if
 // kExpanded.
-template <class Code, int kRows, int kChunks, bool kExpanded>
-OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& queries, int first, int dim,
-                            int d, const uint8_t* keys, const Scales<Code>& scales, int first_key,
-                            const uint8_t* ahead, __m256 (&sums)[kSums]) {
+template <int kRows, int kChunks, bool kExpanded>
+OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int first, int dim, int d,
+                            const uint8_t* keys, const Scales& scales, int first_key, const uint8_t* ahead,
+                            __m256 (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
   const int runs = num_runs(dim);
   const __m256i ones = _mm256_set1_epi16(1);
@@ -198,7 +188,7 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
     } else {
       const int at = (key * dim + d) / 2;
       __builtin_prefetch(ahead + at);
-      expand_run<Code, kChunks>(lookup, keys + at, bytes);
+      expand_run<kChunks>(lookup, keys + at, bytes);
     }
     const int of_key = (first_key + key) * runs + d / kRun;
 #pragma GCC unroll 4
@@ -207,22 +197,18 @@ OCTAVO_INLINE void multiply(const Lookup<Code>& lookup, const Queries<Code>& que
       const float* const of_row = factors + r * runs * kLanes8;
       const __m256 factor = _mm256_loadu_ps(of_row), of_sum = _mm256_loadu_ps(of_row + to_sums);
       __m256& to = sums[r * kKeys + key];
-      if constexpr (Code::kBias) to = _mm256_fmadd_ps(scales.biases[of_key], of_sum, to);
-      const __m256 product = _mm256_cvtepi32_ps(sum);
-      to = _mm256_fmadd_ps(
-          Code::kBias ? _mm256_mul_ps(product, factor) : _mm256_fmadd_ps(product, factor, of_sum),
-          scales.of_lanes[of_key], to);
+      to = _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), factor, of_sum), scales.of_lanes[of_key],
+                           to);
     }
   }
 }
-static_assert(8 * 2 * Fp4::kLargestValue * kLargestByte <= INT16_MAX &&
-              8 * Affine4::kLargestValue * kLargestByte <= INT16_MAX);
+static_assert(8 * 2 * Nvfp4::kLargestValue * kLargestByte <= INT16_MAX);
 
 // A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
-template <class Code, int kDim, int kRows, bool kExpanded>
-OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries<Code>& queries, int first,
-                              int any_dim, const uint8_t* keys, const uint8_t* ahead,
-                              const Scales<Code>& scales, float* scores) {
+template <int kDim, int kRows, bool kExpanded>
+OCTAVO_INLINE void score_rows(const Lookup& lookup, const Queries& queries, int first, int any_dim,
+                              const uint8_t* keys, const uint8_t* ahead, const Scales& scales,
+                              float* scores) {
   constexpr int kKeys = kSums / kRows;
   const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
   scores += size_t(first) * kTileTokens;
@@ -232,49 +218,47 @@ OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries<Code>& q
     for (int i = 0; i < kSums; ++i) sums[i] = _mm256_setzero_ps();
     int d = 0;
     for (; d + kRun <= dim; d += kRun)
-      multiply<Code, kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
-                                          ahead + key * stride, sums);
+      multiply<kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                                    ahead + key * stride, sums);
     if (d < dim)
-      multiply<Code, kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
-                                          ahead + key * stride, sums);
+      multiply<kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                                    ahead + key * stride, sums);
     store_scores<kRows>(reduce(sums), scores + key);
   }
 }
 
-template <class Code, int kDim, bool kExpanded>
-void score_block(const Lookup<Code>& lookup, const Queries<Code>& queries, int num_rows, int dim,
-                 const uint8_t* keys, const uint8_t* ahead, const Scales<Code>& scales, float* scores) {
+template <int kDim, bool kExpanded>
+void score_block(const Lookup& lookup, const Queries& queries, int num_rows, int dim, const uint8_t* keys,
+                 const uint8_t* ahead, const Scales& scales, float* scores) {
   int row = 0;
   for (; row + 4 <= num_rows; row += 4)
-    score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+    score_rows<kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
   for (; row + 2 <= num_rows; row += 2)
-    score_rows<Code, kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  if (row < num_rows)
-    score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+    score_rows<kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
+  if (row < num_rows) score_rows<kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
-template <class Code, int kChunks>
-OCTAVO_INLINE void store_run(const Lookup<Code>& lookup, const uint8_t* codes, uint8_t* to) {
+template <int kChunks>
+OCTAVO_INLINE void store_run(const Lookup& lookup, const uint8_t* codes, uint8_t* to) {
   __m256i bytes[2 * kChunks];
-  expand_run<Code, kChunks>(lookup, codes, bytes);
+  expand_run<kChunks>(lookup, codes, bytes);
   for (int i = 0; i < 2 * kChunks; ++i) store256(to + 32 * i, bytes[i]);
 }
 
-template <class Code>
-void expand_keys(const Lookup<Code>& lookup, const uint8_t* codes, int dim, uint8_t* panel) {
+void expand_keys(const Lookup& lookup, const uint8_t* codes, int dim, uint8_t* panel) {
   for (int key = 0; key < 16; ++key, codes += dim / 2, panel += dim) {
     int d = 0;
-    for (; d + kRun <= dim; d += kRun) store_run<Code, 2>(lookup, codes + d / 2, panel + d);
-    if (d < dim) store_run<Code, 1>(lookup, codes + d / 2, panel + d);
+    for (; d + kRun <= dim; d += kRun) store_run<2>(lookup, codes + d / 2, panel + d);
+    if (d < dim) store_run<1>(lookup, codes + d / 2, panel + d);
   }
 }
 
-template <class Code, int kDim>
-void score_dims(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, int num_rows,
+template <int kDim>
+void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows,
                 uint8_t* panel, float* scores) {
   const RowFormat& format = layout.k;
-  const Lookup<Code> lookup;
-  Scales<Code> scales;
+  const Lookup lookup;
+  Scales scales;
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;
@@ -284,35 +268,27 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries<Code>&
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     scales.load(k_scale(layout, block.base, block.offset), format.scale_bytes, format.dim);
     if (num_rows <= kDirectRows) {
-      score_block<Code, kDim, false>(lookup, queries, num_rows, format.dim, codes, ahead, scales,
-                                     scores + 16 * b);
+      score_block<kDim, false>(lookup, queries, num_rows, format.dim, codes, ahead, scales, scores + 16 * b);
       continue;
     }
     prefetch(ahead, 16 * format.row_bytes);
-    expand_keys<Code>(lookup, codes, format.dim, panel);
-    score_block<Code, kDim, true>(lookup, queries, num_rows, format.dim, panel, ahead, scales,
-                                  scores + 16 * b);
+    expand_keys(lookup, codes, format.dim, panel);
+    score_block<kDim, true>(lookup, queries, num_rows, format.dim, panel, ahead, scales, scores + 16 * b);
   }
 }
 
-template <class Code>
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
   const int dim = layout.k.dim;
-  const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
-  const auto run = dim == 64    ? score_dims<Code, 64>
-                   : dim == 128 ? score_dims<Code, 128>
-                                : score_dims<Code, 0>;
+  const Queries queries(const_cast<void*>(memory), dim, num_rows);
+  const auto run = dim == 64 ? score_dims<64> : dim == 128 ? score_dims<128> : score_dims<0>;
   run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
 }
 
-template <class Code>
-constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries<Code>, score<Code>};
+constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries, score};
 
 }  // namespace
 
-const KeySide* group_keys(CodeType codes) {
-  return group_side_of<KeySide>(codes, [](auto code) { return &sides<decltype(code)>; });
-}
+const KeySide* group_keys(CodeType codes) { return codes == CodeType::nvfp4 ? &sides : nullptr; }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,8 +1,7 @@
-// Weighted sums over mxfp4, nvfp4 and affine4 pages by products of bytes (VPMADDUBSW): softmax weights, times
+// Weighted sums over nvfp4 pages by products of bytes (VPMADDUBSW): softmax weights, times
 // the scale of their row and group, become 8-bit fixed point, codes integers of at most kLargestValue, and
 // their products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float
-// accumulators. Of affine4, whose codes are unsigned, weights are signed, as its scales are, and have one bit
-// less; its biases are summed as floats.
+// accumulators.
 //
 // Weights are rounded so that no mass is lost, as in byte_weights_avx2.h, but eight columns at a time: a
 // column is a stretch and a group, and hands the rounding error of each position on to the next.
@@ -21,50 +20,35 @@ constexpr int kLanes8 = 8;
 static_assert(kStretches == 2);
 
 // Columns lie by group and stretch, a vector has four groups.
-template <class Code>
-constexpr int kChunksOfVector = 4 / Code::kSlots;
-template <class Code>
-constexpr int num_vectors(int dim) {
-  return (dim / kChunk + kChunksOfVector<Code> - 1) / kChunksOfVector<Code>;
-}
+static_assert(kSlots == 4);
+constexpr int num_vectors(int dim) { return dim / kChunk; }
 
 // Scales of the tile's rows by position of a stretch and column; any where rows are not seen,
 // whose weights are 0.
-template <class Code>
 struct Scales {
-  static constexpr int kMost = kStretch * num_vectors<Code>(kMaxDim) * kLanes8;
+  static constexpr int kMost = kStretch * num_vectors(kMaxDim) * kLanes8;
   int columns;
-  alignas(32) float scales[kMost], biases[Code::kBias ? kMost : 1];
+  alignas(32) float scales[kMost];
 
-  Scales(const PageLayout& layout, const Tile& tile) : columns(num_vectors<Code>(layout.v.dim) * kLanes8) {
-    constexpr int kUnit = Code::kScaleBytes;
-    const int bytes = layout.v.scale_bytes, stride = (bytes + kUnit - 1) / kUnit * kUnit;
+  Scales(const PageLayout& layout, const Tile& tile) : columns(num_vectors(layout.v.dim) * kLanes8) {
+    const int bytes = layout.v.scale_bytes;
     uint8_t copies[kTileTokens * kMaxDim / kNvGroup];
     const uint8_t* of_blocks[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block& block = tile.blocks[b];
       const uint8_t* from = block.base != nullptr ? v_scale(layout, block.base, block.offset) : nullptr;
       of_blocks[b] = from;
-      if (tile.mask(b) == 0xffff && stride == bytes) continue;
-      uint8_t* const copy = copies + b * 16 * stride;
+      if (tile.mask(b) == 0xffff) continue;
+      uint8_t* const copy = copies + b * 16 * bytes;
       of_blocks[b] = copy;
-      std::memset(copy, Code::kAnyScale, size_t(16 * stride));
+      std::memset(copy, Nvfp4::kAnyScale, size_t(16 * bytes));
       for (int t = 0; t < 16; ++t)
-        for (int i = 0; tile.mask(b) >> t & 1 && i < bytes; i += kUnit / 2)
-          std::memcpy(copy + t * stride + i, from + t * bytes + i, kUnit / 2);
+        if (tile.mask(b) >> t & 1) std::memcpy(copy + t * bytes, from + t * bytes, size_t(bytes));
     }
     for (int b = 0; b < 2; ++b)
-      Code::tile_scales(of_blocks[b], of_blocks[2 + b], stride, scales + b * 16 * columns,
-                        biases + (Code::kBias ? b * 16 * columns : 0));
+      Nvfp4::tile_scales(of_blocks[b], of_blocks[2 + b], bytes, scales + b * 16 * columns);
   }
 };
-
-// What rounding hands on may add one to each weight; signed ones then add up to as much in every stretch.
-template <class Code>
-constexpr float kLargestFixed = Code::kUnsigned ? 126 : kLargestWeight;
-template <class Code>
-constexpr float kLargestTotal =
-    Code::kUnsigned ? float(INT16_MAX / Code::kLargestValue - kStretch) : kLargestSum<Code>;
 
 // Added to a running sum of weights it leaves their integer part to bits 8 to 15 and eight bits behind it,
 // and rounds to the nearest integer.
@@ -72,21 +56,18 @@ constexpr float kPoint = 1.5f * (1 << 15) + 0.5f;
 
 // Weights in fixed point of up to four rows: of each vector of columns and pair of positions kParts vectors.
 // Of two positions there are two bytes, twice: so often as 16-bit lanes of V side by side belong to a group.
-// nvfp4, whose groups take turns, has a vector for each stretch as it is multiplied; others 32 bits for each
-// column.
-template <class Code>
+// Groups take turns, so there is a vector for each stretch as it is multiplied.
 class Weights {
  public:
   Weights(const PageLayout& layout, const Tile& tile, const float* weights, void* scratch)
       : scales_(layout, tile),
         weights_(weights),
-        vectors_(num_vectors<Code>(layout.v.dim)),
+        vectors_(num_vectors(layout.v.dim)),
         pairs_(static_cast<uint8_t*>(scratch) + kStretches * panel_bytes(layout.v.dim)),
-        units_(reinterpret_cast<float*>(pairs_ + kMostRows * vectors_ * kVectorBytes)),
-        biases_(units_ + kMostRows * vectors_ * kLanes8) {}
+        units_(reinterpret_cast<float*>(pairs_ + kMostRows * vectors_ * kVectorBytes)) {}
 
   static size_t scratch_bytes(int dim) {
-    return size_t(kMostRows) * num_vectors<Code>(dim) * (kVectorBytes + 2 * 4 * kLanes8);
+    return size_t(kMostRows) * num_vectors(dim) * (kVectorBytes + 4 * kLanes8);
   }
 
   // Chains of additions are long: several rows at once.
@@ -100,54 +81,30 @@ class Weights {
 
   class Rows {
    public:
-    Rows(const Weights& weights, int, int stretch, int dim, int half) : row_vectors_(weights.vectors_) {
-      const int vector = dim / kChunk / kChunksOfVector<Code>;
-      const int group = dim / kChunk % kChunksOfVector<Code> * Code::kSlots;
-      const int lane = 2 * (group + (kSingle ? half : 0)) + stretch;
-      stretch_ = stretch;
-      pairs_ = weights.pairs_ + vector * kVectorBytes +
-               (Code::kSlots == 4 ? stretch * kPairs * 32 : lane * int(sizeof(float)));
-      units_ = weights.units_ + vector * kLanes8 + (Code::kSlots == 4 ? 0 : lane);
-      biases_ = weights.biases_ + vector * kLanes8 + lane;
-    }
+    Rows(const Weights& weights, int, int stretch, int dim, int)
+        : pairs_(weights.pairs_ + dim / kChunk * kVectorBytes + stretch * kPairs * 32),
+          units_(weights.units_ + dim / kChunk * kLanes8),
+          row_vectors_(weights.vectors_),
+          stretch_(stretch) {}
 
-    __attribute__((always_inline)) __m256i pair(int row, int pair, int vector) const {
-      const uint8_t* const from = pairs_ + row * row_vectors_ * kVectorBytes + pair * 32;
-      if constexpr (Code::kSlots == 4) return load256(from);
-      int32_t one;
-      std::memcpy(&one, from + column(vector) * sizeof(float), 4);
-      return _mm256_set1_epi32(one);
+    __attribute__((always_inline)) __m256i pair(int row, int pair, int) const {
+      return load256(pairs_ + row * row_vectors_ * kVectorBytes + pair * 32);
     }
-    __attribute__((always_inline)) void add(__m256i sums, int row, int vector, float* accumulators) const {
-      const float* const from = units_ + row * row_vectors_ * kLanes8;
-      __m256 unit;
-      if constexpr (Code::kSlots == 4) {
-        const __m256 all = _mm256_loadu_ps(from);
-        unit = stretch_ == 0 ? _mm256_permute_ps(all, 0x88) : _mm256_permute_ps(all, 0xdd);
-      } else {
-        unit = _mm256_set1_ps(from[column(vector)]);
-      }
-      if constexpr (Code::kBias) {
-        const __m256 bias = _mm256_set1_ps(biases_[row * row_vectors_ * kLanes8]);
-        _mm256_storeu_ps(accumulators, _mm256_add_ps(_mm256_loadu_ps(accumulators), bias));
-        _mm256_storeu_ps(accumulators + 8, _mm256_add_ps(_mm256_loadu_ps(accumulators + 8), bias));
-      }
-      add_sums(sums, unit, accumulators);
+    __attribute__((always_inline)) void add(__m256i sums, int row, int, float* accumulators) const {
+      const __m256 all = _mm256_loadu_ps(units_ + row * row_vectors_ * kLanes8);
+      add_sums(sums, stretch_ == 0 ? _mm256_permute_ps(all, 0x88) : _mm256_permute_ps(all, 0xdd),
+               accumulators);
     }
 
    private:
-    static constexpr bool kSingle = Code::kSlots == 2;  // a group has half of a chunk's vectors
-    // From the first column of vectors 2 * half on.
-    static constexpr int column(int vector) { return kSingle ? vector / 2 * 2 : 0; }
     const uint8_t* pairs_;
-    const float *units_, *biases_;
+    const float* units_;
     int row_vectors_, stretch_;
   };
 
  private:
   static constexpr int kMostRows = 4;
-  static constexpr int kParts = Code::kSlots == 4 ? kStretches : 1;
-  static constexpr int kVectorBytes = kParts * kPairs * 32;
+  static constexpr int kVectorBytes = kStretches * kPairs * 32;
 
   static void put_stretches_side_by_side(const float* from, float* to) {
     for (int i = 0; i < kStretch; i += 8, to += 16) {
@@ -165,13 +122,11 @@ class Weights {
   template <int kRows>
   __attribute__((noinline)) void fix_vector(const float* beside, int v) {
     const float* const of_columns = scales_.scales + v * kLanes8;
-    const float* const their_biases = scales_.biases + (Code::kBias ? v * kLanes8 : 0);
     const int columns = scales_.columns;
-    const __m256 sign = _mm256_set1_ps(-0.0f);
     // Of two positions the first one's, and the sum of both: what is added up in order are pairs.
-    __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows], bias[kRows];
+    __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) top[r] = sum[r] = bias[r] = _mm256_setzero_ps();
+    for (int r = 0; r < kRows; ++r) top[r] = sum[r] = _mm256_setzero_ps();
     for (int pair = 0; pair < kPairs; ++pair) {
       const int even = 2 * pair * columns, odd = even + columns;
       const __m256 scales[2] = {_mm256_load_ps(of_columns + even), _mm256_load_ps(of_columns + odd)};
@@ -182,30 +137,19 @@ class Weights {
         const __m256 a = _mm256_mul_ps(weights[0], scales[0]), b = _mm256_mul_ps(weights[1], scales[1]);
         first[pair][r] = a;
         pairs[pair][r] = _mm256_add_ps(a, b);
-        if constexpr (Code::kUnsigned) {
-          const __m256 of_a = _mm256_andnot_ps(sign, a), of_b = _mm256_andnot_ps(sign, b);
-          top[r] = _mm256_max_ps(_mm256_max_ps(of_a, of_b), top[r]);
-          sum[r] = _mm256_add_ps(_mm256_add_ps(of_a, of_b), sum[r]);
-        } else {
-          top[r] = _mm256_max_ps(_mm256_max_ps(a, b), top[r]);
-          sum[r] = _mm256_add_ps(pairs[pair][r], sum[r]);
-        }
-        if constexpr (Code::kBias) {
-          bias[r] = _mm256_fmadd_ps(weights[0], _mm256_load_ps(their_biases + even), bias[r]);
-          bias[r] = _mm256_fmadd_ps(weights[1], _mm256_load_ps(their_biases + odd), bias[r]);
-        }
+        top[r] = _mm256_max_ps(_mm256_max_ps(a, b), top[r]);
+        sum[r] = _mm256_add_ps(pairs[pair][r], sum[r]);
       }
     }
     __m256 to_fixed[kRows], running[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top[r], _mm256_set1_ps(1 / kLargestFixed<Code>)),
-                                        _mm256_mul_ps(sum[r], _mm256_set1_ps(1 / kLargestTotal<Code>)));
+      const __m256 unit = _mm256_max_ps(_mm256_mul_ps(top[r], _mm256_set1_ps(1 / kLargestWeight)),
+                                        _mm256_mul_ps(sum[r], _mm256_set1_ps(1 / kLargestSum<Nvfp4>)));
       to_fixed[r] = _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), unit),
                                   _mm256_cmp_ps(unit, _mm256_set1_ps(1e-33f), _CMP_GT_OQ));
       const int at = (r * vectors_ + v) * kLanes8;
-      _mm256_storeu_ps(units_ + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Code::kScale)));
-      if constexpr (Code::kBias) _mm256_storeu_ps(biases_ + at, bias[r]);
+      _mm256_storeu_ps(units_ + at, _mm256_mul_ps(unit, _mm256_set1_ps(1.0f / Nvfp4::kScale)));
       running[r] = _mm256_set1_ps(kPoint);
     }
     uint8_t* to = pairs_ + v * kVectorBytes;
@@ -225,43 +169,31 @@ class Weights {
 
   // Bytes 1 and 3 of each column.
   OCTAVO_INLINE void store_pair(__m256i both, uint8_t* to) {
-    if constexpr (Code::kSlots == 4) {
-      const __m128i first = _mm_setr_epi8(1, 3, 1, 3, 9, 11, 9, 11, 1, 3, 1, 3, 9, 11, 9, 11);
-      const __m128i second = _mm_add_epi8(first, _mm_set1_epi8(4));
-      store256(to, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(first)));
-      store256(to + kPairs * 32, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(second)));
-    } else {
-      const __m128i order = _mm_setr_epi8(1, 3, 1, 3, 5, 7, 5, 7, 9, 11, 9, 11, 13, 15, 13, 15);
-      store256(to, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(order)));
-    }
+    const __m128i first = _mm_setr_epi8(1, 3, 1, 3, 9, 11, 9, 11, 1, 3, 1, 3, 9, 11, 9, 11);
+    const __m128i second = _mm_add_epi8(first, _mm_set1_epi8(4));
+    store256(to, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(first)));
+    store256(to + kPairs * 32, _mm256_shuffle_epi8(both, _mm256_broadcastsi128_si256(second)));
   }
 
-  const Scales<Code> scales_;
+  const Scales scales_;
   const float* weights_;
   int vectors_;
   uint8_t* pairs_;
-  float *units_, *biases_;
+  float* units_;
 };
 
-template <class Code>
-size_t value_panel_bytes(int dim, int) {
-  return kStretches * panel_bytes(dim) + Weights<Code>::scratch_bytes(dim);
-}
+size_t value_panel_bytes(int dim, int) { return kStretches * panel_bytes(dim) + Weights::scratch_bytes(dim); }
 
-template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  Weights<Code> fixed(layout, tile, weights, scratch);
-  accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
+  Weights fixed(layout, tile, weights, scratch);
+  accumulate_tile<Nvfp4>(layout, tile, fixed, num_rows, scratch, accumulators);
 }
 
-template <class Code>
-constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Code>, to_natural<Code>};
+constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate, to_natural<Nvfp4>};
 
 }  // namespace
 
-const ValueSide* group_values(CodeType codes) {
-  return group_side_of<ValueSide>(codes, [](auto code) { return &sides<decltype(code)>; });
-}
+const ValueSide* group_values(CodeType codes) { return codes == CodeType::nvfp4 ? &sides : nullptr; }
 
 }  // namespace octavo::OCTAVO_ISA

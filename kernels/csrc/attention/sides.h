@@ -12,6 +12,7 @@
 
 namespace octavo::OCTAVO_ISA {
 
+constexpr int kDirectRows = 4;             // up to so many rows multiply what they read; more share a panel
 constexpr int kBlocks = kTileTokens / 16;  // a tile is read in blocks of 16 positions of one page
 
 // Where a tile's blocks lie, and those of the tile after it, to be prefetched meanwhile.

@@ -9,7 +9,7 @@ const KeySide* special_key_side(const AttendArgs& args) {
   if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const KeySide* side = byte_keys(format.codes)) return side;
   if (const KeySide* side = group_keys(format.codes)) return side;
-  return code8_keys(format.codes);
+  return int8_keys(format.codes);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
@@ -17,7 +17,7 @@ const ValueSide* special_value_side(const AttendArgs& args) {
   if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const ValueSide* side = byte_values(format.codes)) return side;
   if (const ValueSide* side = group_values(format.codes)) return side;
-  return code8_values(format.codes);
+  return int8_values(format.codes);
 }
 
 }  // namespace octavo::OCTAVO_ISA

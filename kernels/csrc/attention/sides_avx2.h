@@ -9,12 +9,12 @@ namespace octavo::OCTAVO_ISA {
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 
-// The same of mxfp4, nvfp4 and affine4, whose scales are of groups. Null for other codes.
+// The same of nvfp4, whose scales are of groups. Null for other codes.
 const KeySide* group_keys(CodeType codes);
 const ValueSide* group_values(CodeType codes);
 
-// int8 and affine8 in 16-bit fixed point. Null for other codes.
-const KeySide* code8_keys(CodeType codes);
-const ValueSide* code8_values(CodeType codes);
+// int8 in 16-bit fixed point. Null for other codes.
+const KeySide* int8_keys(CodeType codes);
+const ValueSide* int8_values(CodeType codes);
 
 }  // namespace octavo::OCTAVO_ISA

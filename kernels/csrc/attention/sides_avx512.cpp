@@ -1,18 +1,16 @@
-// The sides of attention for AVX-512 with VNNI and bf16; other codes take those of attention_float.h.
+// The sides of attention for AVX-512 with VNNI and bf16; other calls take those of attention/float.h.
 #include "attention/sides_avx512.h"
 
 namespace octavo::OCTAVO_ISA {
 
 const KeySide* special_key_side(const AttendArgs& args) {
   if (const KeySide* side = tiled_keys(args)) return side;
-  if (const KeySide* side = decoded_keys(args)) return side;
   if (args.layout.k.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
   return code_keys(args);
 }
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   if (const ValueSide* side = tiled_values(args)) return side;
-  if (const ValueSide* side = decoded_values(args)) return side;
   if (args.layout.v.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
   if (const ValueSide* side = code_values(args)) return side;
   return group_values(args);

@@ -14,20 +14,13 @@ extern const ValueSide bf16_values;
 // The same, and latents in bf16, on AMX tiles. Null where the CPU has none, and for other calls.
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
-extern const KeySide bf16_tile_keys, bf16_tile_keys_twice;  // twice: each dim of a query stands twice
-extern const ValueSide bf16_tile_values;
-
-// Other pages that become bf16 on their way to these tiles (decoded_tiles_avx512.cpp). Null as above, and for
-// other formats.
-const KeySide* decoded_keys(const AttendArgs& args);
-const ValueSide* decoded_values(const AttendArgs& args);
 
 // Codes whose integers are multiplied as such, queries and weights in fixed point of 16 bits, as good as
 // float32, or of 8 (codes_avx512.h). Null for other formats.
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
-// The same of V with a scale (and a bias) for each group of dims. Null for other formats.
+// The same of V in nvfp4, which has a scale for each group of dims. Null for other formats.
 const ValueSide* group_values(const AttendArgs& args);
 
 namespace {
@@ -62,11 +55,11 @@ inline void merge_row(int dim, const float* accumulator, const int32_t* order, f
   }
 }
 
-// Softmax weights, a multiple of 16, to bf16.
-inline void round_weights(const float* weights, int count, uint16_t* rounded) {
+// Softmax weights or queries, a multiple of 16, to bf16: zeros below 2^-126.
+inline void round_to_bf16(const float* values, int count, uint16_t* rounded) {
   for (int i = 0; i < count; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + i)));
+                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(values + i)));
 }
 
 // accumulators[row][width] += the sums of first positions of pairs and those of second ones, as tiles add

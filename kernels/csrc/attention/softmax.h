@@ -12,27 +12,6 @@ namespace {
 
 constexpr int kVectors = kTileTokens / kLanes;
 
-inline Vec largest_of(Vec a, Vec b) { return a > b ? a : b; }
-
-// Lanes h apart of x, once as they are and once exchanged: folded over all h, every lane has what all give.
-inline Vec exchange(Vec x, int h) {
-  IntVec lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  return __builtin_shuffle(x, lane ^ h);
-}
-
-inline float largest_lane(Vec x) {
-#pragma GCC unroll 4
-  for (int h = kLanes / 2; h > 0; h /= 2) x = largest_of(x, exchange(x, h));
-  return x[0];
-}
-
-inline float sum_lanes(Vec x) {
-#pragma GCC unroll 4
-  for (int h = kLanes / 2; h > 0; h /= 2) x += exchange(x, h);
-  return x[0];
-}
-
 // Weights are 2^(logit - maximum) with a running maximum that is raised only where logits exceed it by more
 // than this (log2 domain): nearly every tile has a slightly larger logit, and raising it means to shrink what
 // was summed up. Weights are up to 2^kHeadroom then, of which floats lose nothing.

@@ -132,8 +132,6 @@ struct PanelValues {
   }
 };
 
-constexpr int kDirectRows = 4;  // up to so many rows multiply what they read; more share a panel
-
 // Read from pages, each time: the vectors that a panel would have. What comes next is prefetched, a line or
 // a few with each quad.
 template <class Code>
@@ -158,7 +156,7 @@ struct DirectValues {
   }
 
   __attribute__((always_inline)) void load(int b, int quad, int vector, __m512i (&values)[4]) const {
-    Ahead::prefetch_part(aheads[b], vector + quad, num_vectors);
+    aheads[b].prefetch_part(vector + quad, num_vectors);
     if (kHalves == 1 || vector % 8 == 0) load_half<0>(b, quad, vector, values);
     else load_half<1>(b, quad, vector, values);
   }

@@ -63,9 +63,8 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
 
 // The same bits from x in float32, by two fused multiplications for each pair.
 template <int R, int kLines>
-__attribute__((noinline)) void multiply_pairs(const float* x, int x_stride, const Pairs& pairs,
-                                              const uint8_t* ahead, float* sums) {
-  const FlushedToZero flushed;
+__attribute__((noinline)) void multiply_flushed(const float* x, int x_stride, const Pairs& pairs,
+                                                const uint8_t* ahead, float* sums) {
   const uint8_t* words = pairs.words;
   __m512 sum[R][4];
   load_sums<R>(sums, sum);
@@ -90,6 +89,11 @@ __attribute__((noinline)) void multiply_pairs(const float* x, int x_stride, cons
     }
   }
   store_sums<R>(sum, sums);
+}
+
+template <int R, int kLines>
+void multiply_pairs(const float* x, int x_stride, const Pairs& pairs, const uint8_t* ahead, float* sums) {
+  flushed_to_zero([&] { multiply_flushed<R, kLines>(x, x_stride, pairs, ahead, sums); });
 }
 
 // Rows of bf16 as floats, in the caller's scratch slot 2.

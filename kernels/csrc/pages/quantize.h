@@ -16,11 +16,6 @@
 
 #if defined(__AVX512F__)
 #include "pages/quantize_avx512.h"
-#include "pages/quantize_groups_avx512.h"
-#define OCTAVO_VECTOR_ROWS  // of what these two and pages/quantize_avx2.h have in common
-#elif defined(__AVX2__)
-#include "pages/quantize_avx2.h"
-#define OCTAVO_VECTOR_ROWS
 #endif
 
 namespace octavo {
@@ -28,30 +23,12 @@ namespace {
 
 // ---- 16-bit rows ----
 
-inline bool store_bf16(const float* row, int dim, uint8_t* codes) {
-#if defined(OCTAVO_VECTOR_ROWS)
-  if (dim % 16 == 0) return store_bf16_vectors(row, dim, codes);
-#endif
-  bool storable = true;
-  for (int i = 0; i < dim; ++i) {
-    const uint16_t bits = float_to_bf16(row[i]);
-    storable &= (bits & 0x7f80) != 0x7f80;
-    std::memcpy(codes + 2 * i, &bits, 2);
-  }
-  return storable;
-}
-
-inline bool store_fp16(const float* row, int dim, uint8_t* codes) {
-#if defined(OCTAVO_VECTOR_ROWS)
-  if (dim % 16 == 0) return store_fp16_vectors(row, dim, codes);
-#endif
-  bool storable = true;
-  for (int i = 0; i < dim; ++i) {
-    const uint16_t bits = float_to_f16(row[i]);
-    storable &= finite_half(bits);
-    store_half(codes + 2 * i, bits);
-  }
-  return storable;
+// What is larger than `largest` becomes infinity.
+inline bool store_16_bits(Float type, float largest, const float* row, int dim, uint8_t* codes) {
+  alignas(64) float magnitudes[kMaxDim];
+  const Extent extent = load_magnitudes(row, dim, magnitudes);
+  store_floats(codes, type, 0, dim, row);
+  return extent.finite && extent.largest <= largest;
 }
 
 // ---- fp4 ----
@@ -86,9 +63,8 @@ inline float squared_error(const float* magnitudes, int width, float scale, floa
 }
 
 // The fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
-inline uint16_t best_scale(const float* magnitudes, int width) {
+inline uint16_t best_scale(const float* magnitudes, int width, float absmax) {
   alignas(64) float errors[kMaxDim];
-  const float absmax = largest(magnitudes, width);
   uint16_t best = 0;
   float best_error = 0;
   for (const float factor : kScaleFactors) {
@@ -113,9 +89,10 @@ inline void encode_e2m1(const float* row, const float* magnitudes, int count, fl
 inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale) {
   alignas(64) float magnitudes[kMaxDim];
   const int width = padded_width(dim);
-  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  const Extent extent = load_magnitudes(row, dim, magnitudes);
+  if (!extent.finite) return false;
   for (int i = dim; i < width; ++i) magnitudes[i] = 0;
-  const uint16_t bits = best_scale(magnitudes, width);
+  const uint16_t bits = best_scale(magnitudes, width, extent.largest);
   store_half(scale, bits);
   if (bits == 0) std::memset(codes, 0, size_t(dim) / 2);
   else encode_e2m1(row, magnitudes, dim, f16_to_float(bits), codes);
@@ -134,35 +111,31 @@ inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* pl
 // ---- mxfp4 and nvfp4 ----
 
 inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
-#if defined(OCTAVO_VECTOR_ROWS)
+#if defined(__AVX512F__)
   return mx ? store_e2m1_groups<2>(row, dim, codes, scales, to_e8m0, e8m0)
             : store_e2m1_groups<1>(row, dim, codes, scales, to_e4m3, e4m3);
 #endif
-  alignas(64) float magnitudes[kMaxDim];
-  if (!load_magnitudes(row, dim, magnitudes)) return false;
+  alignas(64) float magnitudes[kMxGroup];
+  bool storable = true;
   const int group = mx ? kMxGroup : kNvGroup;
-  for (int g = 0; g < dim / group; ++g) {
-    const int at = g * group;
-    const float absmax = largest(magnitudes + at, group);
-    scales[g] = mx ? to_e8m0(absmax) : to_e4m3(absmax);
-    const float scale = mx ? e8m0(scales[g]) : e4m3(scales[g]);
-    if (scale == 0) std::memset(codes + at / 2, 0, size_t(group) / 2);
-    else encode_e2m1(row + at, magnitudes + at, group, scale, codes + at / 2);
+  for (int at = 0; at < dim; at += group, codes += group / 2, ++scales) {
+    const Extent extent = load_magnitudes(row + at, group, magnitudes);
+    storable &= extent.finite;
+    *scales = mx ? to_e8m0(extent.largest) : to_e4m3(extent.largest);
+    const float scale = mx ? e8m0(*scales) : e4m3(*scales);
+    if (scale == 0) std::memset(codes, 0, size_t(group) / 2);
+    else encode_e2m1(row + at, magnitudes, group, scale, codes);
   }
-  return true;
+  return storable;
 }
 
 // ---- int8 and int4 ----
 
 inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scale) {
-#if defined(OCTAVO_VECTOR_ROWS)
-  if (dim % 16 == 0)
-    return bits == 8 ? store_integers_of<8>(row, dim, codes, scale)
-                     : store_integers_of<4>(row, dim, codes, scale);
-#endif
   alignas(64) float magnitudes[kMaxDim];
-  if (!load_magnitudes(row, dim, magnitudes)) return false;
-  const float step = store_integer_scale(largest(magnitudes, dim), bits, dim, codes, scale);
+  const Extent extent = load_magnitudes(row, dim, magnitudes);
+  if (!extent.finite) return false;
+  const float step = store_integer_scale(extent.largest, bits, dim, codes, scale);
   if (step == 0) return true;
   const float lowest = lowest_integer(bits), highest = highest_integer(bits);
   alignas(64) int8_t values[kMaxDim];
@@ -177,17 +150,14 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 // ---- affine8 and affine4 ----
 
 inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
-#if defined(OCTAVO_VECTOR_ROWS)
-  return bits == 8 ? store_affine_group_of<8>(row, codes, scales)
-                   : store_affine_group_of<4>(row, codes, scales);
-#endif
   const float most = bits == 8 ? 255.0f : 15.0f;
-  float low = row[0], high = row[0];
-  for (int i = 1; i < kAffineGroup; ++i) {
-    low = row[i] < low ? row[i] : low;
-    high = row[i] > high ? row[i] : high;
+  // Which zero the lowest and the highest are, if they are zeros, makes no difference: the bias is then 0.
+  Vec low = -load(row), high = load(row);
+  for (int i = kLanes; i < kAffineGroup; i += kLanes) {
+    low = largest_of(-load(row + i), low);
+    high = largest_of(load(row + i), high);
   }
-  const AffineGroup group(low, high, most);
+  const AffineGroup group(-largest_lane(low), largest_lane(high), most);
   if (!group.store(scales)) return false;
   uint8_t values[kAffineGroup];
   for (int i = 0; i < kAffineGroup; ++i)
@@ -199,13 +169,8 @@ inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8
 }
 
 inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, uint8_t* scales) {
-#if defined(OCTAVO_VECTOR_ROWS)
-  if (!Extent(row, dim).finite) return false;
-#else
   alignas(64) float magnitudes[kMaxDim];
-  if (!load_magnitudes(row, dim, magnitudes)) return false;
-#endif
-  bool storable = true;
+  bool storable = load_magnitudes(row, dim, magnitudes).finite;
   for (int g = 0; g < dim / kAffineGroup; ++g)
     storable &=
         store_affine_group(row + g * kAffineGroup, bits, codes + g * kAffineGroup * bits / 8, scales + 4 * g);
@@ -217,8 +182,8 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
   const int dim = format.dim;
   if (format.rotated) hadamard(row, dim);
   switch (format.codes) {
-    case CodeType::bf16: return store_bf16(row, dim, codes);
-    case CodeType::fp16: return store_fp16(row, dim, codes);
+    case CodeType::bf16: return store_16_bits(Float::bf16, 0x1.fefffep127f, row, dim, codes);
+    case CodeType::fp16: return store_16_bits(Float::f16, 0x1.ffdffep15f, row, dim, codes);
     case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
     case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
     case CodeType::fp4: return store_fp4(row, dim, codes, scales);

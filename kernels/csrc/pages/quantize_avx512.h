@@ -1,6 +1,5 @@
 // Rows to codes on AVX-512, in registers: bit-equal to pages/quantize.h and pages/quantize_fp5.h; fp4 and fp5
-// of rows whose length is a power of two from 64 to 256, 16-bit rows of multiples of 16. The other formats
-// are in pages/quantize_groups_avx512.h. Internal linkage.
+// of rows whose length is a power of two from 64 to 256, mxfp4 and nvfp4. Internal linkage.
 //
 // Indices are found by halving: of 2^n values, the edges between them are looked up by what is known of the
 // index. Edges are passed at ">" or ">=" in turns (ties to the even index); x > e is x >= the float after e.
@@ -20,38 +19,6 @@
 
 namespace octavo {
 namespace {
-
-// float_to_bf16 of finite values; false if one is not finite, or rounds beyond the range.
-inline bool store_bf16_vectors(const float* row, int dim, uint8_t* codes) {
-  const __m512i one = _mm512_set1_epi32(1), below_half = _mm512_set1_epi32(0x7fff);
-  __mmask16 storable = 0xffff;
-  for (int i = 0; i < dim; i += 16) {
-    const __m512 x = _mm512_loadu_ps(row + i);
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(below_half, odd));
-    const __m512 magnitude = _mm512_abs_ps(_mm512_castsi512_ps(rounded));
-    const __m512 largest = _mm512_set1_ps(3.402823466e38f);
-    storable &= _mm512_cmp_ps_mask(_mm512_abs_ps(x), largest, _CMP_LE_OQ);
-    storable &= _mm512_cmp_ps_mask(magnitude, largest, _CMP_LE_OQ);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
-                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
-  }
-  return storable == 0xffff;
-}
-
-// float_to_f16; false as above.
-inline bool store_fp16_vectors(const float* row, int dim, uint8_t* codes) {
-  const __m512 largest = _mm512_set1_ps(0x1.ffdffep15f);  // what is larger rounds beyond the range
-  __mmask16 storable = 0xffff;
-  for (int i = 0; i < dim; i += 16) {
-    const __m512 x = _mm512_loadu_ps(row + i);
-    storable &= _mm512_cmp_ps_mask(_mm512_abs_ps(x), largest, _CMP_LE_OQ);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 2 * i),
-                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-  return storable == 0xffff;
-}
 
 // What a grid of 2^kBits magnitudes is looked up with. Constants: nothing of this file may run when it is
 // loaded.
@@ -373,6 +340,25 @@ inline bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
   }
   planes[0] = best;
   return true;
+}
+
+// Groups of 16 kVectors values of E2M1 codes; `to_scale` makes a group's byte, `of_scale` a float of it.
+template <int kVectors, class ToScale, class OfScale>
+inline bool store_e2m1_groups(const float* row, int dim, uint8_t* codes, uint8_t* scales, ToScale to_scale,
+                              OfScale of_scale) {
+  bool storable = true;
+  for (int at = 0; at < dim; at += 16 * kVectors, ++scales) {
+    const Magnitudes<kVectors> x(row + at);
+    storable &= x.finite;
+    *scales = to_scale(x.largest);
+    const float scale = of_scale(*scales);
+    const ScaledGrid<3> grid(kE2m1Grid, scale);
+    for (int i = 0; i < kVectors; ++i, codes += 8) {
+      const __m512i signed_codes = with_sign(grid.index(x.at[i]), x.negative[i]);
+      store_nibbles(scale == 0 ? _mm512_setzero_si512() : signed_codes, codes);
+    }
+  }
+  return storable;
 }
 
 }  // namespace

@@ -42,10 +42,10 @@ inline void squared_errors(const float* magnitudes, int first, int end, float sc
 }
 
 // The E5M3 scale whose values have the smallest squared error; 0 if absmax / 7 is 0 as fp16.
-inline uint8_t best_e5m3(const float* magnitudes, int dim) {
+inline uint8_t best_e5m3(const float* magnitudes, int dim, float absmax) {
   alignas(64) float errors[kMaxDim];
   const int width = padded_width(dim);
-  const uint16_t half = float_to_f16(std::min(largest(magnitudes, dim) * (1.0f / 7), e5m3(kLargestE5m3)));
+  const uint16_t half = float_to_f16(std::min(absmax * (1.0f / 7), e5m3(kLargestE5m3)));
   if (half == 0) return 0;
   uint8_t best = 0;
   float best_error = 0;
@@ -64,8 +64,9 @@ inline uint8_t best_e5m3(const float* magnitudes, int dim) {
 
 inline bool store_fp5(const float* row, int dim, uint8_t* codes, uint8_t* planes) {
   alignas(64) float magnitudes[kMaxDim];
-  if (!load_magnitudes(row, dim, magnitudes)) return false;
-  const uint8_t byte = best_e5m3(magnitudes, dim);
+  const Extent extent = load_magnitudes(row, dim, magnitudes);
+  if (!extent.finite) return false;
+  const uint8_t byte = best_e5m3(magnitudes, dim, extent.largest);
   std::memset(planes, 0, size_t(dim) / 8);
   std::memset(codes, 0, size_t(dim) / 2);
   planes[0] = byte;

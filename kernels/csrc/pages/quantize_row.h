@@ -20,20 +20,32 @@ constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 /
 inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
 inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 
-// Magnitudes of a row, and whether all are finite.
-inline bool load_magnitudes(const float* row, int dim, float* magnitudes) {
-  bool finite = true;
-  for (int i = 0; i < dim; ++i) {
-    magnitudes[i] = std::fabs(row[i]);
-    finite &= magnitudes[i] <= 3.402823466e38f;
-  }
-  return finite;
-}
+// Of some values: the largest magnitude, and whether all are finite.
+struct Extent {
+  float largest;
+  bool finite;
+};
 
-inline float largest(const float* magnitudes, int count) {
-  float absmax = 0;
-  for (int i = 0; i < count; ++i) absmax = magnitudes[i] > absmax ? magnitudes[i] : absmax;
-  return absmax;
+// Magnitudes of `count` values, and their extent.
+inline Extent load_magnitudes(const float* values, int count, float* magnitudes) {
+  constexpr float kLargest = 3.402823466e38f;
+  Vec top{};
+  IntVec finite = IntVec{} - 1;
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vec magnitude = (Vec)((IntVec)load(values + i) & INT32_MAX);
+    finite &= magnitude <= kLargest;
+    top = largest_of(magnitude, top);
+    store(magnitudes + i, magnitude);
+  }
+  Extent extent{largest_lane(top), true};
+  for (; i < count; ++i) {
+    magnitudes[i] = std::fabs(values[i]);
+    extent.finite &= magnitudes[i] <= kLargest;
+    extent.largest = std::max(extent.largest, magnitudes[i]);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) extent.finite &= finite[lane] != 0;
+  return extent;
 }
 
 // The power of two at or above a row's length.

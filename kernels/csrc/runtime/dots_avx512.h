@@ -39,18 +39,21 @@ inline __attribute__((always_inline)) __m512 lower_floats(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
 }
 
-// Numbers below the smallest normal one are zeros, of operands and results: as they are to products of bf16
-// pairs.
-class FlushedToZero {
- public:
-  FlushedToZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushedToZero() { _mm_setcsr(before_); }
-  FlushedToZero(const FlushedToZero&) = delete;
-  FlushedToZero& operator=(const FlushedToZero&) = delete;
+template <class Body>
+__attribute__((noinline)) void call_apart(Body& body) {
+  body();
+}
 
- private:
-  unsigned before_;
-};
+// Calls body() while numbers below the smallest normal one are zeros, of operands and results: as they are to
+// products of bf16 pairs. Compilers do not know that MXCSR has to do with floating point, and may move
+// operations past its writing, but not out of a function that they call.
+template <class Body>
+inline void flushed_to_zero(Body body) {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040);
+  call_apart(body);
+  _mm_setcsr(before);
+}
 
 // The same place, of which compilers do not know that: they would keep what they loaded from it, and run out
 // of registers.

@@ -22,6 +22,27 @@ typedef uint32_t UintVec __attribute__((vector_size(4 * kLanes), aligned(4), may
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 
+// Lanes h apart of x, once as they are and once exchanged: folded over all h, every lane has what all give.
+inline Vec exchange(Vec x, int h) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return __builtin_shuffle(x, lane ^ h);
+}
+
+inline Vec largest_of(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float largest_lane(Vec x) {
+#pragma GCC unroll 4
+  for (int h = kLanes / 2; h > 0; h /= 2) x = largest_of(x, exchange(x, h));
+  return x[0];
+}
+
+inline float sum_lanes(Vec x) {
+#pragma GCC unroll 4
+  for (int h = kLanes / 2; h > 0; h /= 2) x += exchange(x, h);
+  return x[0];
+}
+
 inline constexpr float kLog2E = 1.44269504088896341f;
 
 // 2^x to 2e-7 relative for -126 <= x <= 127; below that 2^-126, about 1e-38.

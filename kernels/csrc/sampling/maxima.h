@@ -12,20 +12,6 @@ namespace {
 
 inline float larger_of(float a, float b) { return a > b ? a : b; }
 
-inline float largest_lane(Vec x) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)x);
-#elif defined(__AVX2__)
-  const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
-  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-#else
-  float largest = x[0];
-  for (int lane = 1; lane < kLanes; ++lane) largest = larger_of(x[lane], largest);
-  return largest;
-#endif
-}
-
 inline bool any(IntVec flags) {
   typedef int64_t Wide __attribute__((vector_size(4 * kLanes)));
   const Wide pairs = (Wide)flags;

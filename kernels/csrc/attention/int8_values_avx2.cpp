@@ -1,14 +1,13 @@
-// Weighted sums over int8 and affine8 pages by 16-bit integer products (VPMADDWD), exact: softmax weights,
-// times the scale of their row (and group), become 15-bit fixed point of the largest in a tile. Biases are
-// summed as floats.
+// Weighted sums over int8 pages by 16-bit integer products (VPMADDWD), exact: softmax weights, times the
+// scale of their row, become 15-bit fixed point of the largest in a tile.
 //
 //   A part is 32 dims of two positions, words of their bytes interleaved: of vector j lane l is dim
 //   16 (l / 4) + 8 (j / 2) + 2 (l % 4) + j % 2.
 #include <algorithm>
 #include <cstring>
 
-#include "attention/bytes_avx2.h"
-#include "attention/code8_avx2.h"
+#include "attention/byte_queries_avx2.h"
+#include "attention/rows.h"
 #include "attention/sides_avx2.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -20,57 +19,48 @@ constexpr int kPairs = kTileTokens / 2;
 
 int value_width(int dim) { return dim; }
 
-// The panel: [parts][pairs of positions][4 vectors]; then of each row and group the weights of the tile, a
-// factor, and the sum of biases.
-template <class Code>
+static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
+
+// The panel: [parts][pairs of positions][4 vectors]; then of each row the weights of the tile, and a factor.
 struct Weights {
   int16_t* fixed;
-  float *factors, *biases;
+  float* factors;
 
   Weights(void* scratch, int dim, int num_rows)
       : fixed(reinterpret_cast<int16_t*>(static_cast<uint8_t*>(scratch) + size_t(dim) * 2 * kTileTokens)),
-        factors(reinterpret_cast<float*>(fixed + size_t(num_rows) * num_groups<Code>(dim) * kTileTokens)),
-        biases(factors + size_t(num_rows) * num_groups<Code>(dim)) {}
+        factors(reinterpret_cast<float*>(fixed + size_t(num_rows) * kTileTokens)) {}
 };
 
-template <class Code>
 size_t value_panel_bytes(int dim, int num_rows) {
-  return size_t(dim) * 2 * kTileTokens + size_t(num_rows) * num_groups<Code>(dim) * (2 * kTileTokens + 8);
+  return size_t(dim) * 2 * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
 }
 
-// weights * scales of one row and group in fixed point of the largest
-template <class Code>
-OCTAVO_INLINE void fix_weights(const float* weights, const BlockScales<Code>* scales, int group, int at,
-                               const Weights<Code>& to) {
+// weights * scales of one row in fixed point of the largest
+OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int row, const Weights& to) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  __m256 scaled[kTileTokens / 8], top = _mm256_setzero_ps(), bias = top;
+  __m256 scaled[kTileTokens / 8], top = _mm256_setzero_ps();
 #pragma GCC unroll 8
   for (int i = 0; i < kTileTokens / 8; ++i) {
-    const __m256 weight = _mm256_loadu_ps(weights + 8 * i);
-    scaled[i] = _mm256_mul_ps(weight, _mm256_loadu_ps(scales[i / 2].scales[group] + i % 2 * 8));
+    scaled[i] = _mm256_mul_ps(_mm256_loadu_ps(weights + 8 * i), _mm256_loadu_ps(scales + 8 * i));
     top = _mm256_max_ps(top, _mm256_andnot_ps(sign, scaled[i]));
-    if constexpr (Code::kBias)
-      bias = _mm256_fmadd_ps(weight, _mm256_loadu_ps(scales[i / 2].biases[group] + i % 2 * 8), bias);
   }
-  const float largest = largest_lane(top);
+  const float largest = octavo::largest_lane((Vec)top);
   const __m256 to_fixed = _mm256_set1_ps(largest > 1e-30f ? kLargestWord / largest : 0.0f);
 #pragma GCC unroll 4
   for (int i = 0; i < kTileTokens / 8; i += 2) {
     const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(scaled[i], to_fixed)),
                                              _mm256_cvtps_epi32(_mm256_mul_ps(scaled[i + 1], to_fixed)));
-    store256(to.fixed + size_t(at) * kTileTokens + 8 * i, _mm256_permute4x64_epi64(words, 0xd8));
+    store256(to.fixed + size_t(row) * kTileTokens + 8 * i, _mm256_permute4x64_epi64(words, 0xd8));
   }
-  to.factors[at] = largest / kLargestWord;
-  to.biases[at] = Code::kBias ? sum_lanes(bias) : 0.0f;
+  to.factors[row] = largest / kLargestWord;
 }
 
 // Two rows of codes to pairs of words.
-template <class Code>
 OCTAVO_INLINE void widen_pair(const uint8_t* first, const uint8_t* second, __m256i (&to)[kVectors]) {
   const __m256i a = load256(first), b = load256(second);
   const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
-  to[0] = Code::lower(low), to[1] = Code::upper(low);
-  to[2] = Code::lower(high), to[3] = Code::upper(high);
+  to[0] = _mm256_srai_epi16(_mm256_slli_epi16(low, 8), 8), to[1] = _mm256_srai_epi16(low, 8);
+  to[2] = _mm256_srai_epi16(_mm256_slli_epi16(high, 8), 8), to[3] = _mm256_srai_epi16(high, 8);
 }
 
 struct Values {
@@ -91,11 +81,10 @@ struct Values {
   }
 };
 
-template <class Code, int kRows, bool kExpanded>
-OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights<Code>& weights, int first, int part,
+template <int kRows, bool kExpanded>
+OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights, int first, int part,
                                    float* accumulators) {
-  const int dim = values.layout.v.dim, groups = num_groups<Code>(dim);
-  const int at = first * groups + (Code::kBias ? part * kPart / kChunk : 0);
+  const int dim = values.layout.v.dim;
   __m256i sums[kRows][kVectors];
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r)
@@ -105,7 +94,7 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights<Code>& we
     if (values.tile.blocks[b].base == nullptr) continue;
     const uint8_t* from = kExpanded ? values.words(b, 0, part) : values.codes(b, 0, part);
     const uint8_t* const ahead = values.ahead(b) + part * 8 * 64;
-    const int16_t* fixed = weights.fixed + size_t(at) * kTileTokens + 16 * b;
+    const int16_t* fixed = weights.fixed + size_t(first) * kTileTokens + 16 * b;
     for (int pair = 0; pair < 8; ++pair) {
       __m256i words[kVectors];
       if constexpr (kExpanded) {
@@ -114,13 +103,13 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights<Code>& we
         from += 32 * kVectors;
       } else {
         __builtin_prefetch(ahead + pair * 64);
-        widen_pair<Code>(from, from + dim, words);
+        widen_pair(from, from + dim, words);
         from += 2 * dim;
       }
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         int32_t two;
-        std::memcpy(&two, fixed + r * groups * kTileTokens + 2 * pair, 4);
+        std::memcpy(&two, fixed + r * kTileTokens + 2 * pair, 4);
         const __m256i weight = _mm256_set1_epi32(two);
 #pragma GCC unroll 4
         for (int j = 0; j < kVectors; ++j)
@@ -130,19 +119,15 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights<Code>& we
   }
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r) {
-    const __m256 factor = _mm256_set1_ps(weights.factors[at + r * groups]);
-    const __m256 bias = _mm256_set1_ps(weights.biases[at + r * groups]);
+    const __m256 factor = _mm256_set1_ps(weights.factors[first + r]);
     float* to = accumulators + int64_t(first + r) * dim + part * kPart;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j, to += 8) {
-      __m256 sum = _mm256_loadu_ps(to);
-      if constexpr (Code::kBias) sum = _mm256_add_ps(sum, bias);
-      _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][j]), factor, sum));
+      _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][j]), factor, _mm256_loadu_ps(to)));
     }
   }
 }
 
-template <class Code>
 void widen_tile(const Values& values) {
   const int dim = values.layout.v.dim;
   for (int b = 0; b < kBlocks; ++b) {
@@ -152,47 +137,38 @@ void widen_tile(const Values& values) {
         const uint8_t* const from = values.codes(b, pair, part);
         __builtin_prefetch(values.ahead(b) + (part * 8 + pair) * 64);
         __m256i words[kVectors];
-        widen_pair<Code>(from, from + dim, words);
+        widen_pair(from, from + dim, words);
         for (int j = 0; j < kVectors; ++j) store256(values.words(b, pair, part) + 32 * j, words[j]);
       }
   }
 }
 
-template <class Code, bool kExpanded>
-void accumulate_parts(const Values& values, const Weights<Code>& weights, int num_rows, float* accumulators) {
+template <bool kExpanded>
+void accumulate_parts(const Values& values, const Weights& weights, int num_rows, float* accumulators) {
   for (int part = 0; part < values.layout.v.dim / kPart; ++part) {
     int row = 0;
     for (; row + 2 <= num_rows; row += 2)
-      accumulate_rows<Code, 2, kExpanded>(values, weights, row, part, accumulators);
-    if (row < num_rows) accumulate_rows<Code, 1, kExpanded>(values, weights, row, part, accumulators);
+      accumulate_rows<2, kExpanded>(values, weights, row, part, accumulators);
+    if (row < num_rows) accumulate_rows<1, kExpanded>(values, weights, row, part, accumulators);
   }
 }
 
-template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  const int dim = layout.v.dim, groups = num_groups<Code>(dim);
-  BlockScales<Code> scales[kBlocks];
+  const int dim = layout.v.dim;
+  float scales[kBlocks][16] = {};  // zeros where rows are not seen
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
-    if (block.base != nullptr) {
-      scales[b].load(v_scale(layout, block.base, block.offset), tile.mask(b), dim);
-      continue;
-    }
-    for (int g = 0; g < groups; ++g) {
-      std::fill(scales[b].scales[g], scales[b].scales[g] + 16, 0.0f);
-      if (Code::kBias) std::fill(scales[b].biases[g], scales[b].biases[g] + 16, 0.0f);
-    }
+    if (block.base != nullptr)
+      load_halves(v_scale(layout, block.base, block.offset), tile.mask(b), scales[b]);
   }
-  const Weights<Code> fixed(scratch, dim, num_rows);
-  for (int row = 0; row < num_rows; ++row)
-    for (int g = 0; g < groups; ++g)
-      fix_weights(weights + row * kTileTokens, scales, g, row * groups + g, fixed);
+  const Weights fixed(scratch, dim, num_rows);
+  for (int row = 0; row < num_rows; ++row) fix_weights(weights + row * kTileTokens, scales[0], row, fixed);
   const Values values{layout, tile, static_cast<uint8_t*>(scratch)};
-  if (num_rows <= kRowsDirect) return accumulate_parts<Code, false>(values, fixed, num_rows, accumulators);
-  widen_tile<Code>(values);
-  accumulate_parts<Code, true>(values, fixed, num_rows, accumulators);
+  if (num_rows <= kRowsDirect) return accumulate_parts<false>(values, fixed, num_rows, accumulators);
+  widen_tile(values);
+  accumulate_parts<true>(values, fixed, num_rows, accumulators);
 }
 
 void to_natural(int dim, const float* accumulator, float* row) {
@@ -206,17 +182,10 @@ void to_natural(int dim, const float* accumulator, float* row) {
     }
 }
 
-template <class Code>
-constexpr ValueSide sides = {value_width, value_panel_bytes<Code>, accumulate<Code>, to_natural};
+constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate, to_natural};
 
 }  // namespace
 
-const ValueSide* code8_values(CodeType codes) {
-  switch (codes) {
-    case CodeType::int8: return &sides<Int8>;
-    case CodeType::affine8: return &sides<Affine8>;
-    default: return nullptr;
-  }
-}
+const ValueSide* int8_values(CodeType codes) { return codes == CodeType::int8 ? &sides : nullptr; }
 
 }  // namespace octavo::OCTAVO_ISA
