@@ -33,15 +33,15 @@ from ..executor.load import load_runner, model_folder
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
+from ..speculation.draft_model import DraftModel
+from ..speculation.draft_tables import BatchDrafter
 from ..speculation.drafting import Speculation
+from ..speculation.mtp_drafts import MTPDrafts
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, check_parsers, load_tokenizer
-from .draft_model import DraftModel
 from .draft_part import DraftPart
-from .draft_tables import BatchDrafter
 from .engine_core import EngineCore
 from .gauge_source import GaugeSource
-from .mtp_drafts import MTPDrafts
 from .text_scores import score_tokens, text_ids
 
 CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said

@@ -67,8 +67,8 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "http": {"api", "chat", "frontend", "grpc", "tokenizer"},
     "structured_output": {"api", "chat", "memory", "tokenizer"},
     "kv_store": {"api", "memory"},
-    "speculation": {"api"},
     "executor": {"api", "kv_store", "memory", "structured_output"},
+    "speculation": {"api", "executor"},
     "core": {
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
     },

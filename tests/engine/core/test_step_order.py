@@ -16,15 +16,15 @@ from octavo.block_manager import BlockManager
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.core.build import assemble
-from octavo.engine.core.draft_tables import Ask
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.core.mtp_drafts import MTPDrafts
 from octavo.engine.core.request import Request, Sample
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled
 from octavo.engine.frontend.input_processor import InputProcessor
+from octavo.engine.speculation.draft_tables import Ask, Average
 from octavo.engine.speculation.drafting import Drafting
+from octavo.engine.speculation.mtp_drafts import MTPDrafts
 from octavo.engine.structured_output.constraint import Constraint
 from octavo.scheduler import SchedulerOutput
 
@@ -49,7 +49,8 @@ class Drafts(MTPDrafts):
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         given = super().guess(asks)
-        self.round_s = 1e-4
+        self.round_s = Average()
+        self.round_s.add(1e-4)
         return given
 
 

@@ -23,12 +23,10 @@ from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
 from ..executor.sampling.sampler import SampleState
-from .draft_tables import Ask, DraftTables, Guesses, States
+from .draft_tables import Ask, Average, DraftTables, Guesses, States
 
 READ_AT = 64
 """Rows of one sample that wait to be read before it is read without a guess: fewer are read with the next."""
-
-_LEARNING = 0.1  # weight of the latest round
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +73,7 @@ class MTPDrafts:
 
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         self.blocks = blocks
-        self.round_s = 0.0
+        self.round_s = Average()
         self._head = head
         self._max_tokens = max_tokens
         self._tables = DraftTables(blocks)
@@ -132,8 +130,7 @@ class MTPDrafts:
             began, guesses_only = time.monotonic(), all(item.samples for item, _, _ in rounds.rows)
             rounds.compute()
             if guesses_only:
-                took = time.monotonic() - began
-                self.round_s += (_LEARNING if self.round_s else 1.0) * (took - self.round_s)
+                self.round_s.add(time.monotonic() - began)
         return [tuple(given) for given in rounds.given]
 
 

@@ -28,10 +28,10 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
-from octavo.engine.core.draft_model import DraftModel
 from octavo.engine.executor.load.observe import observe_caches
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.planner import plan, render
+from octavo.engine.speculation.draft_model import DraftModel
 
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("every_draft_is_computed")]
 

@@ -40,12 +40,22 @@ class Ask:
     count: int
 
 
+class Average:
+    """A mean of times that forgets: the latest weighs a tenth; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.value += (0.1 if self.value else 1.0) * (seconds - self.value)
+
+
 class BatchDrafter(Protocol):
     """Guesses for many samples side by side. Every call comes from the engine's thread."""
 
     @property
-    def round_s(self) -> float:
-        """What a forward for one more guess takes, on average, in seconds."""
+    def round_s(self) -> Average:
+        """Seconds of a forward for one more guess."""
         ...
 
     @property

@@ -8,12 +8,12 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.draft_tables import Ask, Guesses, States
-from octavo.engine.core.mtp_drafts import READ_AT, MTPDrafts
 from octavo.engine.core.step_parts import AskedRows, PartResults, PartRows, StepPart
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
+from octavo.engine.speculation.draft_tables import Ask, Guesses, States
+from octavo.engine.speculation.mtp_drafts import READ_AT, MTPDrafts
 from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
 

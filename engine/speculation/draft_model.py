@@ -16,9 +16,7 @@ from octavo.scheduler import Sequence as Served
 
 from ..executor.base import ModelRunner
 from ..executor.batch import build_batch
-from .draft_tables import Ask, DraftTables, Guesses, States
-
-_LEARNING = 0.1  # weight of the latest round
+from .draft_tables import Ask, Average, DraftTables, Guesses, States
 
 
 class _Row(NamedTuple):
@@ -47,7 +45,7 @@ class DraftModel:
         vocab_size: int,
     ) -> None:
         self.blocks = blocks
-        self.round_s = 0.0  # what a forward for one more guess takes, on average
+        self.round_s = Average()
         self._runner = runner
         self._max_tokens = max_tokens
         self._vocab_size = min(vocab_size, runner.info.vocab_size)
@@ -85,8 +83,7 @@ class DraftModel:
             began, is_plain = time.monotonic(), all(row.work.stop - row.work.start == 1 for row in rows)
             rows = self._round(rows, given)
             if is_plain:
-                took = time.monotonic() - began
-                self.round_s += (_LEARNING if self.round_s else 1.0) * (took - self.round_s)
+                self.round_s.add(time.monotonic() - began)
         return [tuple(given.get(index, ())) for index in range(len(asks))]
 
     def close(self, guesses: Guesses) -> None:

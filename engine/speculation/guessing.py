@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ..speculation.model_drafter import ModelDrafter
-from .draft_tables import Ask, BatchDrafter, Guesses
-from .request import Sample
+from octavo.scheduler import Sequence as Served
 
-_LEARNING = 0.1  # weight of the latest step
+from ..executor.sampling.sampler import SampleState
+from .draft_tables import Ask, Average, BatchDrafter, Guesses
+from .drafting import Drafting
+from .model_drafter import ModelDrafter
+
+
+class Guessed(Protocol):
+    """A sample that may be guessed for."""
+
+    drafting: Drafting | None
+
+    @property
+    def sequence(self) -> Served: ...
+
+    @property
+    def state(self) -> SampleState: ...
+
+    @property
+    def room(self) -> int:
+        """Tokens that may follow."""
+        ...
 
 
 class ModelGuesses:
@@ -17,24 +36,24 @@ class ModelGuesses:
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
-        self._guesses: dict[Sample, Guesses] = {}
+        self._guesses: dict[Guessed, Guesses] = {}
         self._guessing_s = 0.0  # that the model took in this step
-        self._step_s = 0.0  # of a step without that, on average
+        self._step_s = Average()  # of a step without that
 
     def __len__(self) -> int:
         return len(self._guesses)
 
-    def begin(self, sample: Sample) -> None:
+    def begin(self, sample: Guessed) -> None:
         """A new sample, of which ``end`` is told."""
         if sample.drafting is not None and sample.drafting.by_model is not None:
             assert self._model is not None
             self._guesses[sample] = self._model.begin(sample.sequence)
 
-    def end(self, sample: Sample) -> None:
+    def end(self, sample: Guessed) -> None:
         if self._model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
             self._model.close(guesses)
 
-    def guess(self, going_on: Sequence[Sample], draft_cost: Callable[[int], float]) -> None:
+    def guess(self, going_on: Sequence[Guessed], draft_cost: Callable[[int], float]) -> None:
         """Give the drafters of these samples, all that got a token from the last step, their guesses.
         ``draft_cost``: of a draft beside so many sequences, see ``DraftTimes.cost``."""
         if self._model is None:
@@ -48,8 +67,8 @@ class ModelGuesses:
                 continue
             if not asks:
                 cost = draft_cost(len(going_on))
-                if self._step_s:
-                    cost += self._model.round_s / self._step_s / len(going_on)
+                if step_s := self._step_s.value:
+                    cost += self._model.round_s.value / step_s / len(going_on)
             tokens = sample.sequence.tokens
             count = sample.drafting.num_guesses(tokens, sample.room, cost=cost, others=others)
             asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
@@ -61,5 +80,5 @@ class ModelGuesses:
     def time_without(self, seconds: float) -> float:
         """What a step of so many seconds took without guessing, once for each step."""
         seconds, self._guessing_s = seconds - self._guessing_s, 0.0
-        self._step_s += (_LEARNING if self._step_s else 1.0) * (seconds - self._step_s)
+        self._step_s.add(seconds)
         return seconds
