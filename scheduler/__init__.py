@@ -4,11 +4,12 @@ from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong
 from .resources import Admission, Resource
 from .scheduler import Scheduler
-from .types import Lookup, SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
+from .types import LatencyGoal, Lookup, SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
 
 __all__ = [
     "Admission",
     "KVConnector",
+    "LatencyGoal",
     "Limits",
     "Lookup",
     "NoConnector",

@@ -66,7 +66,7 @@ class Pages(Resource):
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
             return Admission.SHARES  # from the next step on it finds what this one computes
-        if sequence.num_cached is None:  # explained before pages are evicted for it
+        if sequence.history.num_cached is None:  # explained before pages are evicted for it
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table
         first = table.num_written + 1
@@ -85,7 +85,7 @@ class Pages(Resource):
         assert sequence.table is not None
         if (table := self._blocks.fork(sequence.table)) is None:
             return False
-        sample.table, sample.digests = table, table.digests
+        sample.table, sample.history.digests = table, table.digests
         return True
 
     def release(self, sequence: Sequence) -> None:
@@ -95,13 +95,13 @@ class Pages(Resource):
 
     def lookup(self, sequence: Sequence) -> Lookup | None:
         """Return what the prefix cache had for the sequence that was just admitted; None if it ran before."""
-        if sequence.num_cached is not None:
+        if sequence.history.num_cached is not None:
             return None
         assert self._miss is not None
-        sequence.num_cached = sequence.num_written
+        sequence.history.num_cached = sequence.num_written
         num_tokens = len(sequence.tokens)
         misses = self._blocks.miss_reasons.count(num_tokens, self._miss)
-        return Lookup(sequence, num_tokens, sequence.num_cached, misses, self._miss)
+        return Lookup(sequence, num_tokens, sequence.history.num_cached, misses, self._miss)
 
 
 def _next_digest(table: PageTable) -> Digest | None:

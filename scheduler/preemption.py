@@ -30,7 +30,7 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
     its pages: docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
-    times = max(member.num_preempted for member in members)
+    times = max(member.history.num_preempted for member in members)
     if times == 0 or len(members) == 1:
         return True
     most = (1 << min(times, MAX_CAUTION)) - 1

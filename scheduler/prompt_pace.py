@@ -60,7 +60,9 @@ class Deadlines:
         late: set[Sequence] = set()
         lookups = LOOKUPS
         for sequence in waiting:
-            if (deadline := sequence.first_token_by) is None or sequence.num_cached is not None:
+            if (
+                deadline := sequence.latency.first_token_by
+            ) is None or sequence.history.num_cached is not None:
                 continue
             left = deadline - now
             if left <= 0 or sequence in self._late:

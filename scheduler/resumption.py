@@ -27,13 +27,13 @@ class Resumption(Resource):
         """It runs, and will not any more."""
         if not sequence.skip_prefix_cache:
             self._connector.keep(sequence, self._pace.token_s)
-            sequence.may_load = True
+            sequence.history.may_load = True
 
     def hold(self, sequence: Sequence) -> Admission:
         """Admit a sequence for which there is room, unless it gets its saved pages first."""
-        if not sequence.may_load:
+        if not sequence.history.may_load:
             return Admission.ADMITTED
-        sequence.may_load = False
+        sequence.history.may_load = False
         if not self._connector.start_load(sequence, token_s=self._pace.token_s):
             return Admission.ADMITTED
         self._queues.load(sequence)

@@ -124,7 +124,7 @@ class Scheduler:
             assert member.salt == sequence.salt, "parallel samples share one salt"
             assert member.priority == sequence.priority, "parallel samples share one priority"
             assert member.tenant == sequence.tenant, "parallel samples share one tenant"
-            self._has_deadlines = self._has_deadlines or member.first_token_by is not None
+            self._has_deadlines = self._has_deadlines or member.latency.first_token_by is not None
             self._targets.add(member)
         if not sequence.skip_prefix_cache and self._connector.start_load(sequence):
             self._queues.load(sequence)
@@ -138,8 +138,8 @@ class Scheduler:
             if need > (capacity := self.blocks.capacity):
                 raise SequenceTooLong(
                     f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, "
-                    f"up to {member.max_tokens} generated), the pool holds {capacity}; shorten the prompt, "
-                    "lower max_tokens or give the pool more memory"
+                    f"up to {need - member.num_prompt} generated), the pool holds {capacity}; shorten "
+                    "the prompt, lower max_tokens or give the pool more memory"
                 )
 
     def abort(self, sequence: Sequence) -> None:
@@ -246,6 +246,8 @@ class Scheduler:
         for item, drawn in groups:  # last, when there is most room for forks
             self._commit_group(item, drawn)
         self._queues.waiting.computed(step.work)
+        if not self._planned:
+            self._queues.successors.clear()
         self._connector.save(step)
 
     def close(self) -> None:
@@ -431,7 +433,7 @@ class Scheduler:
 
         Return those that have ended, and prompts with parallel samples, of which nothing is done yet, with
         their results."""
-        commit_pages = self.blocks.commit
+        commit_pages, successors = self.blocks.commit, self._queues.successors
         ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
         index = 0
@@ -443,9 +445,9 @@ class Scheduler:
                 groups.append((item, results[first:index]))
                 continue
             if not samples:
-                while table is None and sequence.successor is not None:
+                while table is None and sequence in successors:
                     # Aborted while it was computed: a recurrent state has gone on, for whoever has it now.
-                    sequence = sequence.successor
+                    sequence = successors[sequence]
                     table = sequence.table
                 if table is not None:
                     commit_pages(table, sequence.tokens, stop)
@@ -484,7 +486,7 @@ class Scheduler:
             self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []
         for member, result in drawn:
-            member.num_cached = parent.num_cached
+            member.history.num_cached = parent.history.num_cached
             if result.token is not None:
                 member.tokens.append(result.token)
             if result.token is None or result.finished or len(member.tokens) >= member.max_length:

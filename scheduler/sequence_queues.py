@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .resources import Resource
 from .slot_shares import SlotShares
 from .types import Sequence, Status
@@ -22,6 +24,7 @@ class SequenceQueues:
     loading       a connector brings pages of their prompts, or those they gave back
     waiting       in the order to let them in, see WaitingQueue
     running       by priority, the one let in first among equals; each holds every resource
+    successors    parallel samples that took the place of sequences aborted since the last commit
     max_running   forks beyond it wait
     shares        of the slots, by tenant
     """
@@ -31,6 +34,7 @@ class SequenceQueues:
         self.loading: list[Sequence] = []
         self.waiting = waiting
         self.running: list[Sequence] = []
+        self.successors: dict[Sequence, Sequence] = {}
         self.shares = SlotShares(max_running)
         self._num_admitted = 0  # for the first time
 
@@ -65,9 +69,9 @@ class SequenceQueues:
         self.running.insert(_behind(self.running, sequence), sequence)
         self.shares.count_running(sequence, 1)
         sequence.status = Status.RUNNING
-        sequence.num_overtaken = 0
-        if sequence.num_cached is None:
-            sequence.num_admitted_before = self._num_admitted
+        sequence.history.num_overtaken = 0
+        if sequence.history.num_cached is None:
+            sequence.history.num_admitted_before = self._num_admitted
             self._num_admitted += 1
         self.waiting.let_in(sequence)
 
@@ -76,7 +80,7 @@ class SequenceQueues:
 
         It is admitted again before those of its priority that never ran, or ran after it did. Only a
         preemption for pages makes later admissions more careful."""
-        victim.num_preempted += for_pages
+        victim.history.num_preempted += for_pages
         self._stop_running(victim)
         self._put_back(victim)
 
@@ -101,7 +105,7 @@ class SequenceQueues:
             sequence.parallel_samples = []
             if runs:
                 self.running[self.running.index(sequence)] = successor
-                sequence.successor = successor
+                self.successors[sequence] = successor
             else:
                 self.waiting.replace(sequence, successor)
             successor.status = sequence.status
@@ -128,8 +132,8 @@ class SequenceQueues:
             self._stop_running(parent)
             queued = remaining
         for member in reversed(queued):
-            member.digests = parent.digests.copy()
-            member.num_admitted_before = parent.num_admitted_before
+            member.history.digests = parent.digests.copy()
+            member.history.num_admitted_before = parent.history.num_admitted_before
             self._put_back(member)
 
     def _put_back(self, sequence: Sequence) -> None:
@@ -153,7 +157,7 @@ class SequenceQueues:
             return False
         if not resources.fork(successor, member):
             return False
-        member.num_admitted_before = successor.num_admitted_before
+        member.history.num_admitted_before = successor.history.num_admitted_before
         member.status = Status.RUNNING
         self.running.insert(self.running.index(successor) + 1, member)
         self.shares.count_running(member, 1)
@@ -171,7 +175,4 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
 def _take_over(successor: Sequence, parent: Sequence) -> None:
     """The successor takes over where the parent stood."""
     successor.table, parent.table = parent.table, None
-    successor.digests, successor.num_cached = parent.digests, parent.num_cached
-    successor.num_charged = parent.num_charged
-    successor.num_preempted, successor.may_load = parent.num_preempted, parent.may_load
-    successor.num_admitted_before = parent.num_admitted_before
+    successor.history = replace(parent.history)

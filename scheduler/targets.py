@@ -27,7 +27,7 @@ class Targets(Resource):
 
     def add(self, sequence: Sequence) -> None:
         """Heed the target of a sequence, if it has one."""
-        if sequence.target_itl is not None:
+        if sequence.latency.target_itl is not None:
             self._has_targets = True
             self.latency = self.latency or LatencyTarget(None, self.cost)
 
@@ -35,7 +35,7 @@ class Targets(Resource):
         """The tightest of the targets that these have of their own."""
         if not self._has_targets:
             return None
-        return min((each.target_itl for each in sequences if each.target_itl is not None), default=None)
+        return min((own for each in sequences if (own := each.latency.target_itl) is not None), default=None)
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:
         return self.has_time(sequence)

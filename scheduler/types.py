@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
 from octavo.block_manager import Digest, Miss, PageCopy, PageTable
@@ -17,6 +17,45 @@ class Status(enum.Enum):
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
+
+
+class LatencyGoal(NamedTuple):
+    """When a request wants its tokens.
+
+    target_itl      seconds between two of them (None: whatever others want)
+    first_token_by  when the first one is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
+    """
+
+    target_itl: float | None = None
+    first_token_by: float | None = None
+
+
+ANY_TIME = LatencyGoal()
+
+
+@dataclass(slots=True, eq=False)
+class History:
+    """What the scheduler remembers of a sequence whether or not it runs.
+
+    A parallel sample that takes a sequence's place takes over its history.
+
+    num_cached   prompt tokens found in the prefix cache at first admission (a parallel sample's: its
+                 parent's); None before
+    num_preempted  how often it had to give its pages back
+    num_admitted_before  sequences that had been let in when it was, for the first time
+    num_overtaken  how many others were let in before it while it was next, see ``AgeOrder``
+    num_charged  tokens that the tenant has paid for, where accounts are kept
+    may_load     it gave its pages back, and no connector was asked for them since
+    digests      of the leading full pages, as far as known
+    """
+
+    num_cached: int | None = None
+    num_preempted: int = 0
+    num_admitted_before: int = 0
+    num_overtaken: int = 0
+    num_charged: int = 0
+    may_load: bool = False
+    digests: list[Digest] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,55 +71,41 @@ class Sequence:
     salt         pages are shared only with sequences of the same salt
     parallel_samples  sequences with the same prompt (n > 1) that wait for their parent's, this one: at
                  its first sample they are forked from it and get a token each
-    num_cached   prompt tokens found in the prefix cache at first admission (a parallel sample's: its
-                 parent's); None before
     skip_prefix_cache  never start from cached pages: somebody wants to see the whole prompt computed
-    target_itl   seconds between two of its tokens that it asks for (None: whatever others want)
-    first_token_by  when its first token is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
     tenant       whose it is, where several share a server
-    num_preempted  how often it had to give its pages back
-    num_admitted_before  sequences that had been let in when it was, for the first time
-    num_overtaken  how many others were let in before it while it was next, see ``AgeOrder``
-    may_load     it gave its pages back, and no connector was asked for them since
-    successor    the parallel sample that took its place, and its pages, when it was aborted
-    num_charged  tokens that the tenant has paid for, where accounts are kept
-    digests      of the leading full pages, as far as known: they outlive preemption
     drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
                  room: whoever appends a token says what they are now
     """
 
     sequence_id: str
     tokens: list[int]
-    max_tokens: int
+    max_tokens: InitVar[int]
     salt: bytes = b""
     priority: int = 0
     parallel_samples: list[Sequence] = field(default_factory=list)
     skip_prefix_cache: bool = False
     tenant: str = ""
-    target_itl: float | None = None
-    first_token_by: float | None = None
+    latency: LatencyGoal = ANY_TIME
     num_prompt: int = field(init=False)
     max_length: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
-    num_cached: int | None = field(init=False, default=None)
-    num_preempted: int = field(init=False, default=0)
-    num_admitted_before: int = field(init=False, default=0)
-    num_overtaken: int = field(init=False, default=0)
-    may_load: bool = field(init=False, default=False)
-    successor: Sequence | None = field(init=False, default=None)
-    num_charged: int = field(init=False, default=0)
-    digests: list[Digest] = field(init=False, default_factory=list)
+    history: History = field(init=False, default_factory=History)
     drafts: tuple[int, ...] = field(init=False, default=())
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_tokens: int) -> None:
         """Raise ValueError if there is nothing to compute."""
         if not self.tokens:
             raise ValueError(f"{self.sequence_id} has no tokens; a prompt needs at least one")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
         self.num_prompt = len(self.tokens)
-        self.max_length = self.num_prompt + self.max_tokens
+        self.max_length = self.num_prompt + max_tokens
+
+    @property
+    def digests(self) -> list[Digest]:
+        """Digests of the leading full pages, as far as they are known."""
+        return self.history.digests
 
     @property
     def num_written(self) -> int:

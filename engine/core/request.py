@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.scheduler import Sequence
+from octavo.scheduler import LatencyGoal, Sequence
 
 from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
@@ -75,10 +75,12 @@ class Request:
                     priority=priority,
                     skip_prefix_cache=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
-                    target_itl=None if params.target_itl is None else params.target_itl / 1e3,
-                    first_token_by=None
-                    if params.target_ttft is None
-                    else arrived_at + params.target_ttft / 1e3,
+                    latency=LatencyGoal(
+                        target_itl=None if params.target_itl is None else params.target_itl / 1e3,
+                        first_token_by=None
+                        if params.target_ttft is None
+                        else arrived_at + params.target_ttft / 1e3,
+                    ),
                 ),
                 # Each sample has a seed of its own, or all n would say the same.
                 SampleState(
@@ -97,7 +99,7 @@ class Request:
     @property
     def num_cached(self) -> int:
         """Prompt tokens that were found in the prefix cache."""
-        return self.samples[0].sequence.num_cached or 0
+        return self.samples[0].sequence.history.num_cached or 0
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:

@@ -15,7 +15,7 @@ from octavo.engine.kv_store.host_tier import HostTier
 from octavo.engine.kv_store.page_runs import PageLayoutKey
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.waiting import WaitingQueue
 
@@ -238,7 +238,9 @@ def simulate(
                 each.output_tokens,
                 each.salt,
                 tenant=each.tenant,
-                first_token_by=None if target_ttft_s is None else each.at_s + target_ttft_s,
+                latency=LatencyGoal(
+                    first_token_by=None if target_ttft_s is None else each.at_s + target_ttft_s
+                ),
             )
             served[sequence] = Served(each, sequence)
             scheduler.add(sequence)

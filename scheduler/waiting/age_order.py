@@ -37,7 +37,7 @@ class AgeOrder:
         age."""
         equals = list(equals)
         _, oldest = self._first_ones(equals)
-        due = oldest if oldest is not None and oldest.num_overtaken >= MAX_OVERTAKEN else None
+        due = oldest if oldest is not None and oldest.history.num_overtaken >= MAX_OVERTAKEN else None
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
@@ -53,14 +53,14 @@ class AgeOrder:
 
         Those that ran, too, and were let in before it was, for the first time."""
         ran, _ = self._first_ones(equals)
-        return sum(each.num_admitted_before < sequence.num_admitted_before for each in ran)
+        return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
     def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
         """Whether one of ``equals`` may be let in though another one, which comes before it, has to wait."""
         ran, oldest = self._first_ones(equals)
         if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
             return False
-        return oldest is None or oldest is sequence or oldest.num_overtaken < MAX_PASSED
+        return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
         """One of ``equals`` waits no more."""
@@ -69,19 +69,20 @@ class AgeOrder:
             self._interrupted.remove(sequence)
             others = [each for each in ran if each is not sequence]
             if others:  # they are overtaken together
-                others[0].num_overtaken = max(others[0].num_overtaken, sequence.num_overtaken)
+                others[0].history.num_overtaken = max(
+                    others[0].history.num_overtaken, sequence.history.num_overtaken
+                )
             return
         if ran:
-            ran[0].num_overtaken = 1 + _times_overtaken(ran)
+            ran[0].history.num_overtaken = 1 + _times_overtaken(ran)
         if oldest is not None and oldest is not sequence:
-            oldest.num_overtaken += 1
+            oldest.history.num_overtaken += 1
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
         """``successor`` takes the place of a sequence that waits, and its age."""
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
             self._interrupted.add(successor)
-        successor.num_overtaken = sequence.num_overtaken
 
     def _rank(self, sequence: Sequence, due: Sequence | None) -> tuple[int, int, Sequence]:
         if sequence in self._interrupted:
@@ -106,4 +107,4 @@ class AgeOrder:
 
 def _times_overtaken(ran: Iterable[Sequence]) -> int:
     """By those that never ran, since one of these, or of those that waited with them, has been waiting."""
-    return max(each.num_overtaken for each in ran)
+    return max(each.history.num_overtaken for each in ran)

@@ -130,7 +130,7 @@ class FairQueue(TenantLanes):
         return ends
 
     def let_in(self, sequence: Sequence) -> None:
-        sequence.num_charged = max(sequence.num_charged, sequence.num_written)
+        sequence.history.num_charged = max(sequence.history.num_charged, sequence.num_written)
 
     def planned(self, item: ScheduledChunk) -> None:
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
@@ -140,7 +140,7 @@ class FairQueue(TenantLanes):
         self._is_short = False
         self._unsettled.update(dict.fromkeys(map(_SEQUENCE, work)))
         for sample in chain.from_iterable(map(_PARALLEL_SAMPLES, work)):
-            sample.num_charged = sample.num_prompt  # which its parent pays for
+            sample.history.num_charged = sample.num_prompt  # which its parent pays for
             self._unsettled[sample] = None
 
     def _settle(self) -> None:
@@ -152,10 +152,10 @@ class FairQueue(TenantLanes):
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
         """For tokens up to a position, as far as nobody has paid for them."""
-        start, num_prompt, tenant = sequence.num_charged, sequence.num_prompt, sequence.tenant
+        start, num_prompt, tenant = sequence.history.num_charged, sequence.num_prompt, sequence.tenant
         if stop <= start:
             return
-        sequence.num_charged = stop
+        sequence.history.num_charged = stop
         prompt = min(stop, num_prompt) - min(start, num_prompt)
         cost = (stop - start - prompt) * self._cost(self._output_cost, tenant)
         if prompt:

@@ -7,7 +7,7 @@ import zlib
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
+from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence, Status
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
@@ -38,7 +38,7 @@ class Clock:
         """``within``: seconds from now."""
         by = None if within is None else self.now + within
         prompt = [zlib.crc32(name.encode()), *range(length - 1)]
-        sequence = Sequence(name, prompt, max_tokens, tenant=tenant, first_token_by=by)
+        sequence = Sequence(name, prompt, max_tokens, tenant=tenant, latency=LatencyGoal(None, by))
         self.scheduler.add(sequence)
         return sequence
 
@@ -101,7 +101,7 @@ def test_who_ran_before_is_never_late(kind: str) -> None:
     clock = Clock(kind, num_pages=8, running=3)
     clock.add("oldest", 12, within=10.0, max_tokens=12)
     victim = clock.add("victim", 12, within=10.0, max_tokens=12)
-    while not victim.num_preempted:
+    while not victim.history.num_preempted:
         clock.step()
     clock.now += 1000.0
     clock.add("other", within=1000.0)

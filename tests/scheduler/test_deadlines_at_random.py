@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
+from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
@@ -42,7 +42,7 @@ def test_the_kth_oldest_waits_for_so_many_others_at_most(
             length, outputs, within, shared = jobs[number % len(jobs)]
             prompt = [1 if shared else 100 + number] * length
             by = None if within is None else now + within
-            sequence = Sequence(str(number), prompt, outputs, first_token_by=by)
+            sequence = Sequence(str(number), prompt, outputs, latency=LatencyGoal(first_token_by=by))
             waiting[sequence] = num_let_in, len(waiting)
             s.add(sequence)
             number += 1

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
+from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.latency_target import (
     LEAST_HEADROOM,
     MIN_CHUNK,
@@ -71,7 +71,9 @@ def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
 def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal["auto"] | None) -> None:
     scheduler, rng = make(server), random.Random(1)
     for number, own in enumerate((None, 0.110, 0.5)):
-        scheduler.add(Sequence(f"s{number}", [rng.randrange(99) for _ in range(16)], 2000, target_itl=own))
+        scheduler.add(
+            Sequence(f"s{number}", [rng.randrange(99) for _ in range(16)], 2000, latency=LatencyGoal(own))
+        )
     for _ in range(30):
         advance(scheduler)
     seconds = []

@@ -40,7 +40,7 @@ def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
 def let_in_as(number: int, name: str = "") -> Sequence:
     """One that ``number`` others were let in before."""
     one = sequence(name or str(number))
-    one.num_admitted_before = number
+    one.history.num_admitted_before = number
     return one
 
 
@@ -64,7 +64,7 @@ def test_who_gave_way_comes_back_whatever_is_cached() -> None:
     assert blocks.reserve(table, 9)
     blocks.commit(table, tokens, 9)
     queue, first, cached = QUEUES["lpm"](blocks), let_in_as(0), Sequence("cached", tokens, 1)
-    cached.num_admitted_before = 1
+    cached.history.num_admitted_before = 1
     queue.put_back(first)
     queue.put_back(cached)
     assert list(queue.offers()) == [first, cached]
@@ -165,7 +165,7 @@ def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
     running.table = blocks.open(running.tokens)
     assert blocks.reserve(running.table, 4)
     back.table = blocks.open(back.tokens)
-    back.num_preempted = 3
+    back.history.num_preempted = 3
     assert has_headroom(back, [running], blocks)
     back.parallel_samples = [Sequence("parallel sample", [2] * 3, 20)]
     assert not has_headroom(back, [running], blocks)

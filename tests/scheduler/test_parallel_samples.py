@@ -43,7 +43,7 @@ def test_parallel_samples_share_full_pages_and_copy_the_partial_one() -> None:
     following = plan(s)
     assert set(following.copies) == {PageCopy(PageId(1), PageId(m.table.pages[1])) for m in (b, c) if m.table}
     assert [work.start for work in following.work] == [6, 6, 6]
-    assert all(m.num_cached == 0 for m in (a, b, c))
+    assert all(m.history.num_cached == 0 for m in (a, b, c))
 
 
 def test_parallel_samples_without_a_place_wait_with_their_first_token() -> None:
@@ -58,7 +58,7 @@ def test_parallel_samples_without_a_place_wait_with_their_first_token() -> None:
         commit(s, step, *[20] * len(step.sampled()))
     step = plan(s)
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(c, 4, 7)], "full pages were found again"
-    assert c.num_cached == 0
+    assert c.history.num_cached == 0
     assert not step.lookups, "the prompt was looked up once, for all"
 
 

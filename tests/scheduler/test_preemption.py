@@ -70,7 +70,7 @@ def test_whoever_gave_way_does_not_come_back_only_to_lose_everything_again() -> 
     while s.has_work:
         advance(s)
     assert s.num_preemptions > 0
-    assert max(sequence.num_preempted for sequence in everyone) <= 2
+    assert max(sequence.history.num_preempted for sequence in everyone) <= 2
 
 
 def test_what_ended_early_makes_room_for_one_that_gave_way() -> None:
@@ -83,7 +83,7 @@ def test_what_ended_early_makes_room_for_one_that_gave_way() -> None:
     s.add(equal)
     advance(s)
     waiting = Sequence("waits", [2] * 4, 8)
-    waiting.num_preempted = 5
+    waiting.history.num_preempted = 5
     s.add(waiting)
     advance(s)
     assert not is_running(waiting)

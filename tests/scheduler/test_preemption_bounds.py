@@ -78,7 +78,9 @@ class Store(NoConnector):
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         found = self._blocks.num_findable(sequence.digests)
-        if sequence.num_preempted == 0 or not self._kept.intersection(sequence.digests[found : found + 1]):
+        if sequence.history.num_preempted == 0 or not self._kept.intersection(
+            sequence.digests[found : found + 1]
+        ):
             return False
         self._steps = (self._steps + 1) % 5
         self._waiting[sequence] = self._steps
@@ -145,12 +147,12 @@ def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: 
     for _ in range(100_000):
         while len(everyone) < len(crowd.jobs) and len(everyone) <= steps * crowd.arrivals:
             everyone.append(sequences(crowd, len(everyone)))
-            tokens += sum(member.num_prompt + member.max_tokens for member in everyone[-1])
+            tokens += sum(member.max_length for member in everyone[-1])
             scheduler.add(everyone[-1][0])
         if len(everyone) == len(crowd.jobs) and not scheduler.has_work:
             break
         steps += advance(scheduler, in_vain=crowd.in_vain)
     members = [member for samples in everyone for member in samples]
     assert all(member.status is Status.FINISHED for member in members)
-    assert max(member.num_preempted for member in members) <= crowd.most_preemptions
+    assert max(member.history.num_preempted for member in members) <= crowd.most_preemptions
     assert steps <= (2 if crowd.in_vain else 1) * (1 + crowd.most_preemptions) * tokens

@@ -92,7 +92,7 @@ def test_a_repeated_prompt_computes_its_last_token_only() -> None:
     assert shape(second) == [("b", 8, 9, True)]
     assert first.lookups[0].misses == {"new": 8, "partial_page": 1}
     assert (second.lookups[0].num_hit, second.lookups[0].misses) == (8, {"partial_page": 1})
-    assert second.work[0].sequence.num_cached == 8
+    assert second.work[0].sequence.history.num_cached == 8
 
 
 def test_the_youngest_makes_room_and_comes_back_first() -> None:
@@ -113,7 +113,7 @@ def test_the_youngest_makes_room_and_comes_back_first() -> None:
     while old.status is Status.RUNNING:
         advance(s)
     assert shape(advance(s))[0] == ("young", 4, 9, True), "the head of it outlived the tail"
-    assert young.num_cached == 0, "of the first admission"
+    assert young.history.num_cached == 0, "of the first admission"
 
 
 def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:

@@ -34,7 +34,7 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
         assert lookup.num_tokens == lookup.sequence.num_prompt
         assert lookup.num_hit + sum(lookup.misses.values()) == lookup.num_tokens
         assert all(count > 0 for count in lookup.misses.values())
-        assert lookup.num_hit == lookup.sequence.num_cached
+        assert lookup.num_hit == lookup.sequence.history.num_cached
         assert lookup.num_hit < lookup.num_tokens
         assert workload.prefix_cache or lookup.misses == {"disabled": lookup.num_tokens}
 

@@ -120,7 +120,7 @@ class Flood:
         if not request.has_begun:
             overtaken = self.num_let_in[self._line(first)] - request.num_before
             assert overtaken <= (PASSED + running) * place
-        assert max(sample.num_preempted for sample in request.samples) <= most
+        assert max(sample.history.num_preempted for sample in request.samples) <= most
         if not self.has_lines:
             longest = max(job.samples * (job.prompt + job.outputs) for job in self.traffic.jobs)
             others = (PASSED + running) * place + (running + OVERTAKEN) * (most + 2)
@@ -172,15 +172,15 @@ def test_samples_are_as_old_as_the_request_they_belong_to() -> None:
     """Those that are forked, one that waits for room, and the one that takes an aborted one's place."""
     s = Scheduler(BlockManager(64, PAGE_SIZE), Limits(16, 2))
     before = Sequence("before", [1] * 3, 1)
-    before.num_overtaken = 5
+    before.history.num_overtaken = 5
     family = [Sequence(f"sample {i}", [2] * 3, 4) for i in range(4)]
     family[0].parallel_samples = family[1:]
     for sequence in (before, family[0]):
         s.add(sequence)
     step = s.plan()
     assert step is not None
-    assert before.num_overtaken == 0, "it starts anew"
+    assert before.history.num_overtaken == 0, "it starts anew"
     s.abort(family[0])
     s.commit(step, [SampleResult(7) for _ in step.sampled()])
     assert [sample.status for sample in family[1:]] == [Status.RUNNING, Status.RUNNING, Status.WAITING]
-    assert [sample.num_admitted_before for sample in family[1:]] == [1, 1, 1]
+    assert [sample.history.num_admitted_before for sample in family[1:]] == [1, 1, 1]

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
+from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.latency_target import AUTO_MOST_S, AUTO_ROOM, MIN_RUNNING
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.types import StepShape
@@ -30,7 +30,7 @@ def crowd(
     for number in range(10_000):
         if number == 3:
             for index in range(64):
-                scheduler.add(Sequence(f"s{index}", [*head, index], 60, target_itl=own))
+                scheduler.add(Sequence(f"s{index}", [*head, index], 60, latency=LatencyGoal(own)))
         if (step := scheduler.plan()) is None:
             return seconds, running
         shape = shape_of(step.work)

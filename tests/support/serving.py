@@ -122,7 +122,7 @@ class Served:
             assert sequence.status is Status.RUNNING
             assert (item.start, item.stop, item.samples) == (before[sequence].stop, item.start + 1, True)
             assert item.stop <= table.capacity
-            assert item.start + 1 < sequence.num_prompt + sequence.max_tokens, "it ends with the step before"
+            assert item.start + 1 < sequence.max_length, "it ends with the step before"
             assert self.scheduler._planned[0].sampled()[source] is sequence
         return AheadStep(step, [self._slots(item) for item in step.work])
 
@@ -297,7 +297,7 @@ def check_step(
         assert item.drafts == item.sequence.drafts[: len(item.drafts)]
         if item.drafts:
             assert item.samples
-            assert item.end < item.sequence.num_prompt + item.sequence.max_tokens
+            assert item.end < item.sequence.max_length
 
     assert not before or before[0] in planned or backlogs[before[0]] > 1, "the oldest must always get on"
     skipped = [s for s in before if s not in planned and s not in step.preempted]

@@ -114,7 +114,7 @@ def serve(
         scheduler.commit(step, results)
         blocks.check()
     for sequence, own in zip(sequences, outputs, strict=True):
-        own.num_cached = sequence.num_cached or 0
+        own.num_cached = sequence.history.num_cached or 0
     return outputs
 
 

@@ -80,7 +80,7 @@ def serve(
         blocks.check()
         if number > 40 and scheduler.num_running:
             held.add(blocks.groups[-1].num_pages - blocks.idle_pages()[-1])
-    assert [sequence.num_cached for sequence in sequences[1:2]] == [40][: num_prompts - 1]
+    assert [sequence.history.num_cached for sequence in sequences[1:2]] == [40][: num_prompts - 1]
     return [sequence.tokens for sequence in sequences], logprobs, held
 
 

@@ -122,7 +122,7 @@ class Backlogged:
         tokens: dict[str, int] = defaultdict(int)
         for sequence in self.scheduler._queues.running:
             for member in (sequence, *sequence.parallel_samples):
-                tokens[member.tenant] += member.num_prompt + member.max_tokens
+                tokens[member.tenant] += member.max_length
         self.most_at_once = max(self.most_at_once, *tokens.values(), 0)
 
     def _pay(self, sequence: Sequence, stop: int, start: int) -> None:

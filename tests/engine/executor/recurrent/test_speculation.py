@@ -178,4 +178,4 @@ def serve(
         whole_tokens, whole_logprobs = cold[number % len(prompts)]
         assert tokens == whole_tokens[: len(tokens)]
         assert logprobs == whole_logprobs[: len(logprobs)]
-    return sum((request.samples[0].sequence.num_cached or 0) > 0 for request in requests)
+    return sum((request.samples[0].sequence.history.num_cached or 0) > 0 for request in requests)
