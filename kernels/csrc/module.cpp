@@ -18,7 +18,6 @@ constexpr int kAbiVersion = 7;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
-void bind_attention_residual(nb::module_& m);
 void bind_mapped_file(nb::module_& m);
 void bind_quantize_channels(nb::module_& m);
 void bind_quantize_weights(nb::module_& m);
@@ -64,7 +63,6 @@ NB_MODULE(_ext, m) {
   m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set them; ValueError unless 1 <= n <= 1024.");
   octavo::bind_linear(m);
   octavo::bind_attention(m);
-  octavo::bind_attention_residual(m);
   octavo::bind_mapped_file(m);
   octavo::bind_quantize_channels(m);
   octavo::bind_quantize_weights(m);

@@ -1,4 +1,4 @@
-// The MLX primitive of paged attention, and the bindings of attention and pages.
+// The MLX primitive of paged attention, also over two pools, and the bindings of attention and pages.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -162,56 +162,101 @@ namespace {
 
 struct AttendOptions {
   float scale, softcap;
-  int window, keep;
-  bool sinks, mask, rotary;  // which of the optional inputs there are
+  int window, keep;                    // of the layer
+  int residual_window, residual_keep;  // see Residency; 0: one pool
+  bool sinks, mask, rotary;            // which of the optional inputs there are
   bool exact;
 };
 
+// Attention over one pool, or over two that hold the rows of the same layer: quantized pages, and 16-bit
+// residual pages of some. Each pool is attended over by the kernels of its own formats. Those of the
+// quantized pages leave float rows and the logarithms of their sums of weights; those of the residual pages
+// weight both by these, and fold in the sinks, as they finish their rows.
 class Attend : public mx::Primitive {
  public:
-  Attend(mx::Stream stream, const PageLayout& layout, const AttendOptions& options)
-      : Primitive(stream), layout_(layout), options_(options) {}
+  Attend(mx::Stream stream, const PageLayout& layout, const std::optional<PageLayout>& residual,
+         const AttendOptions& options)
+      : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
-  // pool, queries, page_table, q_start, kv_len, maybe sinks, a mask, rotary queries -> out
+  // queries, q_start, kv_len, pool, page_table, maybe the same two of residual pages and their starts, maybe
+  // sinks, a mask, rotary queries -> out
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
     AttendArgs args{};
-    args.layout = layout_;
-    args.pool = inputs[0].data<uint8_t>();
-    args.queries = view_rows(inputs[1]);
+    args.queries = view_rows(inputs[0]);
+    args.num_query_heads = inputs[0].shape(1);
+    args.q_start = view_ints(inputs[1]);
+    args.kv_len = view_ints(inputs[2]);
+    args.num_sequences = inputs[2].shape(0);
     args.out = out.data<void>();
-    args.page_table = view_ints(inputs[2]);
-    args.q_start = view_ints(inputs[3]);
-    args.kv_len = view_ints(inputs[4]);
-    size_t next = 5;
-    if (options_.sinks) args.sinks = inputs[next++].data<float>();
-    if (options_.mask) args.mask = view_mask(inputs[next++]);
-    args.table_width = inputs[2].shape(1);
-    args.num_sequences = inputs[4].shape(0);
-    args.num_query_heads = inputs[1].shape(1);
+    args.table_width = inputs[4].shape(1);
     args.scale = options_.scale;
     args.softcap = options_.softcap;
     args.window = options_.window;
     args.keep = options_.keep;
     args.exact = options_.exact;
-    if (options_.rotary) attend_latents(args, view_rows(inputs[next]));
-    Encoder(stream()).dispatch([args] { run_attention(args); });
+    size_t next = 5;
+    if (residual_) {
+      args.residency = {Residency::quantized, options_.residual_window, options_.residual_keep,
+                        view_ints(inputs[7])};
+      next = 8;
+    }
+    if (options_.sinks) args.sinks = inputs[next++].data<float>();
+    if (options_.mask) args.mask = view_mask(inputs[next++]);
+    const auto over = [&](const PageLayout& layout, size_t pool, Residency::Part part) {
+      AttendArgs of_pool = args;
+      of_pool.layout = layout;
+      if (options_.rotary) attend_latents(of_pool, view_rows(inputs[next]));
+      of_pool.pool = inputs[pool].data<uint8_t>();
+      of_pool.page_table = view_ints(inputs[pool + 1]);
+      of_pool.residency.part = part;
+      return of_pool;
+    };
+    if (!residual_) {
+      const AttendArgs call = over(layout_, 3, Residency::all);
+      return Encoder(stream()).dispatch([call] { run_attention(call); });
+    }
+    const AttendArgs first = over(layout_, 3, Residency::quantized);
+    const AttendArgs second = over(*residual_, 5, Residency::residual);
+    Encoder(stream()).dispatch([first, second] { run_attention(first, second); });
   }
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");
   }
-  const char* name() const override { return "OctavoAttend"; }
+  const char* name() const override { return residual_ ? "OctavoAttendResidual" : "OctavoAttend"; }
 
  private:
   PageLayout layout_;
+  std::optional<PageLayout> residual_;
   AttendOptions options_;
 };
 
-mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
-                 const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
-                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact) {
+// Residual pages of a call, and which rows are read there.
+struct ResidualInputs {
+  const PageLayout& layout;
+  const mx::array &pool, &page_table, &starts;
+};
+
+void require_residual(const PageLayout& layout, const ResidualInputs& residual, const AttendOptions& options,
+                      const mx::array& queries, const mx::array& page_table) {
+  require(
+      layout.num_heads == residual.layout.num_heads && layout.page_size == residual.layout.page_size &&
+          layout.k.dim == residual.layout.k.dim && layout.v.dim == residual.layout.v.dim,
+      [] { return "residual pages must have the heads, dimensions and page size of those they stand for"; });
+  require_pool(residual.layout, residual.pool);
+  require_ints("residual_table", residual.page_table, page_table.shape());
+  require_ints("starts", residual.starts, {queries.shape(0)});
+  require(options.residual_window >= 1 && options.residual_keep >= 0,
+          [] { return "windows, keeps and softcap must not be negative, and residual pages need a window"; });
+  require(options.window == 0 || options.residual_keep == options.keep,
+          [] { return "a layer with a window keeps the same positions in both pools"; });
+}
+
+mx::array attend_over(const PageLayout& layout, const mx::array& pool, const ResidualInputs* residual,
+                      const mx::array& queries, const mx::array& page_table, const mx::array& q_start,
+                      const mx::array& kv_len, AttendOptions options, const std::optional<mx::array>& sinks,
+                      const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary) {
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -219,18 +264,45 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   require_ints("page_table", page_table, page_table.shape());
   require_ints("q_start", q_start, {page_table.shape(0) + 1});
   require_ints("kv_len", kv_len, {page_table.shape(0)});
-  require(window >= 0 && keep >= 0 && softcap >= 0,
+  require(options.window >= 0 && options.keep >= 0 && options.softcap >= 0,
           [] { return "window, keep and softcap must not be negative"; });
+  if (residual != nullptr) require_residual(layout, *residual, options, queries, page_table);
   const mx::Stream stream = cpu_stream();
-  std::vector<mx::array> inputs = {pool, queries, page_table, q_start, kv_len};
+  std::vector<mx::array> inputs = {queries, q_start, kv_len, pool, page_table};
+  if (residual != nullptr)
+    inputs.insert(inputs.end(), {residual->pool, residual->page_table, residual->starts});
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
-  add_rotary(inputs, rotary, layout, queries, softcap);
-  const AttendOptions options{
-      scale, softcap, window, keep, sinks.has_value(), mask.has_value(), rotary.has_value(), exact};
+  add_rotary(inputs, rotary, layout, queries, options.softcap);
+  options.sinks = sinks.has_value(), options.mask = mask.has_value(), options.rotary = rotary.has_value();
   const int dim = rotary ? layout.k.dim : layout.v.dim;
+  const auto beside = residual != nullptr ? std::optional(residual->layout) : std::nullopt;
   return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
-                   std::make_shared<Attend>(stream, layout, options), std::move(inputs));
+                   std::make_shared<Attend>(stream, layout, beside, options), std::move(inputs));
+}
+
+mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
+                 const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
+                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
+                 const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact) {
+  const AttendOptions options{scale, softcap, window, keep, 0, 0, false, false, false, exact};
+  return attend_over(layout, pool, nullptr, queries, page_table, q_start, kv_len, options, sinks, mask,
+                     rotary);
+}
+
+mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const PageLayout& residual,
+                          const mx::array& residual_pool, const mx::array& queries,
+                          const mx::array& page_table, const mx::array& residual_table,
+                          const mx::array& q_start, const mx::array& kv_len, const mx::array& starts,
+                          float scale, int window, int keep, int residual_window, int residual_keep,
+                          float softcap, const std::optional<mx::array>& sinks,
+                          const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary,
+                          bool exact) {
+  const ResidualInputs beside{residual, residual_pool, residual_table, starts};
+  const AttendOptions options{scale,         softcap, window, keep,  residual_window,
+                              residual_keep, false,   false,  false, exact};
+  return attend_over(layout, pool, &beside, queries, page_table, q_start, kv_len, options, sinks, mask,
+                     rotary);
 }
 
 }  // namespace
@@ -269,6 +341,14 @@ void bind_attention(nb::module_& m) {
         "rotary keys whose dot products with these queries join the scaled logits; the result is [T, Hq, D]. "
         "exact: no arithmetic of 8 bits, and floats over bf16 "
         "pages. The caller checks the indices and L = max kv_len.");
+  m.def("attend_residual", &attend_residual, nb::arg("layout"), nb::arg("pool"), nb::arg("residual"),
+        nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
+        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("starts"), nb::arg("scale"), nb::arg("window"),
+        nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
+        nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(), nb::arg("exact"),
+        "As attend, over quantized pages and 16-bit residual pages: row t reads in 16 bits the positions "
+        "from starts[t] on, at least its last residual_window ones, and the first "
+        "residual_keep.");
 }
 
 }  // namespace octavo
