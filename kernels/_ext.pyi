@@ -89,6 +89,41 @@ def gather_linear(
     exact: bool = False,
     stream: mx.Stream | mx.Device | None = None,
 ) -> mx.array: ...
+
+class AdapterFactors:
+    @property
+    def nbytes(self) -> int: ...
+
+def adapter_factors(
+    a: mx.array,
+    b: mx.array,
+    *,
+    scale: float,
+    gain: mx.array | None = None,
+    bias: mx.array | None = None,
+) -> AdapterFactors: ...
+
+class AdapterTable:
+    def __init__(self, inputs: int, outputs: Sequence[int], experts: int, num_slots: int) -> None: ...
+    def put(self, slot: int, part: int, factors: AdapterFactors) -> None: ...
+    def clear(self, slot: int) -> None: ...
+
+def add_adapters(
+    y: mx.array,
+    x: mx.array,
+    slots: mx.array,
+    table: AdapterTable,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
+def add_expert_adapters(
+    y: mx.array,
+    x: mx.array,
+    places: mx.array,
+    table: AdapterTable,
+    *,
+    stream: mx.Stream | mx.Device | None = None,
+) -> mx.array: ...
 def take_rows(
     weight: PackedWeight, ids: mx.array, *, stream: mx.Stream | mx.Device | None = None
 ) -> mx.array: ...

@@ -58,7 +58,7 @@ class History:
     digests: list[Digest] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One token stream being served.
 

@@ -21,6 +21,7 @@ StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
+DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12  # so that counters of service, which weights divide, stay far from infinity
 
 
@@ -234,6 +235,25 @@ class EngineConfig:
         "computing them again", shown="none", kind="size", metavar="SIZE", low=0,
         needs="prefix_cache",
     )  # fmt: skip
+    lora_modules: tuple[str, ...] = setting(
+        (), "adapters to load at start, each under the name by which requests choose it", shown="none",
+        kind="texts", metavar="NAME=PATH",
+    )  # fmt: skip
+    max_loras: int = setting(
+        8, "maximum number of different adapters in a step", kind="int", metavar="N", low=1,
+        more="More may be loaded: a request waits for a slot, and others pass it.",
+    )  # fmt: skip
+    max_lora_rank: int = setting(
+        64, "largest rank of an adapter", kind="int", metavar="N", low=1,
+    )  # fmt: skip
+    lora_memory: int | None = setting(
+        None, "memory for adapters, such as 512MiB; 1GiB where --lora-modules or --lora-dir is given",
+        shown="none", kind="size", metavar="SIZE", low=1,
+    )  # fmt: skip
+    lora_dir: Path | None = setting(
+        None, "folder below which operators may load adapters while the server runs", shown="none",
+        kind="path", metavar="DIR",
+    )  # fmt: skip
     save_dir: Path | None = setting(
         None, "folder in which `octavo cache save` writes and `load` reads", shown="none", kind="path",
         metavar="DIR",
@@ -270,6 +290,7 @@ class EngineConfig:
         self._check_residual()
         self._check_streaming()
         self._check_fairness()
+        _ = self.lora_paths
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
         if self.kv_memory is not None and self.num_pages is not None:
@@ -325,6 +346,27 @@ class EngineConfig:
                 )
             weights[name] = weight
         return weights
+
+    @property
+    def lora_paths(self) -> dict[str, Path]:
+        """The folders of ``lora_modules`` by name. InvalidConfig for one that is not written as such."""
+        paths: dict[str, Path] = {}
+        for text in self.lora_modules:
+            name, _, path = text.partition("=")
+            if not name.strip() or not name.isprintable() or not path or name in paths:
+                raise InvalidConfig(
+                    f"lora_modules must be NAME=PATH with names that differ, got {text!r}; "
+                    "write french=/srv/french"
+                )
+            paths[name] = Path(path)
+        return paths
+
+    @property
+    def lora_bytes(self) -> int:
+        """Memory that adapters may take; 0 where the engine has none."""
+        if self.lora_memory is None and (self.lora_modules or self.lora_dir is not None):
+            return DEFAULT_LORA_MEMORY
+        return self.lora_memory or 0
 
     @property
     def num_kept_tokens(self) -> int:

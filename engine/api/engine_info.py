@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 
@@ -12,7 +13,7 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 class MemoryBudget:
     """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
     in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget;
-    ``unread``: of ``weights``, what no step reads."""
+    ``unread``: of ``weights``, what no step reads; ``adapters``: that all loaded ones may take."""
 
     weights: int
     pages: int
@@ -21,6 +22,22 @@ class MemoryBudget:
     residual: int = 0
     drafts: int = 0
     unread: int = 0
+    adapters: int = 0
+
+
+class AdapterInfo(NamedTuple):
+    """A loaded adapter: its folder, the SHA-256 of its files, its largest rank, and the bytes it takes."""
+
+    name: str
+    path: str
+    digest: bytes
+    rank: int
+    nbytes: int
+
+    @property
+    def variant(self) -> bytes:
+        """The name of what tells the pages of its requests from those of others."""
+        return b"lora" + self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +58,7 @@ class EngineInfo:
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
     batch_invariant  every layer is computed by native kernels, attention from pages: a row has the same bits
                    beside any others
+    adapters       that were loaded at start
     states         slots of recurrent layers; None for models without any
     recurrent      how many of which layers are recurrent, for people; empty without any
     """
@@ -66,5 +84,6 @@ class EngineInfo:
     row_tile: int = 1
     residual_pages: int = 0
     batch_invariant: bool = False
+    adapters: tuple[AdapterInfo, ...] = ()
     states: RecurrentState | None = None
     recurrent: str = ""

@@ -46,6 +46,7 @@ class EngineRequest:
     max_tokens   tokens each sample may generate, the model's length taken into account
     arrived_at   seconds of the machine's monotonic clock
     grammar      ticket of its compiled grammar, see ``GrammarDesk``
+    adapter      name of the adapter it is computed with, whose digest is in its namespace
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class EngineRequest:
     namespace: CacheNamespace = NO_NAMESPACE
     priority: int = 0
     grammar: int | None = None
+    adapter: str | None = None
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property

@@ -39,6 +39,7 @@ from ..speculation.drafting import Speculation
 from ..speculation.mtp_drafts import MTPDrafts
 from ..tokenizer.chat_template import read_chat_template
 from ..tokenizer.tokenizer import Tokenizer, check_parsers, load_tokenizer
+from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .engine_core import EngineCore
 from .gauge_source import GaugeSource
@@ -161,7 +162,14 @@ def assemble(
     swap = None
     if config.swap_memory:
         swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
-    scheduler = Scheduler(blocks, limits, swap or disk, waiting=waiting_queue(config, blocks))
+    adapters = None if runner.adapters is None else AdapterPart(runner.adapters)
+    scheduler = Scheduler(
+        blocks,
+        limits,
+        swap or disk,
+        waiting=waiting_queue(config, blocks),
+        resources=() if adapters is None else (adapters,),
+    )
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
     speculation = Speculation(drafts_from, most=config.draft_tokens, clock=clock)
     return EngineCore(
@@ -179,6 +187,7 @@ def assemble(
             clock=clock,
         ),
         observer=observer,
+        adapters=adapters,
         overlaps=config.async_steps is not False,  # where the runner can
         clock=clock,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from octavo.block_manager import Digest, EventsLost, PageContents, PageEvent
@@ -19,12 +20,14 @@ from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence
 from octavo.scheduler.waiting import cached_tokens
 
-from ..api.errors import EventsGone
+from ..api.engine_info import AdapterInfo
+from ..api.errors import EventsGone, NotConfigured
 from ..inspection.lookup_history import LookupRecord
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned, PrefixCacheInspector
 from ..inspection.reuse_tree import ReusedPrefix
 from ..kv_store.page_runs import PageLayoutKey, PagePart
 from ..kv_store.transfer import CachedPrefix, Inserted, PageTransfer
+from .adapter_part import AdapterPart
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
@@ -32,10 +35,11 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """What commands are about: the prefix cache and the pages of one core. Only its thread has one."""
+    """The prefix cache, pages and adapters of one core, for its commands. Only its thread has one."""
 
     cache: PrefixCacheInspector
     transfer: PageTransfer
+    adapters: AdapterPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,3 +313,35 @@ class ListPages(Command[dict[Digest, PageContents]]):
 
     def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
         return core.transfer.list_pages()
+
+
+# --- Adapters
+
+
+def _adapters(core: CommandTarget) -> AdapterPart:
+    if core.adapters is None:
+        raise NotConfigured(
+            "the engine was started without adapters; start it with --lora-dir or --lora-memory"
+        )
+    return core.adapters
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapter(Command[AdapterInfo]):
+    """Read an adapter from a folder. InvalidRequest for one that cannot be served."""
+
+    name: str
+    folder: str
+
+    def execute(self, core: CommandTarget) -> AdapterInfo:
+        return _adapters(core).load(self.name, Path(self.folder))
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter(Command[None]):
+    """Forget an adapter. NotFound if there is none, InvalidRequest while requests use it."""
+
+    name: str
+
+    def execute(self, core: CommandTarget) -> None:
+        _adapters(core).unload(self.name)

@@ -17,6 +17,7 @@ from ..inspection.prefix_cache_inspector import PrefixCacheInspector
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
+from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .gauge_source import GaugeSource
 from .grammars import Grammars
@@ -48,6 +49,7 @@ class EngineCore:
     exception, and then nobody may use this core again.
 
     parts      features that take part in steps, besides prompt scores, embeddings, drafts and grammars
+    adapters   the part of requests with adapters, where the engine has some
     overlaps   a step may be submitted before the one before it is resolved, see overlap.py
     """
 
@@ -63,6 +65,7 @@ class EngineCore:
         gauge_source: GaugeSource | None = None,
         observer: Observer | None = None,
         parts: tuple[StepPart, ...] = (),
+        adapters: AdapterPart | None = None,
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,11 +76,13 @@ class EngineCore:
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
-        self.builder = RequestBuilder(runner.info, tokenizer)
+        self.builder = RequestBuilder(runner.info, tokenizer, runner.adapters)
+        self.adapters = adapters
         self._stats = StepStats(observer)
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
         grammars = Grammars(may_be_late=blocks.states is None)
+        parts = parts if adapters is None else (adapters, *parts)
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps

@@ -23,6 +23,7 @@ class Request:
     Built and only touched by the engine's thread.
 
     number       of the ``EngineRequest`` it was built from
+    adapter      name of the adapter that computes it
     max_tokens   tokens each sample may generate, the model's length taken into account
     end_ids      tokens that end a sample
     arrived_at   when it was submitted; started_at: when its prompt was first computed (seconds
@@ -44,8 +45,10 @@ class Request:
         tenant: str = "",
         constraint: AnyConstraint | None = None,
         number: int = -1,
+        adapter: str | None = None,
     ) -> None:
         self.request_id = request_id
+        self.adapter = adapter
         self.number = number
         self.params = params
         self.max_tokens = max_tokens

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import EngineRequest
+from ..api.errors import NotFound
+from ..executor.base import Adapters
 from ..structured_output.compiler import ConstraintCompiler
 from ..structured_output.grammar_desk import GrammarDesk
 from ..structured_output.reasoning_gate import AnyConstraint, ReasoningMarks
@@ -15,7 +17,8 @@ class RequestBuilder:
     """Builds requests for one model. ``grammars`` compiles what their outputs must follow, and may be used
     from any thread."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer) -> None:
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, adapters: Adapters | None = None) -> None:
+        self._adapters = adapters
         self.grammars = GrammarDesk(ConstraintCompiler(tokenizer, vocab_size=info.vocab_size))
         self._info = info
         self._tokenizer = tokenizer
@@ -24,7 +27,12 @@ class RequestBuilder:
             self._marks = ReasoningMarks(reasoning, tokenizer, vocab_size=info.vocab_size)
 
     def build(self, request: EngineRequest) -> Request:
-        """Return the request with the state of its samples."""
+        """Return the request with the state of its samples. NotFound if its adapter is not loaded."""
+        if request.adapter is not None and (
+            self._adapters is None
+            or self._adapters.info(request.adapter).variant != request.namespace.variant
+        ):
+            raise NotFound(f"adapter {request.adapter!r} is not the one that was asked for; send it again")
         return Request(
             request.request_id,
             list(request.prompt_ids),
@@ -38,6 +46,7 @@ class RequestBuilder:
             tenant=request.namespace.tenant,
             constraint=self._constraint(request),
             number=request.number,
+            adapter=request.adapter,
         )
 
     def _constraint(self, request: EngineRequest) -> AnyConstraint | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.kernels.page_bytes import PageBytes
 
-from ..api.engine_info import EngineInfo
+from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
 from .batch import Batch
@@ -75,6 +76,11 @@ class ModelRunner(Protocol):
         """The model's own head for multi-token prediction; None unless ``speculate`` asked for it."""
         ...
 
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters that rows can have; None where the engine was started without any."""
+        ...
+
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
         while the caller does something else.
@@ -106,6 +112,24 @@ class ModelRunner(Protocol):
     def close(self) -> None:
         """Give the weights and the pool back."""
         ...
+
+
+class Adapters(Protocol):
+    """The adapters of a loaded model; see ``AdapterSlots``."""
+
+    def load(self, name: str, folder: Path) -> AdapterInfo: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def info(self, name: str) -> AdapterInfo: ...
+
+    def infos(self) -> tuple[AdapterInfo, ...]: ...
+
+    def hold(self, name: str) -> bool: ...
+
+    def release(self, name: str) -> None: ...
+
+    def slot(self, name: str) -> int: ...
 
 
 class HeadRunner(Protocol):

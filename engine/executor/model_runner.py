@@ -16,6 +16,7 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.engine_info import EngineInfo
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
+from .adapters.slots import AdapterSlots
 from .base import Pending, Resolved, RunOutput, joined, with_failed_rows
 from .batch import Batch, Wanted, each_once
 from .device_step import DeviceStep
@@ -38,7 +39,7 @@ class PagedRunner:
     the model's head chooses the tokens of steps in which every token is plainly greedy; ``sampling`` draws
     those of all others, in NumPy if it is not given. ``on_device``: tokens are drawn where the logits are, in
     the step's graph, and with ``feeds`` the next step may take them from there. ``head``: the model's own,
-    which guesses.
+    which guesses. ``adapters``: those that rows can have.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class PagedRunner:
         on_device: bool = False,
         feeds: bool = False,
         head: MTPRunner | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.head = head
+        self.adapters = adapters
         self._model = model
         self._info = info
         self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
@@ -180,7 +183,7 @@ class PagedRunner:
 
     def close(self) -> None:
         """Drop the weights and the pool; the runner must not be used afterwards."""
-        del self._model, self._pages, self.head
+        del self._model, self._pages, self.head, self.adapters
         mx.clear_cache()
         release_kept_memory(self._info.backend)
 

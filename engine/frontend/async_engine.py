@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 from ..api.config import EngineConfig, checked
-from ..api.engine_info import EngineInfo
+from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
@@ -17,7 +18,7 @@ from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
-from ..core.commands import AnswerT, Command, CountCached
+from ..core.commands import AnswerT, Command, CountCached, LoadAdapter, UnloadAdapter
 from ..core.engine_client import EngineClient
 from ..core.engine_core import EngineCore
 from ..core.engine_process import EngineProcess
@@ -161,6 +162,7 @@ class AsyncEngine:
         priority: int = 0,
         final_only: bool = False,
         tenant: Tenant = NO_TENANT,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """The request's output as it comes; the deltas of n samples are mixed, each with its index.
 
@@ -173,8 +175,9 @@ class AsyncEngine:
         priority   smaller numbers are let in first, and give way last when memory runs out
         final_only one delta per sample, with everything, when the sample has ended
         tenant     whose request it is, and what it may take of the queue
+        adapter    name of a loaded adapter; None is the base model
 
-        Raises InvalidRequest, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
+        Raises InvalidRequest, NotFound, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
         params, grammar = params or SamplingParams(), None
         with self._shares.place(tenant) as place:
@@ -194,6 +197,7 @@ class AsyncEngine:
                         priority=priority,
                         tenant=tenant.name,
                         grammar=grammar,
+                        adapter=adapter,
                     )
                     self._open.limiter.check_sendable(request)
                     await self._check_deadline(request)
@@ -216,6 +220,32 @@ class AsyncEngine:
                     self._abort(stream.request)
                     self._open.forget(stream)
                 self._open.close(stream)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The loaded adapters by name."""
+        self._running()
+        assert self._input is not None
+        return self._input.adapters
+
+    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo:
+        """Load an adapter of mlx-lm's or PEFT's. Raises InvalidRequest if it cannot be served,
+        NotConfigured if this engine has no memory for adapters."""
+        self._running()
+        assert self._input is not None
+        if name in (self.info.name, *self.info.aliases):
+            raise InvalidRequest(
+                f"an adapter's name must not be the model's, got {name!r}; choose another one"
+            )
+        info = await self.ask(LoadAdapter(name, str(folder)))
+        self._input.adapters[name] = info
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises NotFound if there is none, InvalidRequest while requests use it."""
+        await self.ask(UnloadAdapter(name))
+        assert self._input is not None
+        self._input.adapters.pop(name, None)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended

@@ -12,7 +12,7 @@ from typing import cast
 
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import CacheNamespace, EngineRequest
-from ..api.errors import InvalidRequest, RequestTooLong
+from ..api.errors import InvalidRequest, NotFound, RequestTooLong
 from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.engine_client import GrammarCompiler
@@ -43,6 +43,7 @@ class InputProcessor:
         self._capacity = capacity
         self._cut_max_tokens = cut_max_tokens
         self.grammars = grammars
+        self.adapters = {adapter.name: adapter for adapter in info.adapters}  # loaded ones
         self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -117,9 +118,11 @@ class InputProcessor:
         priority: int = 0,
         tenant: str = "",
         grammar: int | None = None,
+        adapter: str | None = None,
     ) -> EngineRequest:
         """Return a request that can be queued, of ids that ``encode`` made of the prompt. ``grammar``: the
-        ticket that ``compile`` gave for these parameters. Raises InvalidRequest or RequestTooLong."""
+        ticket that ``compile`` gave for these parameters; ``adapter``: the name of one that is loaded. Raises
+        InvalidRequest, RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
@@ -138,10 +141,21 @@ class InputProcessor:
             params=params,
             max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
             arrived_at=time.monotonic(),
-            namespace=CacheNamespace(tenant, salt),
+            namespace=CacheNamespace(tenant, salt, self._variant(adapter)),
             priority=priority,
             grammar=grammar,
+            adapter=adapter,
         )
+
+    def _variant(self, adapter: str | None) -> bytes:
+        if adapter is None:
+            return b""
+        if adapter not in self.adapters:
+            names = ", ".join(self.adapters) or "none"
+            raise NotFound(
+                f"adapter must be one that is loaded ({names:.500}), got {adapter!r:.100}; load it first"
+            )
+        return self.adapters[adapter].variant
 
     def _check_reasoning(self, params: SamplingParams) -> None:
         if params.max_reasoning_tokens is not None and not self._has_reasoning:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..api.config import EngineConfig, checked
 from ..api.embedding import check_dimensions, finished
-from ..api.engine_info import EngineInfo
+from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
@@ -28,7 +28,7 @@ from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
 from ..chat.answer import whole_answer
 from ..chat.tool_choice import tool_use
-from ..core.commands import AnswerT, Command, GetPageLayout
+from ..core.commands import AnswerT, Command, GetPageLayout, LoadAdapter, UnloadAdapter
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
@@ -80,12 +80,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Generate one output per prompt, in their order.
 
         prompts    one prompt or several: text, token ids, or chat messages
         params     for all of them, or one per prompt
+        adapter    name of a loaded adapter for all of them, or one per prompt; None is the base model
         progress   show a bar on standard error (None: if that is a terminal)
 
         Raises InvalidRequest before anything is computed if any prompt cannot be served. A
@@ -93,7 +95,7 @@ class LLM:
         """
         if self._closed:
             raise EngineStopping("this LLM was closed; make a new one")
-        requests = self._admit(_as_list(prompts), params)
+        requests = self._admit(_as_list(prompts), params, adapter)
         collectors = {request.number: _Collector(request) for request in requests}
         bar = tqdm(total=len(collectors), unit="prompt", disable=None if progress is None else not progress)
         with self._turn, bar:
@@ -223,6 +225,18 @@ class LLM:
                 sample.answer = whole_answer(reader, sample.text, was_cut=was_cut)
         return outputs
 
+    def load_adapter(self, name: str, folder: Path | str) -> AdapterInfo:
+        """Load an adapter of mlx-lm's or PEFT's. Raises InvalidRequest if it cannot be served,
+        NotConfigured if this LLM has no memory for adapters."""
+        info = self._ask(LoadAdapter(name, str(folder)))
+        self._input.adapters[name] = info
+        return info
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises NotFound if there is none, InvalidRequest while prompts use it."""
+        self._ask(UnloadAdapter(name))
+        self._input.adapters.pop(name, None)
+
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
         is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
@@ -256,8 +270,16 @@ class LLM:
         self.close()
 
     def _admit(
-        self, prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: list[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[EngineRequest]:
+        names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != len(prompts):
+            raise InvalidRequest(
+                f"{len(prompts)} prompts came with {len(names)} adapters; give one for all, or one per prompt"
+            )
         if not isinstance(params, list | tuple):
             params = [cast(SamplingParams, params or SamplingParams())] * len(prompts)
         for each in params:
@@ -269,10 +291,12 @@ class LLM:
         requests: list[EngineRequest] = []
         grammar = None
         try:
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+            for index, (prompt, each, name) in enumerate(zip(prompts, params, names, strict=True)):
                 ids = self._input.encode(prompt)
                 grammar = self._input.compile(each)
-                requests.append(self._input.admit(ids, each, request_id=str(index), grammar=grammar))
+                requests.append(
+                    self._input.admit(ids, each, request_id=str(index), grammar=grammar, adapter=name)
+                )
         except BaseException:
             for ticket in (grammar, *(request.grammar for request in requests)):
                 self._input.grammars.drop(ticket)

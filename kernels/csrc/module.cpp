@@ -14,7 +14,7 @@ namespace octavo {
 
 // What kernels/backends.py was written for: raised with every change of what the module offers or of what its
 // calls mean, so that an extension left over from older sources is told, not run.
-constexpr int kAbiVersion = 7;
+constexpr int kAbiVersion = 8;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);

@@ -18,6 +18,7 @@ from octavo.engine.api.engine_info import EngineInfo, MemoryBudget
 from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.core.build import assemble
 from octavo.engine.core.engine_core import EngineCore
+from octavo.engine.executor.base import Adapters
 from octavo.engine.kv_store.disk_tier import DiskTier
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import Tokenizer
@@ -107,7 +108,9 @@ class FakeCore:
         states: RecurrentState | None = None,
         clock: Callable[[], float] = time.monotonic,
         tokenizer: Tokenizer | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
+        self._adapters = adapters
         self._clock = clock
         self._tokenizer = tokenizer or byte_tokenizer()
         self._options = {
@@ -126,6 +129,7 @@ class FakeCore:
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups, states=self._states)
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
+        self.runner.adapters = self._adapters
         self.core = assemble(config, self.runner, self._tokenizer, observer, clock=self._clock)
         return self.core
 

@@ -27,6 +27,7 @@ from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
+from ..adapters.slots import load_adapters
 from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
@@ -69,7 +70,7 @@ def load_paged_runner(
         if not config.residual_is_optional:
             log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
         config = config.without_residual()
-    available = usable_memory(weight_bytes + draft_weight_bytes(config))
+    available = usable_memory(weight_bytes + draft_weight_bytes(config) + config.lora_bytes)
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
@@ -111,6 +112,11 @@ def load_paged_runner(
         recurrent=result.recurrent,
         states=pool,
     )
+    adapters = (
+        None
+        if is_draft
+        else (load_adapters(config, loaded.model, model.row_inputs, native=choice.backend.has_model_ops))
+    )
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),
@@ -125,6 +131,7 @@ def load_paged_runner(
         ),
         states=0 if pool is None else pool.nbytes,
         drafts=beside(num_pages),
+        adapters=config.lora_bytes,
     )
     if not is_draft:
         set_memory_limits(budget.workspace)
@@ -136,6 +143,7 @@ def load_paged_runner(
     groups = size.page_groups(num_pages)
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
+        adapters=() if adapters is None else adapters.infos(),
         states=states,
         recurrent="" if result.recurrent is None else describe_mixers(result.recurrent.mixers),
         batch_invariant=ready.report is not None and not ready.report.kept,
@@ -150,6 +158,7 @@ def load_paged_runner(
         on_device=not choice.backend.has_model_ops or config.async_steps is True,
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
         head=head,
+        adapters=adapters,
     )
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens)

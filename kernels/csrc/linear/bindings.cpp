@@ -5,6 +5,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "linear/adapters.h"
 #include "linear/experts.h"
 #include "linear/linear.h"
 #include "runtime/roofline.h"
@@ -75,6 +76,31 @@ void bind_linear(nb::module_& m) {
   m.def("gather_linear", &gather_linear, "x"_a, "experts"_a, "ids"_a, nb::kw_only(), "exact"_a = false,
         "stream"_a = nb::none(),
         "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");
+  nb::class_<AdapterFactors>(m, "AdapterFactors",
+                             "An adapter's factors of one layer, in the kernels' layout.")
+      .def_prop_ro("nbytes", &AdapterFactors::num_bytes);
+  m.def(
+      "adapter_factors",
+      [](const mx::array& a, const mx::array& b, float scale, const MaybeArray& gain,
+         const MaybeArray& bias) {
+        return std::const_pointer_cast<AdapterFactors>(make_factors(a, b, scale, gain, bias));
+      },
+      "a"_a, "b"_a, nb::kw_only(), "scale"_a, "gain"_a = nb::none(), "bias"_a = nb::none(), no_gil,
+      "a [experts, rank, inputs], b [experts, rank, outputs], gain and bias [outputs]. Evaluates them.");
+  nb::class_<AdapterTable>(m, "AdapterTable", "The adapters in the slots of layers that read one input.")
+      .def(nb::init<int, std::vector<int>, int, int>(), "inputs"_a, "outputs"_a, "experts"_a, "num_slots"_a)
+      .def(
+          "put",
+          [](AdapterTable& table, int slot, int part, std::shared_ptr<AdapterFactors> factors) {
+            table.put(slot, part, std::move(factors));
+          },
+          "slot"_a, "part"_a, "factors"_a, "Between two steps.")
+      .def("clear", &AdapterTable::clear, "slot"_a, "Between two steps.");
+  m.def("add_adapters", &add_adapters, "y"_a, "x"_a, "slots"_a, "table"_a, nb::kw_only(),
+        "stream"_a = nb::none(),
+        "y [..., outputs] with what the adapters of its rows add, for x [..., inputs]; slot 0 adds nothing.");
+  m.def("add_expert_adapters", &add_expert_adapters, "y"_a, "x"_a, "places"_a, "table"_a, nb::kw_only(),
+        "stream"_a = nb::none(), "The same of experts: places [...] are slot * experts + expert.");
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "Rows of W: ids [...] -> [..., inputs].");
   m.def(

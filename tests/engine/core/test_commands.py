@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from engines import Gate, running, until
+from fake_adapters import FakeAdapters
 from fakes import FakeCore, small_config
 from octavo.block_manager import FullAttention, SlidingWindow
 from octavo.engine import LLM, SamplingParams
@@ -39,7 +40,7 @@ def all_commands() -> list[type[Command[Any]]]:
 def llm(tmp_path: Path) -> Iterator[LLM]:
     """An engine that has everything a command may be about."""
     config = small_config(save_dir=tmp_path, max_pinned_pages=20)
-    with LLM(config, core_factory=FakeCore(groups=GROUPS)) as engine:
+    with LLM(config, core_factory=FakeCore(groups=GROUPS, adapters=FakeAdapters())) as engine:
         engine._ask(commands.SubscribeEvents(tokens=True))
         for _ in range(2):
             engine.generate([PROMPT], SamplingParams(max_tokens=2), progress=False)
@@ -68,6 +69,8 @@ def samples(llm: LLM) -> list[Command[Any]]:
         commands.InsertPages(tuple(PROMPT[:20]), full.pages, b"other", 0, 0),
         commands.ListPages(),
         commands.FlushCache(),
+        commands.LoadAdapter("french", "/srv/french"),
+        commands.UnloadAdapter("french"),
     ]
 
 

@@ -1,0 +1,83 @@
+"""Requests with adapters, as a part of steps and as a resource of admission."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from octavo.scheduler import Admission, Resource, SchedulerOutput, Sequence
+
+from ..api.engine_info import AdapterInfo
+from ..api.errors import InvalidRequest
+from ..executor.base import Adapters
+from .request import Request, Sample
+from .step_parts import PartRows, StepPart
+
+ROWS_INPUT = "adapters"  # as the layers call it
+
+
+class AdapterPart(StepPart, Resource):
+    """Tells every step which row has which adapter. A sequence holds its adapter's slot while it runs."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+        self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
+        self.samples: Counter[str] = Counter()  # samples that have not ended, by adapter
+
+    def load(self, name: str, folder: Path) -> AdapterInfo:
+        """See ``AdapterSlots.load``."""
+        return self._adapters.load(name, folder)
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. NotFound if there is none, InvalidRequest while requests use it."""
+        self._adapters.info(name)
+        if count := self.samples[name]:
+            raise InvalidRequest(
+                f"adapter {name!r} must not be in use, got {count} unfinished samples with it; unload it "
+                "when they have ended"
+            )
+        self._adapters.unload(name)
+
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        return self._adapters.infos()
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.samples)
+
+    def begin(self, request: Request) -> None:
+        if request.adapter is not None:
+            self._names.update((sample.sequence, request.adapter) for sample in request.samples)
+            self.samples[request.adapter] += len(request.samples)
+
+    def end(self, sample: Sample) -> None:
+        if (name := sample.request.adapter) is not None:
+            self.samples[name] -= 1
+            if not self.samples[name]:
+                del self.samples[name]
+
+    def rows(self, step: SchedulerOutput) -> PartRows | None:
+        """Return the slot of each row's adapter; None for a step of the base model alone."""
+        names = self._names.get
+        slots = [
+            0 if (name := names(item.sequence)) is None else self._adapters.slot(name) for item in step.work
+        ]
+        if not any(slots):
+            return None
+        counts = [item.end - item.start for item in step.work]
+        return PartRows(inputs={ROWS_INPUT: np.repeat(np.array(slots, np.int32), counts).reshape(-1, 1, 1)})
+
+    def hold(self, sequence: Sequence) -> Admission:
+        name = self._names.get(sequence)
+        return Admission.ADMITTED if name is None or self._adapters.hold(name) else Admission.LACKS
+
+    def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
+        name = self._names.get(sample)
+        return name is None or self._adapters.hold(name)
+
+    def release(self, sequence: Sequence) -> None:
+        if (name := self._names.get(sequence)) is not None:
+            self._adapters.release(name)

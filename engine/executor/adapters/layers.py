@@ -1,0 +1,221 @@
+"""The layers of a loaded model that adapters change.
+
+A layer is adapted in place: its object gets a subclass of its class, whatever that is (MLX's own, native,
+quantized), which adds what the adapters of its rows do. In a step without adapters it computes what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear, SwitchMLP
+
+from ...api.errors import InvalidRequest
+from ..adapt.output_head import SelectingHead
+from ..row_inputs import RowInputs
+from .files import Factors
+
+SLOTS = "adapters"  # the rows' input: int32 [T, 1, 1], the slot of each row's adapter, 0 for none
+_LINEAR = (Linear, QuantizedLinear)
+_SWITCH = (SwitchLinear, QuantizedSwitchLinear)
+_ROUTED = (SwitchGLU, SwitchMLP)
+
+
+class Table(Protocol):
+    """The factors in the slots of one or more layers that read one input."""
+
+    def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
+        """Return factors as ``put`` takes them, and their bytes. ``gain``, ``bias``: DoRA's, [outputs]."""
+        ...
+
+    def put(self, slot: int, part: int, made: Any) -> None: ...
+
+    def clear(self, slot: int) -> None: ...
+
+    def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
+        """Return y with what the adapters of its rows add, for x; of experts, ``slots`` are places."""
+        ...
+
+
+class Shape(NamedTuple):
+    """The size of one layer's matrices."""
+
+    experts: int
+    outputs: int
+    inputs: int
+
+
+class Layer(NamedTuple):
+    """A layer that can have adapters: its place in a table."""
+
+    module: Any
+    shape: Shape
+    table: Table
+    part: int
+
+    def made(self, path: str, factors: Factors) -> tuple[Any, int]:
+        """Return factors for the layer's table. InvalidRequest if they are another layer's."""
+        given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
+        if given != self.shape:
+            raise InvalidRequest(
+                f"{path} must have factors of {self.shape}, got {given}; the adapter was trained on "
+                "another model"
+            )
+        if factors.magnitude is None:
+            return self.table.made(factors, None, None)
+        if self.shape.experts > 1:
+            raise InvalidRequest(f"{path} must have no magnitudes, got DoRA of experts; train it as LoRA")
+        weight = dequantized(self.module).astype(mx.float32)
+        a, b = (each[0].astype(mx.float32) for each in (factors.a, factors.b))
+        norm = mx.linalg.norm(weight + (factors.scale * b.T) @ a, axis=1)
+        gain = factors.magnitude.astype(mx.float32) / norm
+        return self.table.made(factors, gain, self.module.get("bias"))
+
+
+class MakeTable(Protocol):
+    """Makes an empty table for layers of these shapes, whose input has the type ``dtype``."""
+
+    def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
+
+
+def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: bool) -> dict[str, Layer]:
+    """Adapt every linear layer of ``model``, and its experts, but not its output head. The layers by name."""
+    layers: dict[str, Layer] = {}
+    groups: dict[int, Table] = {}
+    for path, module in _candidates(model):
+        shape = _shape(module)
+        merged = getattr(module, "merged", None)
+        if merged is None:
+            table = make_table([shape], _dtype(module))
+            _adapt(module, table, rows, native=native)
+            layers[path] = Layer(module, shape, table, 0)
+            continue
+        if id(merged) not in groups:  # its members take views of one product
+            table = make_table([_shape(member) for member in merged.members], _dtype(module))
+            _adapt(merged.whole, table, rows, native=native)
+            groups[id(merged)] = table
+        layers[path] = Layer(module, shape, groups[id(merged)], module.index)
+    return layers
+
+
+def _candidates(model: Module) -> Iterator[tuple[str, Any]]:
+    modules = list(model.named_modules())
+    heads = {id(module.inner) for _, module in modules if isinstance(module, SelectingHead)}
+    routed = [module for _, module in modules if isinstance(module, _ROUTED)]
+    experts = {id(child) for module in routed for child in module.children().values()}
+    for module in routed:
+        module.__class__ = _subclass(type(module), _route)
+    for path, module in modules:
+        of_experts = isinstance(module, _SWITCH) and id(module) in experts
+        if of_experts or (isinstance(module, _LINEAR) and id(module) not in heads):
+            yield path, module
+
+
+def _shape(module: Any) -> Shape:
+    if isinstance(module, _SWITCH):
+        return Shape(module.num_experts, module.output_dims, module.input_dims)
+    if getattr(module, "merged", None) is not None:
+        return Shape(1, module.span.stop - module.span.start, module.packed.inputs)
+    if getattr(module, "packed", None) is not None:
+        return Shape(1, module.packed.outputs, module.packed.inputs)
+    outputs, inputs = module.weight.shape
+    return Shape(1, outputs, inputs * 32 // module.bits if isinstance(module, QuantizedLinear) else inputs)
+
+
+def _dtype(module: Any) -> mx.Dtype:
+    """The type of factors: bfloat16 for layers of that type, else float32, which holds all others."""
+    packed = getattr(module, "packed", None)
+    if packed is None:
+        dtype: mx.Dtype = module.get("scales", module["weight"]).dtype
+    else:
+        dtype = (packed if hasattr(packed, "dtype") else packed.experts[0]).dtype
+    return dtype if dtype == mx.bfloat16 else mx.float32
+
+
+def dequantized(module: Any) -> mx.array:
+    """The weight of a linear layer, as MLX multiplies by it."""
+    if not isinstance(module, QuantizedLinear):
+        weight: mx.array = module.weight
+        return weight
+    return mx.dequantize(
+        module.weight, module.scales, module.biases, group_size=module.group_size, bits=module.bits,
+        mode=module.mode,
+    )  # fmt: skip
+
+
+_CLASSES: dict[tuple[type, Any], type] = {}
+
+
+def _subclass(kind: Any, make: Any) -> type:
+    if (kind, make) not in _CLASSES:
+        _CLASSES[kind, make] = type(kind.__name__, (kind,), make(kind))
+    return _CLASSES[kind, make]
+
+
+def _adapt(module: Any, table: Table, rows: RowInputs, *, native: bool) -> None:
+    object.__setattr__(module, "adapters", table)
+    object.__setattr__(module, "row_inputs", rows)
+    if isinstance(module, _SWITCH):
+        module.__class__ = _subclass(type(module), _expert)
+    else:
+        has_multiply = native and hasattr(module, "multiply")
+        module.__class__ = _subclass(type(module), _multiply if has_multiply else _linear)
+
+
+def _linear(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        y: mx.array = kind.__call__(self, x)
+        slots = self.row_inputs.get(SLOTS)
+        if slots is not None:
+            y = self.adapters.add(y, x, slots)
+        return y
+
+    return {"__call__": __call__}
+
+
+def _multiply(kind: Any) -> dict[str, Any]:
+    def multiply(self: Any, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        y: mx.array
+        slots = self.row_inputs.get(SLOTS)
+        if slots is None:
+            y = kind.multiply(self, x, residual)
+            return y
+        y = self.adapters.add(kind.multiply(self, x), x, slots)
+        return y if residual is None else y + residual
+
+    return {"multiply": multiply}
+
+
+# mlx-lm sorts rows by expert between the router and the experts. Ids that name slot and expert are sorted
+# along with the rows: place = slot * experts + expert.
+
+
+def _route(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, x: mx.array, indices: mx.array) -> mx.array:
+        experts = [child for child in self.children().values() if isinstance(child, _SWITCH)]
+        slots = experts[0].row_inputs.get(SLOTS)
+        if slots is not None:
+            slots = slots.reshape(-1, *[1] * (indices.ndim - 1))
+            indices = indices.astype(mx.int32) + slots * experts[0].num_experts
+        y: mx.array = kind.__call__(self, x, indices)
+        return y
+
+    return {"__call__": __call__}
+
+
+def _expert(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        y: mx.array
+        if self.row_inputs.get(SLOTS) is None:
+            y = kind.__call__(self, x, indices, sorted_indices=sorted_indices)
+            return y
+        y = kind.__call__(self, x, indices % self.num_experts)  # sorted by slot before expert
+        y = self.adapters.add(y, x, indices)
+        return y
+
+    return {"__call__": __call__}

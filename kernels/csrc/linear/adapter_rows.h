@@ -1,0 +1,62 @@
+// Rows with adapters, as the kernels see them. No MLX.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "runtime/lines.h"
+#include "runtime/numeric.h"
+
+namespace octavo {
+
+// What an adapter adds to one matrix, or to those of `experts` experts, in the kernels' layout:
+//
+//   d_o = scale sum_r (sum_i x_i A[r, i]) B[r, o]
+//
+// DoRA's gain g [outputs] then multiplies all but the bias: y_o becomes g_o (y_o - bias_o + d_o) + bias_o.
+// Rows of A and of B are whole vectors, filled with zeros; ranks have no padding.
+struct AdapterFactors {
+  std::size_t num_bytes() const;
+
+  int experts, rank, inputs, outputs;
+  int a_stride, b_stride;  // values from one row to the next
+  Float type;              // of a and b: bf16 or f32
+  float scale;
+  Lines a, b;                     // [experts, rank, a_stride] and [experts, rank, b_stride]
+  std::vector<float> gain, bias;  // empty: ones and zeros
+};
+
+// Rows of one adapter and expert.
+struct AdapterGroup {
+  const AdapterFactors* factors;
+  int expert;
+  int part_offset;   // of its outputs in a row of y
+  int first, count;  // rows order[first], ...
+  std::size_t z;     // where its products with A begin
+};
+
+struct AdapterCall {
+  const void* x;
+  Float x_type;
+  const std::size_t* x_offsets;  // values from x to each row; null: rows follow one another
+  void* y;
+  Float y_type;
+  int inputs, y_stride;
+  const int* order;
+  const AdapterGroup* groups;
+  int num_groups;
+  float* z;
+};
+
+constexpr int kAdapterGroupRows = 16;  // most rows of a group
+
+#define OCTAVO_DECLARE_ADAPTERS(isa)        \
+  namespace isa {                           \
+  void add_groups(const AdapterCall& call); \
+  }
+OCTAVO_DECLARE_ADAPTERS(generic)
+OCTAVO_DECLARE_ADAPTERS(avx2)
+OCTAVO_DECLARE_ADAPTERS(avx512)
+#undef OCTAVO_DECLARE_ADAPTERS
+
+}  // namespace octavo

@@ -1,0 +1,58 @@
+// Low-rank adapters (LoRA, Hu et al. 2021; DoRA, Liu et al. 2024) of linear layers, several in one step.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "linear/adapter_rows.h"
+#include "mlx/mlx.h"
+
+namespace octavo {
+
+namespace mx = mlx::core;
+
+// a [experts, rank, inputs] and b [experts, rank, outputs], both bf16 or both float32; gain and bias
+// [outputs]. Evaluates its arguments.
+std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx::array& b, float scale,
+                                                   const std::optional<mx::array>& gain,
+                                                   const std::optional<mx::array>& bias);
+
+using Factors = std::shared_ptr<const AdapterFactors>;
+
+// The adapters in the slots of layers that read one input: `outputs` are those of each layer, whose results
+// lie one behind the other. Steps read it while they run, so an adapter comes and goes between two steps, and
+// captured steps stay as they are. Slot 0 is that of rows without an adapter.
+class AdapterTable {
+ public:
+  AdapterTable(int inputs, std::vector<int> outputs, int experts, int num_slots);
+
+  // Throws std::invalid_argument for factors of other shapes.
+  void put(int slot, int part, Factors factors);
+  void clear(int slot);
+
+  const AdapterFactors* at(int slot, std::size_t part) const;
+  int inputs() const { return inputs_; }
+  int experts() const { return experts_; }
+  int num_slots() const { return num_slots_; }
+  int total_outputs() const;
+  const std::vector<int>& outputs() const { return outputs_; }
+
+ private:
+  int inputs_, experts_, num_slots_;
+  std::vector<int> outputs_;
+  std::vector<Factors> factors_;  // [slots + 1, parts]
+};
+
+// y [..., outputs], the layers' own results of x [..., inputs], with what the adapter of each row adds. slots
+// int32: one for as many consecutive rows as there are rows for each slot. Rows of slot 0 keep their bits; a
+// row's bits depend on that row and its adapter alone.
+mx::array add_adapters(const mx::array& y, const mx::array& x, const mx::array& slots,
+                       const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
+
+// The same of experts: x [..., M, inputs], places [...] = slot * experts + expert, y [..., M, outputs]. x and
+// places are broadcast against each other.
+mx::array add_expert_adapters(const mx::array& y, const mx::array& x, const mx::array& places,
+                              const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
+
+}  // namespace octavo

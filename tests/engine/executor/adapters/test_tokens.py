@@ -1,0 +1,213 @@
+"""Requests with adapters in mixed batches: the tokens of mlx-lm with each alone, and the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import tiny_adapters
+import tiny_models
+from native import require_extension
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import InvalidRequest, NotFound
+from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.frontend.llm import LLM
+
+pytestmark = pytest.mark.parity
+
+COUNT = 16
+PROMPTS = [[(7 * i + 3 * j + 11) % 300 for j in range(n)] for i, n in enumerate((5, 40, 23, 75))]
+GREEDY = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
+ARCHITECTURES = {
+    "qwen3": tiny_adapters.DENSE,  # merged matrices; DoRA and PEFT too
+    "qwen3_4bit": tiny_adapters.DENSE,
+    "qwen3_moe": tiny_adapters.SWITCH,  # a mixture, its router adapted too
+    "qwen3_5": tiny_adapters.MIXER,  # a hybrid with gated delta layers
+    "gemma3_text": tiny_adapters.DENSE,  # windows
+}
+
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": 320, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
+    "rope_parameters": {
+        "type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Path
+    adapters: dict[str, Path]
+    work: list[tuple[list[int], str | None]]
+    wanted: list[list[int]]
+
+    def config(self, **changes: Any) -> EngineConfig:
+        plain = EngineConfig(
+            model=str(self.model), page_size=16, kv_format="fp16", num_pages=300, max_step_tokens=64,
+            max_running=32, lora_modules=tuple(f"{name}={path}" for name, path in self.adapters.items()),
+        )  # fmt: skip
+        return replace(plain, **changes)
+
+
+def make_case(root: Path, name: str) -> Case:
+    changes: dict[str, Any] = {"text_config": HYBRID} if name == "qwen3_5" else {}
+    model = tiny_models.make_model(root / name, name.removesuffix("_4bit"), dtype=mx.float32, **changes)
+    if name.endswith("_4bit"):
+        model = tiny_adapters.quantize_folder(root / "quantized", model)
+    keys = ARCHITECTURES[name]
+
+    def make(title: str, **how: Any) -> Path:
+        return tiny_adapters.make_adapter(root / f"{name}-{title}", model, **how)
+
+    adapters = {
+        "four": make("four", rank=4, scale=20.0, keys=keys, seed=4),
+        "sixteen": make("sixteen", rank=16, scale=2.0, keys=keys, num_layers=2, seed=16),
+    }
+    if name.startswith("qwen3") and "moe" not in name and name != "qwen3_5":
+        adapters["dora"] = make("dora", rank=8, scale=4.0, keys=keys, kind="dora", seed=5)
+        adapters["peft"] = tiny_adapters.to_peft(root / f"{name}-peft", adapters["four"])
+    names: list[str | None] = [None, *adapters]
+    mlx_lm_names = ["four" if each == "peft" else each for each in names]
+    answers = tiny_adapters.tokens_of_mlx_lm(
+        [
+            {
+                "model": str(model),
+                "adapter": str(adapters[each]) if each else None,
+                "prompts": PROMPTS,
+                "count": COUNT,
+            }
+            for each in mlx_lm_names
+        ]
+    )
+    work = [(prompt, each) for prompt in PROMPTS for each in names]
+    wanted = [answers[owner][i] for i in range(len(PROMPTS)) for owner in range(len(names))]
+    return Case(model, adapters, work, wanted)
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    require_extension()
+    return make_case(tmp_path_factory.mktemp("adapters"), request.param)
+
+
+def generate(llm: LLM, work: list[Any], params: SamplingParams = GREEDY) -> list[Any]:
+    return llm.generate([p for p, _ in work], params, adapter=[name for _, name in work], progress=False)
+
+
+def tokens(outputs: list[Any]) -> list[list[int]]:
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"max_loras": 1}, {"speculate": "ngram"}, {"async_steps": True}, {"backend": "reference"}],
+    ids=lambda changes: next(iter(changes), "native"),
+)
+def test_a_mixed_batch_has_the_tokens_of_mlx_lm(case: Case, changes: dict[str, Any]) -> None:
+    # Quantized layers round activations unless exact; MLX, which is compared with, does not.
+    with LLM(case.config(exact=True, **changes)) as llm:
+        assert tokens(generate(llm, case.work)) == case.wanted
+    assert len({tuple(each) for each in case.wanted[: len(case.adapters) + 1]}) >= 3, (
+        "adapters change nothing"
+    )
+
+
+def test_bits_are_the_same_alone_and_in_a_batch(case: Case) -> None:
+    params = replace(GREEDY, logprobs=2, max_tokens=6)
+    with LLM(case.config(prefix_cache=False)) as llm:
+        together = generate(llm, case.work, params)
+        for output, each in zip(together, case.work, strict=True):
+            (alone,) = generate(llm, [each], params)
+            assert [e.logprob for e in output.outputs[0].logprobs] == [
+                e.logprob for e in alone.outputs[0].logprobs
+            ]
+
+
+def test_base_rows_have_the_bits_of_an_engine_without_adapters(case: Case) -> None:
+    params = replace(GREEDY, logprobs=2, max_tokens=6)
+    with LLM(case.config(prefix_cache=False)) as llm:
+        mixed = generate(llm, case.work, params)
+    base = [(prompt, name) for prompt, name in case.work if name is None]
+    with LLM(case.config(prefix_cache=False, lora_modules=())) as llm:
+        plain = iter(generate(llm, base, params))
+    for output, (_, name) in zip(mixed, case.work, strict=True):
+        if name is None:
+            wanted = next(plain).outputs[0].logprobs
+            assert [e.logprob for e in output.outputs[0].logprobs] == [e.logprob for e in wanted]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    require_extension()
+    root = tmp_path_factory.mktemp("dense")
+    model = tiny_models.make_model(root / "model", "qwen3", dtype=mx.float32)
+    names = ("one", "two")
+    adapters = {name: tiny_adapters.make_adapter(root / name, model, seed=i) for i, name in enumerate(names)}
+    return Case(model, adapters, [], [])
+
+
+def test_prefixes_are_kept_apart_by_adapter(dense: Case) -> None:
+    prompt = list(range(1, 65))
+    with LLM(dense.config()) as llm:
+        found = [generate(llm, [(prompt, n)])[0].cached_tokens for n in ("one", "two", None, "one", None)]
+    assert found == [0, 0, 0, 48, 48]
+
+
+def test_a_replaced_adapter_finds_nothing_of_the_old_one(dense: Case) -> None:
+    prompt = list(range(1, 65))
+    with LLM(dense.config()) as llm:
+        before = tokens(generate(llm, [(prompt, "one")]))
+        llm.unload_adapter("one")
+        with pytest.raises(NotFound, match="one"):
+            generate(llm, [(prompt, "one")])
+        llm.load_adapter("one", dense.adapters["two"])
+        replaced = generate(llm, [(prompt, "one")])
+        assert replaced[0].cached_tokens == 0
+        assert tokens(replaced) == tokens(generate(llm, [(prompt, "two")])) != before
+        llm.unload_adapter("one")
+        llm.load_adapter("one", dense.adapters["one"])
+        assert tokens(generate(llm, [(prompt, "one")])) == before
+
+
+def test_parallel_samples_have_the_adapter_of_their_request(dense: Case) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1, seed=7, n=3, ignore_eos=True)
+    with LLM(dense.config()) as llm:
+        one, base = (generate(llm, [(PROMPTS[1], name)], params)[0] for name in ("one", None))
+        wanted = [generate(llm, [(PROMPTS[1], "one")], replace(params, n=1, seed=7 + i))[0] for i in range(3)]
+    assert [o.token_ids for o in one.outputs] == [o.outputs[0].token_ids for o in wanted]
+    assert [o.token_ids for o in one.outputs] != [o.token_ids for o in base.outputs]
+
+
+def test_a_load_drops_no_captured_step(dense: Case) -> None:
+    with LLM(dense.config(lora_modules=(), lora_memory=1 << 24)) as llm:
+        llm.load_adapter("one", dense.adapters["one"])
+        generate(llm, [(PROMPTS[0], "one")])
+        runner = llm._thread.core._runner._model.graph_runner  # type: ignore[attr-defined]
+        captured = set(runner._captured)
+        llm.load_adapter("two", dense.adapters["two"])
+        generate(llm, [(PROMPTS[0], "two")])
+        assert set(runner._captured) == captured
+
+
+def test_an_adapter_that_cannot_be_served_changes_nothing(dense: Case, tmp_path: Path) -> None:
+    wide = tiny_models.make_model(tmp_path / "wide", "qwen3", dtype=mx.float32, intermediate_size=192)
+    other = tiny_adapters.make_adapter(tmp_path / "other", wide)
+    with LLM(dense.config(max_lora_rank=4)) as llm:
+        before = tokens(generate(llm, [(PROMPTS[0], "one")]))
+        with pytest.raises(InvalidRequest, match="trained on another model"):
+            llm.load_adapter("other", other)
+        big = tiny_adapters.make_adapter(tmp_path / "big", dense.model, rank=5)
+        with pytest.raises(InvalidRequest, match=r"rank of .* at most 4, got 5"):
+            llm.load_adapter("big", big)
+        with pytest.raises(InvalidRequest, match="'one' twice"):
+            llm.load_adapter("one", dense.adapters["two"])
+        assert tokens(generate(llm, [(PROMPTS[0], "one")])) == before
