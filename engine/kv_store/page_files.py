@@ -3,7 +3,7 @@
 A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, ``pages.1``, ... uint8
 [n, page_bytes], laid out as in ``octavo.kernels.page_bytes``. What they are is in the metadata:
 
-    octavo      "pages 2": this format
+    octavo      "pages 3": this format
     model       fingerprint of the model that computed them
     context     what else K/V depends on
     page_size

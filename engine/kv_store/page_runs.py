@@ -10,7 +10,7 @@ from octavo.block_manager import Digest
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
-VERSION = "pages 2"
+VERSION = "pages 3"
 """Of what a file of pages says about them; see page_files.py."""
 
 

@@ -1,4 +1,4 @@
-"""int8 and int4: symmetric integers with one fp16 scale per row.
+"""int8 and int4: symmetric integers with one fp16 scale per rotated row.
 
 ``kernels/README.md`` restates the operations for implementers; every float32 one is rounded
 by itself (no fused multiply-add), and subnormal values are kept.
@@ -40,6 +40,10 @@ class _Integer(PageFormat):
         del head_dim
         return 1
 
+    def rotates(self, head_dim: int) -> bool:
+        del head_dim
+        return True
+
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
         storable: Bools = np.asarray(np.isfinite(rows).all(-1))
         rows = np.where(storable[..., None], rows, np.float32(0))
@@ -69,7 +73,7 @@ class INT8(_Integer):
     scale_factor = np.float32(1 / 127)
 
     def describe(self) -> str:
-        return "int8: symmetric 8-bit integers, fp16 scale per row, no rotation"
+        return "int8: symmetric 8-bit integers, fp16 scale per row, Hadamard rotation"
 
 
 @register
@@ -80,10 +84,6 @@ class INT4(_Integer):
     bits = 4
     lowest, highest = -8, 7
     scale_factor = np.float32(1 / 7)
-
-    def rotates(self, head_dim: int) -> bool:
-        del head_dim
-        return True
 
     def describe(self) -> str:
         return "int4: symmetric 4-bit integers, fp16 scale per row, Hadamard rotation"

@@ -22,7 +22,7 @@ struct FormatSpec {
 constexpr FormatSpec kFormats[] = {
     {"bf16", CodeType::bf16, 16, 1, false, 0, 0},
     {"fp16", CodeType::fp16, 16, 1, false, 0, 0},
-    {"int8", CodeType::int8, 8, 4, false, 0, 2},
+    {"int8", CodeType::int8, 8, 4, true, 0, 2},
     {"int4", CodeType::int4, 4, 8, true, 0, 2},
     {"fp4", CodeType::fp4, 4, 8, true, 0, 2},
     {"fp5", CodeType::fp5, 4, 8, true, 8, 1},

@@ -110,6 +110,20 @@ def test_a_row_of_one_element_keeps_it(fmt: INT8 | INT4) -> None:
         assert np.count_nonzero(back) == 1
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_a_large_channel_costs_the_others_little(fmt: INT8 | INT4, head_dim: int) -> None:
+    """A channel 30 times the others takes most of the codes of a row that is stored as it is."""
+    rows = np.random.default_rng(head_dim).standard_normal((400, head_dim)).astype(np.float32)
+    gaussian = fmt.restore(*fmt.store(rows)[:2]) - rows
+    rows[:, 5] *= 30
+    stored = fmt.restore(*fmt.store(rows)[:2]) - rows
+    plain = fmt.dequantize(*fmt.quantize(rows)) - rows
+    share = np.sqrt((rows**2).mean()) / np.sqrt((np.delete(rows, 5, axis=1) ** 2).mean())
+    error, unrotated, own = (np.sqrt((each**2).mean()) for each in (stored, plain, gaussian))
+    assert error < 1.1 * own * share
+    assert unrotated > 1.3 * error
+
+
 @pytest.mark.parametrize(("name", "multiple"), [("int8", 4), ("int4", 8), ("affine8", 64), ("affine4", 64)])
 def test_rows_that_do_not_fill_words_or_groups_are_refused(name: str, multiple: int) -> None:
     for head_dim in (0, multiple - 2, multiple + 2, 3 * multiple // 2 + 1):

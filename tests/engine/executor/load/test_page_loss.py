@@ -85,7 +85,10 @@ def test_auto_is_settled_before_the_pool_is_made(model: str) -> None:
 def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = str(with_large_channels(tmp_path / "model", 128.0))
+    large = str(with_large_channels(tmp_path / "large", 128.0))
+    with LLM(EngineConfig(model=large, num_pages=32, kv_format="auto")) as llm:
+        assert llm.info.kv_format == "int8/fp4"  # rows are rotated
+    folder = str(with_large_channels(tmp_path / "model", 2048.0))
     with caplog.at_level(logging.WARNING, "octavo"):
         with LLM(EngineConfig(model=folder, num_pages=32, kv_format="auto")) as llm:
             assert llm.info.kv_format == "bf16"
