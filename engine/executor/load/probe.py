@@ -85,13 +85,18 @@ def probe(
     try:
         if layout.mixers:
             recurrent = RecurrentLayers(layout.mixers, recurrences)
+            recurrent.compared = {}
         paged = _paged_model(model, layout, backend, reference, recurrent)
         computed = compute_steps(paged, reference.sequences, steps, longest=reference.longest)
         errors = _compare(computed, reference, steps)
-        refusal = _judge(errors, reference)
-        if refusal is not None and reference.num_noises == 1:
+        wrong = None if recurrent is None else recurrent.wrong_kernel()
+        refusal = wrong or _judge(errors, reference)
+        if refusal is not None and wrong is None and reference.num_noises == 1:
             reference = with_more_noise(reference, model)
             refusal = _judge(errors, reference)
+        if refusal is not None:  # by the name of what is wrong, if that is attention
+            lengths = [len(tokens) for tokens in reference.sequences]
+            refusal = "; ".join(filter(None, (refusal, find_mistake(paged, layout, lengths))))
         refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
     except Exception as error:  # model code of any architecture meets shims here
         refusal = _first_line(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,25 +35,31 @@ class Cuts:
         if (recurrences := self._layers.recurrences) is not None:
             advance = recurrences.function(name, args, kwargs)
             if advance is not None:
-                return self._advance(f"{self._mixer.name}.{name}", advance), None
+                by_mlx_lm = functools.partial(self._in_groups, "", plain, FUNCTIONS[name], args, kwargs)
+                return self._advance(f"{self._mixer.name}.{name}", advance, lambda: by_mlx_lm()[0]), None
         return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
 
-    def _advance(self, name: str, advance: Advance) -> mx.array:
+    def _advance(self, name: str, advance: Advance, by_mlx_lm: Callable[[], mx.array]) -> mx.array:
+        """Return what a kernel gives. ``by_mlx_lm``: what it is compared with, where sequences begin."""
         recurrences = self._layers.recurrences
         assert recurrences is not None
-        return self._layers.pool.advance(name, advance, recurrences.kernels)
+        found = self._layers.pool.advance(name, advance, recurrences.kernels)
+        self._layers.compare(name, found, by_mlx_lm)
+        return found
 
     def method(self, name: str, plain: Call, cut: CutPoint) -> Call:
         def call(module: Module, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
                 return plain(module, *args, **kwargs)
+
+            def in_groups(name: str) -> Any:
+                return self._in_groups(name, functools.partial(plain, module), cut, args, kwargs)
+
             if (recurrences := self._layers.recurrences) is not None:
                 advance = recurrences.function(name.rsplit(".", 1)[-1], args, kwargs)
                 if advance is not None:
-                    return self._advance(name, advance), None
-            return self._in_groups(
-                name, lambda *given, **named: plain(module, *given, **named), cut, args, kwargs
-            )
+                    return self._advance(name, advance, lambda: in_groups("")[0]), None
+            return in_groups(name)
 
         return call
 
@@ -62,13 +69,15 @@ class Cuts:
         def call(module: Module, x: mx.array, cache: Any = None) -> Any:
             if not self.is_active:
                 return plain(module, x, cache)
+
+            def in_groups(name: str) -> Any:
+                return self._in_groups(name, functools.partial(plain, module), cut, (x,), {})
+
             if (recurrences := self._layers.recurrences) is not None:
                 advance = recurrences.child(module, x)
                 if advance is not None:
-                    return self._advance(name, advance), None
-            return self._in_groups(
-                name, lambda *given, **named: plain(module, *given, **named), cut, (x,), {}
-            )
+                    return self._advance(name, advance, lambda: in_groups("")[0]), None
+            return in_groups(name)
 
         return call
 
@@ -97,7 +106,8 @@ class Cuts:
             if (recurrences := self._layers.recurrences) is not None:
                 advance = recurrences.function("selective_scan", args, {})
                 if advance is not None:
-                    return self._advance(name, advance), None
+                    by_mlx_lm = functools.partial(self._in_groups, "", selective_scan, SCAN, args, {})
+                    return self._advance(name, advance, lambda: by_mlx_lm()[0]), None
             return self._in_groups(name, selective_scan, SCAN, args, {})
 
         def call(module: Any, x: mx.array, *states: Any) -> Any:
@@ -113,7 +123,8 @@ class Cuts:
     def _in_groups(
         self, name: str, plain: Call, cut: CutPoint, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A cut point with the states of slots, once per group; its new state is the pool's."""
+        """A cut point with the states of slots, once per group; its new state is the pool's. Without a name
+        it is computed in float32 for sequences that begin, and no state is read or written."""
         step, pool = self._layers.step, self._layers.pool
 
         def of_group(value: Any, group: SegmentGroup) -> Any:
@@ -123,9 +134,12 @@ class Cuts:
                 return value
             return group.take(value.swapaxes(1, cut.axis)[0]).swapaxes(1, cut.axis)
 
+        if not name:
+            args = tuple(map(_wide, args))
+            kwargs = {key: _wide(value) for key, value in kwargs.items()}
         outputs = []
         for group in step.groups:
-            before = pool.read(name, group)
+            before = pool.read(name, group) if name else None
             given = [of_group(value, group) for value in args]
             named = {key: of_group(value, group) for key, value in kwargs.items() if key != cut.state}
             if len(given) > cut.position:
@@ -133,7 +147,8 @@ class Cuts:
             else:
                 named[cut.state] = before
             y, after = plain(*given, **named)
-            pool.write(name, group, after)
+            if name:
+                pool.write(name, group, after)
             outputs.append(y.swapaxes(1, cut.axis))
         return step.join(outputs)[None].swapaxes(1, cut.axis), None
 
@@ -148,19 +163,24 @@ class Cuts:
             step, pool = self._layers.step, self._layers.pool
             if x.shape[:2] != (1, keep + step.num_rows):
                 raise MixerError(f"a convolution over {x.shape}, not over the rows of the step")
+
+            def in_groups(name: str) -> mx.array:
+                outputs, rows = [], x if name else _wide(x)
+                for group in step.groups:
+                    before = pool.read(name, group) if name else None
+                    if before is None:
+                        before = mx.zeros((len(group), keep, x.shape[-1]), rows.dtype)
+                    whole = mx.concatenate([before.astype(rows.dtype), group.take(rows[0, keep:])], axis=1)
+                    if name:
+                        pool.write(name, group, mx.contiguous(whole[:, whole.shape[1] - keep :]))
+                    outputs.append(plain(module, whole))
+                return step.join(outputs)[None]
+
             if (recurrences := self._layers.recurrences) is not None:
                 advance = recurrences.conv(module, recurrences.kernels.rows_behind(x, keep))
                 if advance is not None:
-                    return self._advance(name, advance)
-            outputs = []
-            for group in step.groups:
-                before = pool.read(name, group)
-                if before is None:
-                    before = mx.zeros((len(group), keep, x.shape[-1]), x.dtype)
-                whole = mx.concatenate([before.astype(x.dtype), group.take(x[0, keep:])], axis=1)
-                pool.write(name, group, mx.contiguous(whole[:, whole.shape[1] - keep :]))
-                outputs.append(plain(module, whole))
-            return step.join(outputs)[None]
+                    return self._advance(name, advance, lambda: in_groups(""))
+            return in_groups(name)
 
         return call
 
@@ -172,19 +192,24 @@ class Cuts:
         def call(module: Module, x: mx.array, state: Any) -> Any:
             if not self.is_active:
                 return plain(module, x, state)
+            step, pool = self._layers.step, self._layers.pool
+
+            def in_groups(name: str) -> mx.array:
+                outputs = []
+                for group in step.groups:
+                    part = group.take(x[0])
+                    outputs.append(plain(module, part, pool.read(name, group) if name else None))
+                    if name:
+                        pool.write(name, group, part[:, -1:])
+                return step.join(outputs)[None]
+
             if (recurrences := self._layers.recurrences) is not None:
                 if x.dtype not in weights:
                     weights[x.dtype] = _each(mx.array([[1.0], [0.0]], x.dtype), x.shape[-1])
                 advance = recurrences.taps(x.squeeze(0), weights[x.dtype])
                 if advance is not None:
-                    return self._advance(name, advance)
-            step, pool = self._layers.step, self._layers.pool
-            outputs = []
-            for group in step.groups:
-                part = group.take(x[0])
-                outputs.append(plain(module, part, pool.read(name, group)))
-                pool.write(name, group, part[:, -1:])
-            return step.join(outputs)[None]
+                    return self._advance(name, advance, lambda: in_groups(""))
+            return in_groups(name)
 
         return call
 
@@ -207,21 +232,32 @@ class Cuts:
                 return plain(module, u, weights, state=state)
             name = f"{self._mixer.name}.side{self.num_shifted}"
             self.num_shifted += 1
+            step, pool = self._layers.step, self._layers.pool
+
+            def in_groups(name: str) -> mx.array:
+                outputs = []
+                for group in step.groups:
+                    part = group.take(u.squeeze(2)).swapaxes(1, 2)  # [B, H, S, D]
+                    before = pool.read(name, group) if name else None
+                    outputs.append(plain(module, part, weights, state=before).swapaxes(1, 2))
+                    if name:
+                        pool.write(name, group, part[:, :, -1:])
+                return step.join(outputs)[:, :, None]
+
             if (recurrences := self._layers.recurrences) is not None:
                 if name not in taps:
                     taps[name] = _each(weights.reshape(-1, 2).T, u.shape[-1])
                 advance = recurrences.taps(u.reshape(u.shape[0], -1), taps[name])
                 if advance is not None:
-                    return self._advance(name, advance).reshape(u.shape)
-            step, pool = self._layers.step, self._layers.pool
-            outputs = []
-            for group in step.groups:
-                part = group.take(u.squeeze(2)).swapaxes(1, 2)  # [B, H, S, D]
-                outputs.append(plain(module, part, weights, state=pool.read(name, group)).swapaxes(1, 2))
-                pool.write(name, group, part[:, :, -1:])
-            return step.join(outputs)[:, :, None]
+                    return self._advance(name, advance, lambda: in_groups("")).reshape(u.shape)
+            return in_groups(name)
 
         return call
+
+
+def _wide(value: Any) -> Any:
+    floats = isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating)
+    return value.astype(mx.float32) if floats else value
 
 
 def _each(weights: mx.array, times: int) -> mx.array:

@@ -8,10 +8,11 @@ refused. Calls with mlx-lm's own caches go to plain mlx-lm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx.nn.layers.base import Module
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
@@ -66,6 +67,9 @@ class ListShim:
         return self.caches[i]
 
 
+_LARGEST_ERROR = {mx.float32: 1e-3, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
+"""Largest difference of a kernel from mlx-lm's operations in float32, as a share of the largest value."""
+
 _CUT_POINTS = {
     "conv": "convolution",
     "shift": "token shift",
@@ -83,6 +87,7 @@ class RecurrentLayers:
         self.recurrences = recurrences
         self.computed_by: Mapping[str, bool] = {}  # see ``settle``
         self.all_native = False  # kernels alone compute states
+        self.compared: dict[str, tuple[mx.array, mx.array]] | None = None  # see ``compare``
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:
@@ -99,6 +104,28 @@ class RecurrentLayers:
         self.computed_by = {
             name: native for name, native in computed_by.items() if any(map(name.startswith, names))
         }
+
+    def compare(self, name: str, found: mx.array, by_mlx_lm: Callable[[], mx.array]) -> None:
+        """Keep what a kernel gives and what mlx-lm's operations give for the same rows, if ``compared`` is a
+        dict: once for each name, in a step in which every sequence begins."""
+        if self.compared is None or name in self.compared:
+            return
+        if all(group.fresh and group.wave == 0 for group in self.step.groups):
+            self.compared[name] = found, by_mlx_lm()
+
+    def wrong_kernel(self) -> str | None:
+        """Return what is wrong with a kernel, by its layer's name, or None; end the comparison."""
+        compared, self.compared = self.compared or {}, None
+        for name, (found, wanted) in compared.items():
+            got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
+            error = float(np.abs(got - right).max() / (np.abs(right).max() + 1e-30))
+            limit = _LARGEST_ERROR[found.dtype]
+            if not error <= limit:  # NaN is too large
+                return (
+                    f"native layer {name} must compute what mlx-lm's does within {limit:.2g} of the largest "
+                    f"value, got values {error:.2g} off"
+                )
+        return None
 
     def native_modules(self) -> list[Module]:
         """Modules whose recurrences and convolutions kernels computed wherever a step came to them: what else

@@ -10,13 +10,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+import mlx_lm_alone
 import tiny_models
 from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapt import sparse_latents
 from octavo.engine.executor.adapt.cache_adapter import LayerCache
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import load_model, materialize
+from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers
+from octavo.kernels.cpu import recurrent
+from octavo_lab.architectures.configurations import configuration
 
 _ext = require_extension()
 
@@ -248,3 +253,139 @@ def test_the_probe_compares_with_the_model_as_it_was_before(
         refusal = str(error)
     assert "paged" in refusal
     assert "logits of" in refusal
+
+
+def computes(place: Any, name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
+    """Let a function give ``other(the function, its arguments)``."""
+
+    def patched(patch: Patch) -> None:
+        plain = getattr(place, name)
+        patch.setattr(place, name, lambda *args, **named: other(plain, *args, **named))
+
+    return patched
+
+
+def taps_reversed(
+    plain: Any, pool: Any, step: Any, x: Any, weight: mx.array, *rest: Any, **named: Any
+) -> Any:
+    return plain(pool, step, x, weight[::-1], *rest, **named)
+
+
+def parameters(**changes: Any) -> Callable[..., Any]:
+    """Return calls of ``ssd`` with changed parameters."""
+
+    def changed(plain: Any, *args: Any, parameters: Any) -> Any:
+        given = {name: change(getattr(parameters, name)) for name, change in changes.items()}
+        return plain(*args, parameters=dataclasses.replace(parameters, **given))
+
+    return changed
+
+
+def less_beta(plain: Any, *args: Any, gates: Any) -> Any:
+    return plain(*args, gates=dataclasses.replace(gates, beta_scale=0.95 * gates.beta_scale))
+
+
+def heads_reversed(plain: Any, pool: Any, step: Any, q: Any, k: mx.array, *rest: Any, **named: Any) -> Any:
+    return plain(pool, step, q, k[:, ::-1], *rest, **named)
+
+
+def swapped(first: int) -> Callable[..., Any]:
+    """Return calls with an argument behind the step and the next one swapped."""
+
+    def call(plain: Any, pool: Any, step: Any, *args: Any, **named: Any) -> Any:
+        rows = list(args)
+        rows[first], rows[first + 1] = rows[first + 1], rows[first]
+        return plain(pool, step, *rows, **named)
+
+    return call
+
+
+def last_scaled(plain: Any, *args: Any) -> Any:
+    return plain(*args[:-1], args[-1] * 0.9)
+
+
+def more_scale(plain: Any, *args: Any, scale: float, **named: Any) -> Any:
+    return plain(*args, scale=scale * 1.05, **named)
+
+
+KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
+    "taps": ("lfm2", computes(recurrent, "causal_conv", taps_reversed), r"layers\.\d\.conv\.conv0"),
+    "step's bias": (
+        "mamba2", computes(recurrent, "ssd", parameters(dt_bias=lambda x: x + 0.3)), r"mixer\.ssm_update",
+    ),
+    "step's limit": (
+        "mamba2", computes(recurrent, "ssd", parameters(highest=lambda _: 0.5)), r"mixer\.ssm_update",
+    ),
+    "skip": ("nemotron_h", computes(recurrent, "ssd", parameters(D=lambda x: 0.9 * x)), r"mixer\.ssm_update"),
+    "beta": ("qwen3_next", computes(recurrent, "gated_delta", less_beta), r"linear_attn\.gated_delta_update"),
+    "heads": (
+        "qwen3_next", computes(recurrent, "gated_delta", heads_reversed), r"linear_attn\.gated_delta_update",
+    ),
+    "B and C": ("mamba", computes(recurrent, "selective_scan", swapped(2)), r"mixer\.selective_scan"),
+    "scale": ("bailing_moe_linear", computes(recurrent, "lightning", more_scale), r"attention\.recurrent"),
+    "K and V": ("bailing_moe_linear", computes(recurrent, "lightning", swapped(1)), r"attention\.recurrent"),
+    "gates": ("recurrent_gemma", computes(recurrent, "rg_lru", swapped(1)), r"temporal_block\.child0"),
+    "b": ("rwkv7", computes(recurrent, "wkv7", last_scaled), r"attn\._wkv7"),
+}  # fmt: skip
+"""Mistakes in kernels of recurrent layers: architecture, what is planted, and the layer."""
+
+
+def load_random(folder: Path, architecture: str, dtype: mx.Dtype = mx.float32) -> None:
+    """Load a tiny model whose zeros are random too."""
+    config = configuration(architecture)
+    mlx_lm_alone.save(mlx_lm_alone.make_model(config, dtype, 0), config, folder)
+    tiny_models.make_tokenizer(folder)
+    load_paged_runner(EngineConfig(model=str(folder), backend="cpu", num_pages=8)).close()
+
+
+@pytest.mark.parametrize("mistake", KERNELS)
+def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
+    tmp_path: Path, monkeypatch: Patch, mistake: str
+) -> None:
+    architecture, plant, layer = KERNELS[mistake]
+    plant(monkeypatch)
+    with pytest.raises(ModelLoadError, match=rf"native layer .*{layer}\w* must compute what mlx-lm's does"):
+        load_random(tmp_path, architecture)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", sorted({name for name, *_ in KERNELS.values()}))
+def test_recurrent_kernels_that_are_right_are_not_refused(
+    tmp_path: Path, monkeypatch: Patch, architecture: str, dtype: mx.Dtype
+) -> None:
+    plain, compared = RecurrentLayers.wrong_kernel, []
+
+    def counted(layers: RecurrentLayers) -> str | None:
+        compared.append(len(layers.compared or {}))
+        return plain(layers)
+
+    monkeypatch.setattr(RecurrentLayers, "wrong_kernel", counted)
+    load_random(tmp_path, architecture, dtype)
+    assert min(compared) >= 2
+
+
+def weaker(plain: Any, shim: LayerCache, queries: mx.array, **options: Any) -> Any:
+    return plain(shim, queries, **options | {"rotary": options["rotary"] * 0.9})
+
+
+@pytest.mark.parametrize("plant", [more_scale, weaker], ids=["scale", "rotary"])
+def test_wrong_attention_over_latents_is_refused_by_its_cache(
+    tmp_path: Path, monkeypatch: Patch, plant: Any
+) -> None:
+    computes(LayerCache, "attend", plant)(monkeypatch)
+    with pytest.raises(ModelLoadError, match=r"attention over latents \(cache 0\) is off by"):
+        load_random(tmp_path, "deepseek_v3")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda plain, scores, positions, count: plain(-scores, positions, count),
+        lambda plain, scores, positions, count: plain(scores, positions, count - 1),
+    ],
+    ids=["worst", "fewer"],
+)
+def test_a_wrong_choice_of_positions_is_refused(tmp_path: Path, monkeypatch: Patch, plant: Any) -> None:
+    computes(sparse_latents, "best_positions", plant)(monkeypatch)
+    with pytest.raises(ModelLoadError, match=r"'deepseek_v32' does not compute the same through pages"):
+        load_random(tmp_path, "deepseek_v32")
