@@ -31,6 +31,7 @@ class ChatMessage(RequestModel):
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     function_call: dict[str, Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None  # of LiteLLM: copies of what the message has
 
     def check_served(self, where: str) -> None:
         """Raise FieldError for what a message may have in the OpenAI API and not here."""
@@ -86,7 +87,6 @@ class ChatRequest(SamplingFields, ConversationFields):
         only("modalities", self.modalities, (["text"],))
         for name in ("audio", "prediction", "web_search_options", "prompt_cache_retention"):
             only(name, getattr(self, name), ())
-        only("metadata", self.metadata, ({},), "nothing is stored")
         only("store", self.store, (False,), "nothing is stored")
         only("service_tier", self.service_tier, ("auto", "default"))
         only("verbosity", self.verbosity, ("medium",))

@@ -71,9 +71,13 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
     if request.output_config is not None and request.output_config.effort is not None:
         variables["reasoning_effort"] = request.output_config.effort
     choice = request.tool_choice
+    messages = _edited(request, one_system_message(_conversation(request)))
+    is_begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return await prepare_turn(
         services,
-        ChatPrompt(_edited(request, one_system_message(_conversation(request))), variables=variables),
+        ChatPrompt(
+            messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun
+        ),  # an answer that the client has begun goes on
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),

@@ -48,6 +48,8 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
     """Raise FieldError for a value of a field of which only some are served; None is always one."""
     if value is None or any(value == each and type(value) is type(each) for each in allowed):
         return
+    if not allowed:
+        raise FieldError(name, f"{name} is not served here; leave it out{f': {why}' if why else ''}")
     shown = " or ".join(repr(each) for each in allowed)
     raise FieldError(
         name, f"{name} must be {shown} here, got {value!r:.{_SHOWN}}; leave it out{f': {why}' if why else ''}"

@@ -129,9 +129,10 @@ async def test_one_call_where_parallel_ones_are_off(model: Scripted) -> None:
 async def test_results_go_back_through_the_template(model: Scripted) -> None:
     model.says("</think>Sunny.")
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+    copies = {"provider_specific_fields": {"refusal": None}}  # as LiteLLM sends messages back
     messages = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call], **copies},
         {"role": "tool", "tool_call_id": "c1", "content": "sun"},
     ]
     answer = await complete(model, messages=messages, tools=[TOOL])
@@ -212,6 +213,13 @@ async def test_a_request_of_claude_code_is_served(model: Scripted) -> None:
         f"<system>Be brief.\n<user>Weather?{reminders.format('Agents: none.')}"
         f"<assistant>Where?\n<user>Köln{reminders.format('Time: 12.')}<assistant><think>\n"
     )
+
+
+async def test_an_answer_that_the_client_has_begun_goes_on(model: Scripted) -> None:
+    model.says(' "Köln"}')
+    said = await message(model, messages=[*USER, {"role": "assistant", "content": '{"city":'}])
+    assert model.prompt.endswith('<user>Weather?\n<assistant>{"city":')
+    assert [(block.type, block.text) for block in said.content] == [("text", ' "Köln"}')]
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("all", "ab"), (1, "b"), (2, "ab"), (None, "b")])

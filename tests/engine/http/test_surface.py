@@ -200,7 +200,7 @@ SERVED: dict[str, dict[str, Served]] = {
         "modalities": Served({"modalities": ["text"]}, lambda a: text_of(a) != ""),
         "service_tier": Served({"service_tier": "auto"}, lambda a: text_of(a) != ""),
         "verbosity": Served({"verbosity": "medium"}, lambda a: text_of(a) != ""),
-        "metadata": Served({"metadata": {}}, lambda a: text_of(a) != ""),
+        "metadata": Served({"metadata": {"label": "x"}}, lambda a: text_of(a) != ""),
         "echo": Served({"echo": False}, lambda a: text_of(a) != ""),
         "add_special_tokens": Served({"add_special_tokens": False}, lambda a: text_of(a) != ""),
     },
@@ -289,7 +289,7 @@ SAMPLING_REFUSED: dict[str, Any] = {
     "length_penalty": 1.0, "bad_words": ["x"], "allowed_token_ids": [1],
     "guided_decoding_backend": "xgrammar",
     "guided_whitespace_pattern": " ", "logits_processors": [], "mm_processor_kwargs": {},
-    "kv_transfer_params": {}, "invented": 1,
+    "kv_transfer_params": {}, "vllm_xargs": {}, "enable_thinking": False, "invented": 1,
 }  # fmt: skip
 REFUSED: dict[str, dict[str, Any]] = {
     CHAT: SAMPLING_REFUSED
@@ -297,7 +297,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "echo": True, "chat_template": "x", "add_special_tokens": True, "functions": [{"name": "f"}],
         "function_call": "auto", "modalities": ["audio"], "audio": {"voice": "x"},
         "prediction": {"type": "x"},
-        "web_search_options": {}, "metadata": {"a": "b"}, "store": True, "service_tier": "flex",
+        "web_search_options": {}, "store": True, "service_tier": "flex",
         "verbosity": "low", "prompt_cache_retention": "24h", "prompt_cache_options": {}, "moderation": {},
         "top_logprobs": 3, "stream_options": {"include_usage": True}, "suffix": "x",
     },
