@@ -6,7 +6,7 @@
 //     K codes [page_size] | K scales [page_size] | V codes [page_size] | V scales [page_size]
 //
 // so that reading one head of one page is one run of memory. The bytes of codes and scales are those
-// of octavo.kernels.formats, which kernels/README.md defines bit by bit.
+// of octavo.kernels.formats, which docs/spec/page-formats.md defines bit by bit.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@
 namespace octavo {
 namespace {
 
-// Scratch for one row holds this many floats more than `dim`, so that whole vectors may be stored.
+// Dims of a row, at most.
 inline constexpr int kMaxDim = 1024;
 
 // Row (token, head) of activations as `dim` floats.

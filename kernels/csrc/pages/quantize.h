@@ -1,6 +1,6 @@
 // Rows to codes and scales, bit-equal to octavo.kernels.formats: every float operation below is one rounding
-// in the order that kernels/README.md defines (the build forbids contraction into FMA). Each function is
-// false if the row is not storable; what it has written is then overwritten. Internal linkage.
+// in the order that docs/spec/page-formats.md defines (the build forbids contraction into FMA). Each function
+// is false if the row is not storable; what it has written is then overwritten. Internal linkage.
 #pragma once
 
 #include <algorithm>
