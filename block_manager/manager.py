@@ -88,6 +88,8 @@ class BlockManager:
             for index, spec in enumerate([] if states is None else [states])
         )
         self._all: tuple[CacheGroup, ...] = (*self._groups, *self._states)
+        self.groups = specs  # attributes, because each step asks
+        self.states = states
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
         self._copies = PageCopies(self._all)
@@ -100,10 +102,6 @@ class BlockManager:
         )
 
     # Pools: how large they are and how their pages stand.
-
-    @property
-    def groups(self) -> tuple[KVGroupSpec, ...]:
-        return tuple(group.spec for group in self._groups)
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
@@ -182,11 +180,7 @@ class BlockManager:
     @property
     def state_counts(self) -> PageCounts | None:
         """Return how slots of recurrent states stand; None for models without any."""
-        return next((group.pool.counts for group in self._states), None)
-
-    @property
-    def states(self) -> RecurrentState | None:
-        return next((group.spec for group in self._states), None)
+        return self._states[0].pool.counts if self._states else None
 
     @property
     def residual_counts(self) -> PageCounts | None:

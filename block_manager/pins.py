@@ -24,15 +24,20 @@ class PinLimit:
 
 @dataclass(slots=True)
 class _Pages:
-    """Pages of several pins: the number of pins that hold each, and the number of pages by group."""
+    """Pages of several pins: the number of pins that hold each, and the number of pages by group.
+
+    most   pages of the group that has most: an attribute, because each step asks
+    """
 
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
     by_group: Counter[int] = field(default_factory=Counter)
+    most: int = 0
 
     def add(self, pages: Held) -> None:
         for page in pages:
             self.by_group[page[0]] += not self.num_pins[page]
             self.num_pins[page] += 1
+        self.most = max(self.by_group.values(), default=0)
 
     def remove(self, pages: Held) -> None:
         for page in pages:
@@ -40,11 +45,7 @@ class _Pages:
             if not self.num_pins[page]:
                 del self.num_pins[page]
                 self.by_group[page[0]] -= 1
-
-    @property
-    def most(self) -> int:
-        """Pages of the group that has most."""
-        return max(self.by_group.values(), default=0)
+        self.most = max(self.by_group.values(), default=0)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Who is let in, with which part of its prompt, and who waits for what."""
+"""Admission of waiting sequences, and the first chunk of their prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives its pages back, and how careful admission is after that."""
+"""Preemption, and the stricter admission that follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes what in the next step."""
+"""The scheduler: it plans steps and records their results."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ class Scheduler:
             waiting = self._queues.waiting
             waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
         draft = StepDraft()
-        self._displace(draft)
+        if self._queues.shares.are_several:
+            self._displace(draft)
         self._plan_decodes(draft)
         if draft.chunks or not draft.is_plain or self._queues.may_grow:  # most steps have none of these
             self._open_budget(draft)
@@ -261,8 +262,7 @@ class Scheduler:
 
     def _displace(self, draft: StepDraft) -> None:
         """Preempt sequences whose slots go to tenants below their share."""
-        shares = self._queues.shares
-        if shares.are_several and shares.is_uneven:
+        if self._queues.shares.is_uneven:
             for victim in self._arrivals.victims():
                 self._preempt(victim, draft, for_pages=False)
                 self._arrivals.displaced(victim)

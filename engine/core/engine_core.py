@@ -27,7 +27,7 @@ from .prompt_embeddings import PromptEmbeddings
 from .prompt_logprobs import PromptScores
 from .request import Request, Update
 from .request_builder import RequestBuilder
-from .step_parts import AskedRows, StepPart, StepParts
+from .step_parts import NONE_HELD, NOTHING_ASKED, AskedRows, StepPart, StepParts
 from .step_stats import StepStats
 
 
@@ -141,7 +141,7 @@ class EngineCore:
             self._live.updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> SchedulerOutput | None:
-        self._scheduler.held = self._parts.held()
+        self._scheduler.held = self._parts.held() if self._parts.live else NONE_HELD
         step = self._scheduler.plan(now)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
@@ -158,8 +158,10 @@ class EngineCore:
     def _submit(self, step: SchedulerOutput | None, after: Pending | None = None) -> _InFlight | None:
         if not step:
             return None
-        asked = self._parts.ask(step)
-        batch = asked.added_to(build_batch(step, self._blocks.page_size, self._blocks.groups))
+        batch, asked = build_batch(step, self._blocks.page_size, self._blocks.groups), NOTHING_ASKED
+        if self._parts.live:
+            asked = self._parts.ask(step)
+            batch = asked.added_to(batch)
         self.passed("batch")
         draws = step.draws()
         pending = self._runner.submit(batch, self._live.states(draws, is_ahead=after is not None), after)
@@ -167,8 +169,7 @@ class EngineCore:
         return _InFlight(step, draws, batch, pending, asked)
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
-        """Submit the step after one in flight, where nothing in it depends on what that gives but its
-        tokens; None where it has to wait."""
+        """Submit the step after one in flight; None if more than its tokens depends on that one."""
         if not (flight and self._overlaps and flight.pending.feeds):
             return None
         if flight.asked.expects_results or not may_overlap(self._parts, self._live.going_on(flight.draws)):
@@ -182,7 +183,8 @@ class EngineCore:
             return
         output = flight.pending.resolve()
         self.passed("run")
-        flight.asked.deliver(output)
+        if flight.asked.parts:
+            flight.asked.deliver(output)
         if output.failed_rows:
             self._live.fail_unsampled(flight.step, flight.batch, output.failed_rows)
         results = self._live.accept(flight.draws, output)

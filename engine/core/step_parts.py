@@ -102,8 +102,6 @@ class AskedRows(NamedTuple):
 
     def added_to(self, batch: Batch) -> Batch:
         """Return the batch with all parts' rows."""
-        if not self.parts:
-            return batch
         scored = [rows.scored for _, rows in self.parts if rows.scored is not None]
         assert len(scored) < 2, "one part scores prompts"
         inputs: dict[str, RowInput] = {}
@@ -114,8 +112,6 @@ class AskedRows(NamedTuple):
 
     def deliver(self, output: RunOutput) -> None:
         """Give every part the results of its own rows."""
-        if not self.parts:
-            return
         every = self.hidden
         for part, rows in self.parts:
             hidden = None
@@ -126,7 +122,7 @@ class AskedRows(NamedTuple):
 
 
 NOTHING_ASKED = AskedRows(())
-_NONE: Set[Served] = frozenset()
+NONE_HELD: Set[Served] = frozenset()
 
 
 class StepParts:
@@ -155,12 +151,10 @@ class StepParts:
 
     def held(self) -> Set[Served]:
         """Return the sequences that the next step goes without."""
-        return frozenset().union(*(part.held() for part in self.live)) if self.live else _NONE
+        return frozenset().union(*(part.held() for part in self.live))
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
         """Ask the live parts for their rows of a step."""
-        if not self.live:
-            return NOTHING_ASKED
         asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
         return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
 

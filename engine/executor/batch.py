@@ -218,6 +218,8 @@ def _with_starts(
     groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
 ) -> tuple[GroupMetadata, ...]:
     """The groups; residual windows that do not only slide say from which position on each row reads them."""
+    if len(specs) < 2:
+        return tuple(groups)  # a residual window is the second group of its layers
     afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
     if not any(afters):
         return tuple(groups)

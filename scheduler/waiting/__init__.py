@@ -1,4 +1,4 @@
-"""Who is let in next: the queues of waiting sequences, one policy a file."""
+"""Queues of waiting sequences, one policy a file: they say which is admitted next."""
 
 from .age_order import MAX_PASSED
 from .base import WaitingQueue

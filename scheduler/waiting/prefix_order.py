@@ -1,4 +1,4 @@
-"""What queues that prefer cached prefixes know of those who wait."""
+"""The order of queues that prefer cached prefixes."""
 
 from __future__ import annotations
 
