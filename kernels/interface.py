@@ -192,6 +192,11 @@ class AttentionBackend(Protocol):
         ...
 
     @property
+    def takes_masks(self) -> bool:
+        """Whether its pools attend with ``AttendOptions.mask``."""
+        ...
+
+    @property
     def writes_in_place(self) -> bool:
         """Whether pages are written without new arrays: a step in flight does not make MLX copy its pool."""
         ...

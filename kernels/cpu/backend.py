@@ -275,6 +275,7 @@ class CpuBackend:
 
     name = "cpu"
     has_model_ops = True
+    takes_masks = True
     writes_in_place = True
     recurrent_kernels: RecurrentKernels = recurrent
     rare_recurrent_kernels: RareRecurrentKernels = recurrent

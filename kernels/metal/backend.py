@@ -22,6 +22,7 @@ class MetalBackend:
 
     name = "metal"
     has_model_ops = False
+    takes_masks = False
     rare_recurrent_kernels = None
     compiles_at_launch = True
 

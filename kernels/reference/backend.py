@@ -308,6 +308,7 @@ class ReferenceBackend:
 
     name = "reference"
     has_model_ops = False
+    takes_masks = True
     writes_in_place = False
     recurrent_kernels = None
     rare_recurrent_kernels = None

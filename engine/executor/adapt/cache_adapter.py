@@ -41,7 +41,7 @@ class StepContext:
         self.kv_cache = kv_cache
         self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
         self.latent_layers: set[int] = set()  # those that attended over latents
-        self.gathers = False  # some layer collects index keys of whole sequences
+        self.gathers = False  # some layer has index keys, which it collects of whole sequences to choose by
         self.traced = False  # the graph being built is to serve other steps too
         self._step: StepRows | None = None
 
@@ -158,6 +158,7 @@ class LayerCache:
 
     def write_halves(self, keys: mx.array) -> None:
         """Write K [T, Hkv, 1, 2 * D] of the step's rows, the second half in the place of V."""
+        self.context.gathers = True
         rows = keys.squeeze(2)
         self.context.kv_cache.write(
             self.layer, rows[..., : self.spec.head_dim], rows[..., self.spec.head_dim :]
@@ -165,7 +166,6 @@ class LayerCache:
 
     def gather_halves(self) -> mx.array:
         """Collect what ``write_halves`` wrote for each row's sequence: [T, Hkv, L, 2 * D]."""
-        self.context.gathers = True
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:

@@ -166,6 +166,8 @@ def _find_wrong(
     reference: Reference,
 ) -> str | None:
     """Describe an error that rounding does not explain, or return None. ``computed``: the probe's steps."""
+    if paged.gathers and not backend.takes_masks:  # steps as short as the probe's need no mask
+        return f"its layers choose positions to attend to, which the {backend.name} backend has no kernel for"
     if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)

@@ -159,6 +159,19 @@ def test_chosen_positions_are_paged_and_others_refused(
         run_probe(tmp_path / "wrong", "deepseek_v32", ReferenceBackend(), **settings)
 
 
+def test_choices_that_only_long_texts_need_are_known_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probe's texts are shorter than what such a layer chooses."""
+    settings: dict[str, Any] = {"dtype": mx.float32, "index_topk": 2048}
+    assert run_probe(tmp_path / "masks", "deepseek_v32", ReferenceBackend(), **settings).gathers
+    monkeypatch.setattr(ReferenceBackend, "takes_masks", False)
+    with pytest.raises(
+        ModelLoadError, match=r"'deepseek_v32' .* choose positions .* reference backend has no"
+    ):
+        run_probe(tmp_path / "no masks", "deepseek_v32", ReferenceBackend(), **settings)
+
+
 def test_index_keys_are_stored_once(tmp_path: Path) -> None:
     _, layout = load(tmp_path, "deepseek_v32")
     latents = LayerSpec(num_kv_heads=1, head_dim=16, value_dim=8)
