@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-ids", type=token_ids, metavar="1,2,3", help="token ids to continue, instead of text")
     add("--connect", metavar="HOST:PORT", help="ask the server there instead of loading a model")
     add_connection_arguments(parser)
+    add("--adapter", metavar="NAME", help="adapter to compute with, one of --lora-modules or of the server")
     add("--chat", action="store_true", help="send the prompt as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
@@ -109,7 +110,7 @@ async def _generate(
         from ..client.client import Client
 
         async with Client(str(parse_address(args.connect)), credentials) as client:
-            return await _collect(client.generate(prompt, params), Answer(params.n))
+            return await _collect(client.generate(prompt, params, adapter=args.adapter), Answer(params.n))
     from ..frontend.async_engine import AsyncEngine
 
     config = engine_config(args)
@@ -117,7 +118,8 @@ async def _generate(
     engine = AsyncEngine(config, observer=drafts)
     await engine.start()
     try:
-        return await _collect(engine.generate(prompt, params), Answer(params.n, drafts))
+        deltas = engine.generate(prompt, params, adapter=args.adapter)
+        return await _collect(deltas, Answer(params.n, drafts))
     finally:
         await engine.stop()
 

@@ -80,10 +80,13 @@ class Client:
         *,
         request_id: str | None = None,
         salt: str = "",
+        adapter: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of all samples; closing the generator cancels the request."""
+        """Increments of all samples; closing the generator cancels the request. ``adapter``: the name of
+        one that the server has loaded."""
         request = make_request(prompt, params, request_id=request_id, salt=salt)
+        request.adapter = adapter or ""
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:

@@ -6,11 +6,12 @@ with an engine that has no model behind it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..api.config import EngineConfig
-from ..api.engine_info import EngineInfo
+from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
@@ -70,11 +71,21 @@ class Engine(Protocol):
         priority: int = 0,
         final_only: bool = False,
         tenant: Tenant = ...,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of all samples until each has its finish reason (``final_only``: one for each).
         Closing the generator, or cancelling the task that reads it, frees the request's pages within
         one step."""
         ...
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The loaded adapters by name."""
+        ...
+
+    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
 
     async def abort(self, request_id: str) -> None: ...
 

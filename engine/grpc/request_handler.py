@@ -12,7 +12,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
-from ..api.errors import EngineStopping, Forbidden, InvalidRequest, RequestTooLong, SlowReader
+from ..api.engine_info import AdapterInfo
+from ..api.errors import (
+    EngineStopping,
+    Forbidden,
+    InvalidRequest,
+    NotConfigured,
+    RequestTooLong,
+    SlowReader,
+)
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
@@ -89,10 +97,11 @@ class RequestHandler:
         cache_salt: str = "",
         priority: int = 0,
         final_only: bool = False,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
         ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
-        and ``priority_of``. ``final_only``: one delta per sample."""
+        and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: of one that is loaded."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -113,6 +122,7 @@ class RequestHandler:
             priority=priority_of(context, priority),
             final_only=final_only,
             tenant=self.tenant(context),
+            adapter=adapter,
         )
         self._active[name] = engine_id
         if self._begin is not None:
@@ -180,6 +190,30 @@ class RequestHandler:
                 f"only the tenant {OPERATOR!r} may {action}, this token is of another; use a token that the "
                 f"server's file names {OPERATOR!r}"
             )
+
+    async def load_adapter(self, name: str, path: str, *, context: Caller) -> AdapterInfo:
+        """Load an adapter from a folder below ``lora_dir``. Forbidden for callers that are not operators,
+        NotConfigured without that folder, InvalidRequest for an adapter that cannot be served."""
+        self.check_operator(context, "load adapters")
+        if (below := self.engine.config.lora_dir) is None:
+            raise NotConfigured("adapters are loaded from below --lora-dir; start the server with one")
+        folder = (below / path).resolve()
+        if not folder.is_relative_to(below.resolve()):
+            raise InvalidRequest(
+                f"lora_path must be below {below}, got {path!r:.200}; move the adapter there"
+            )
+        if not name or len(name) > MAX_REQUEST_ID or not name.isprintable():
+            raise InvalidRequest(
+                f"an adapter's name must have 1 to {MAX_REQUEST_ID} characters that can be printed, "
+                f"got {name!r:.300}; choose another one"
+            )
+        return await self.engine.load_adapter(name, folder)
+
+    async def unload_adapter(self, name: str, *, context: Caller) -> None:
+        """Forget an adapter. Forbidden for callers that are not operators, NotFound if there is none,
+        InvalidRequest while requests use it."""
+        self.check_operator(context, "unload adapters")
+        await self.engine.unload_adapter(name)
 
     async def abort(self, request_ids: Sequence[str], *, context: Caller) -> list[str]:
         """End requests of the caller's tenant; the ids of those that were being served. InvalidRequest for

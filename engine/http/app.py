@@ -17,6 +17,7 @@ from starlette.routing import Route as StarletteRoute
 
 import octavo
 
+from .adapters import LoadRequest, UnloadRequest, serve_load, serve_unload
 from .chat import serve_chat
 from .chat_types import ChatRequest
 from .completion_types import CompletionRequest
@@ -46,6 +47,8 @@ POSTS: dict[str, tuple[Any, Any]] = {
     "/rerank": (RerankRequest, serve_rerank),
     "/tokenize": (TokenizeRequest, serve_tokenize),
     "/detokenize": (DetokenizeRequest, serve_detokenize),
+    "/v1/load_lora_adapter": (LoadRequest, serve_load),
+    "/v1/unload_lora_adapter": (UnloadRequest, serve_unload),
 }  # path: what a request is, and what serves it
 
 
@@ -116,13 +119,14 @@ class _Status:
         await exchange.answer(json.dumps(self._card(name)).encode())
 
     def _card(self, name: str) -> dict[str, Any]:
-        info = self._services.handler.engine.info
+        engine = self._services.handler.engine
+        info, adapter = engine.info, engine.adapters.get(name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "octavo",
-            "root": info.name,
-            "parent": None,
+            "root": info.name if adapter is None else adapter.path,
+            "parent": None if adapter is None else info.name,
             "max_model_len": info.max_model_len,
         }

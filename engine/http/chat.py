@@ -58,6 +58,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
     job = Job(
         prompts=[prompt],
         params=conversation.params,
+        model=name,
         request_id=request.request_id or exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,

@@ -32,6 +32,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
     job = Job(
         prompts=answer.prompts,
         params=answer.params,
+        model=name,
         request_id=request.request_id or exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,

@@ -40,9 +40,9 @@ class Services:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Under which clients may ask for the model."""
-        info = self.handler.engine.info
-        return (info.name, *info.aliases)
+        """Names of the model, then of its adapters."""
+        engine = self.handler.engine
+        return (engine.info.name, *engine.info.aliases, *engine.adapters)
 
     def check_model(self, name: str | None) -> str:
         """Return the name that answers carry. Raise ModelNotServed for another model."""

@@ -22,10 +22,12 @@ BACKLOG = 16  # deltas of several prompts that wait for the client; each may be 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one exchange asks of the engine. ``request_id``: "" for one of the server's."""
+    """What one exchange asks of the engine. ``model``: a name of the model, or an adapter's;
+    ``request_id``: "" for one of the server's."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
+    model: str
     request_id: str = ""
     cache_salt: str = ""
     priority: int = 0
@@ -101,6 +103,7 @@ async def _deltas(
         cache_salt=job.cache_salt,
         priority=job.priority,
         final_only=job.final_only,
+        adapter=job.model if job.model in services.handler.engine.adapters else None,
     )
     async with aclosing(deltas):
         async for delta in deltas:

@@ -203,7 +203,7 @@ class _Answer:
 
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
         self._id = new_id("msg")
-        self._answer = TurnAnswer(turn, self._id)
+        self._answer = TurnAnswer(turn, self._id, name)
         self._name = name
         self._shows_thinking = shows_thinking
         self._places: dict[int, int] = {}  # of blocks that are shown

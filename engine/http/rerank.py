@@ -89,6 +89,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
     job = Job(
         prompts=prompt.prompts(request.query, documents),
         params=answers.params(),
+        model=name,
         request_id=request.request_id or exchange.request_id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,

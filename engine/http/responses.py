@@ -198,7 +198,7 @@ class _Answer:
 
     def __init__(self, turn: Turn, request: ResponsesRequest, name: str) -> None:
         self._id = new_id("resp")
-        self._answer = TurnAnswer(turn, self._id)
+        self._answer = TurnAnswer(turn, self._id, name)
         self._request = request
         self._name = name
         self._created = int(time.time())

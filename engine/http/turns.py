@@ -165,10 +165,12 @@ class Blocks:
 
 @dataclass(slots=True)
 class TurnAnswer:
-    """The answer to a turn with one sample, while it is generated. ``id``: as the client sees it."""
+    """The answer to a turn with one sample, while it is generated. ``id``: as the client sees it; ``model``:
+    the name that the client asked for."""
 
     turn: Turn
     id: str
+    model: str
     blocks: Blocks = field(default_factory=Blocks)
     usage: Usage = field(default_factory=Usage)
     last: Delta | None = None
@@ -178,6 +180,7 @@ class TurnAnswer:
         job = Job(
             prompts=[self.turn.prompt],
             params=self.turn.params,
+            model=self.model,
             request_id=exchange.request_id or self.id,
             final_only=final_only,
         )

@@ -39,8 +39,7 @@ def make_adapter(
     num_layers: int = 4, kind: str = "lora", seed: int = 1,
 ) -> Path:  # fmt: skip
     """Write an adapter as ``mlx_lm.lora`` does, made by mlx-lm on the model itself; B is not zero."""
-    base: Any
-    base, _ = load_model(model)
+    base: Any = load_model(model)[0]
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(keys)}
     linear_to_lora_layers(base, num_layers, parameters, use_dora=kind == "dora")
     mx.random.seed(seed)

@@ -117,6 +117,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             cache_salt=request.cache_salt,
             priority=request.priority,
             final_only=messages.is_final_only(request),
+            adapter=request.adapter or None,
         )
 
     @errors_as_status

@@ -1,0 +1,40 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: for operators."""
+
+from __future__ import annotations
+
+import json
+
+from .endpoint import Services
+from .exchange import Exchange
+from .request_model import RequestModel
+
+
+class UnloadRequest(RequestModel):
+    """A request of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+class LoadRequest(UnloadRequest):
+    """A request of /v1/load_lora_adapter. ``lora_path``: a folder below the server's ``--lora-dir``."""
+
+    lora_path: str
+    load_inplace: bool = False
+
+
+async def serve_load(services: Services, request: LoadRequest, exchange: Exchange) -> None:
+    """Load an adapter, or with ``load_inplace`` another one under the name of one that is loaded."""
+    if request.load_inplace and request.lora_name in services.handler.engine.adapters:
+        await services.handler.unload_adapter(request.lora_name, context=exchange)
+    info = await services.handler.load_adapter(request.lora_name, request.lora_path, context=exchange)
+    answer = {"object": "adapter", "id": info.name, "rank": info.rank, "bytes": info.nbytes}
+    await exchange.answer(json.dumps(answer).encode())
+
+
+async def serve_unload(services: Services, request: UnloadRequest, exchange: Exchange) -> None:
+    """Forget an adapter that no request uses."""
+    await services.handler.unload_adapter(request.lora_name, context=exchange)
+    await exchange.answer(
+        json.dumps({"object": "adapter", "id": request.lora_name, "deleted": True}).encode()
+    )
