@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_850,
     "engine/client": 700,
     "engine/core": 3_400,
-    "engine/executor": 10_950,
+    "engine/executor": 11_000,
     "engine/frontend": 1_900,
     "engine/gguf": 900,
     "engine/grpc": 3_650,
