@@ -214,9 +214,9 @@ ROWS = (
 SAMPLING = (
     # tokens drawn from logits
     bug(
-        "weights above what may end a nucleus are left out",
+        "what may end a nucleus is sought too low",
         "if (end == 0 && most >= top_p * whole) end = at + 1;",
-        "if (end == 0 && most >= 0.9 * top_p * whole) end = at + 1;",
+        "if (end == 0 && most >= 1.5 * top_p * whole) end = at + 1;",
     ),
     bug(
         "log probabilities are those at the temperature",
