@@ -17,7 +17,6 @@ from octavo.scheduler.waiting import (
     DeficitQueue,
     FairQueue,
     FirstComeQueue,
-    LongestPrefixQueue,
     WaitingQueue,
 )
 
@@ -211,7 +210,7 @@ def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
         return FairQueue(costs, head_start=config.max_step_tokens * costs.prompt)
     if config.schedule_policy == "dlpm":
         return DeficitQueue(blocks, costs)
-    return LongestPrefixQueue(blocks) if config.schedule_policy == "lpm" else FirstComeQueue()
+    return FirstComeQueue(blocks if config.schedule_policy == "lpm" else None)
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:

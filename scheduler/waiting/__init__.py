@@ -6,7 +6,6 @@ from .cached_lengths import cached_tokens
 from .deficits import DeficitQueue
 from .fair import Costs, FairQueue
 from .first_come import LOOK_AHEAD, FirstComeQueue
-from .longest_prefix import LongestPrefixQueue
 
 __all__ = [
     "LOOK_AHEAD",
@@ -15,7 +14,6 @@ __all__ = [
     "DeficitQueue",
     "FairQueue",
     "FirstComeQueue",
-    "LongestPrefixQueue",
     "WaitingQueue",
     "cached_tokens",
 ]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+from octavo.block_manager import BlockManager
+
 from ..types import Sequence
+from .cached_lengths import CachedLengths
 
 MAX_OVERTAKEN = 32
 """Younger ones that are let in before the oldest, or before those that gave their pages back: then these come
@@ -21,12 +24,15 @@ class AgeOrder:
 
     First come those that had to give their pages back, then the oldest if it has been overtaken
     ``MAX_OVERTAKEN`` times, then the others, and last those that are late: they give way to whoever can still
-    be in time.
+    be in time. With a prefix cache, those of one place are ordered by what is cached of them, most first.
 
+    lengths   estimates of what is cached; None: it does not matter
     late   can no longer have their first token when it is wanted; none of them ran before
     """
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: BlockManager | None = None) -> None:
+        """Begin without sequences. ``blocks``: of the prefix cache that counts, if any does."""
+        self.lengths = None if blocks is None else CachedLengths(blocks)
         self.late: Set[Sequence] = frozenset()
         self._interrupted: set[Sequence] = set()
 
@@ -64,6 +70,8 @@ class AgeOrder:
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
         """One of ``equals`` waits no more."""
+        if self.lengths is not None:
+            self.lengths.forget(sequence)
         ran, oldest = self._first_ones(equals)
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
@@ -80,6 +88,8 @@ class AgeOrder:
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
         """``successor`` takes the place of a sequence that waits, and its age."""
+        if self.lengths is not None:
+            self.lengths.forget(sequence)
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
             self._interrupted.add(successor)
@@ -91,9 +101,9 @@ class AgeOrder:
             return 1, 0, sequence
         return 3 if sequence in self.late else 2, self._preference(sequence), sequence
 
-    def _preference(self, _sequence: Sequence) -> int:
+    def _preference(self, sequence: Sequence) -> int:
         """Among those that never ran, smaller ones first."""
-        return 0
+        return 0 if self.lengths is None else -self.lengths.of(sequence)
 
     def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
         """Those that ran before, who are the first of ``equals``, and the oldest of those that never ran."""

@@ -9,9 +9,9 @@ from itertools import chain, islice
 from octavo.block_manager import BlockManager
 
 from ..types import Sequence
+from .age_order import AgeOrder
 from .fair import Costs, FairQueue
 from .lanes import LOOK_AHEAD, PriorityClass
-from .prefix_order import PrefixOrder
 
 DEFAULT_QUANTUM = 4096.0  # of cost: some prompts, or one long one
 
@@ -24,18 +24,16 @@ class DeficitQueue(FairQueue):
     so do prompts under way, for which the cache has done its part. When nobody who waits may, the level
     rises by whole quanta until somebody may. So two tenants with something waiting are a quantum further
     apart than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than
-    ``PrefixOrder`` allows.
+    ``AgeOrder`` allows.
     """
 
     def __init__(
         self, blocks: BlockManager, costs: Costs | None = None, *, quantum: float = DEFAULT_QUANTUM
     ) -> None:
-        order = PrefixOrder(blocks)
-        super().__init__(costs, order=order)
+        super().__init__(costs, order=AgeOrder(blocks))
         if not quantum > 0:
             raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
         self.quantum = quantum
-        self._lengths = order.lengths
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
@@ -75,7 +73,8 @@ class DeficitQueue(FairQueue):
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
-        self._lengths.refresh(chain.from_iterable(compared))
+        assert self._order.lengths is not None
+        self._order.lengths.refresh(chain.from_iterable(compared))
         compared.sort(key=lambda lane: service[lane[0].tenant])  # where as much is cached, the least served
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])

@@ -1,10 +1,12 @@
-"""First come, first served."""
+"""First come, first served, or longest cached prefix first."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
+
+from octavo.block_manager import BlockManager
 
 from ..types import Sequence
 from .age_order import AgeOrder
@@ -16,14 +18,21 @@ LOOK_AHEAD = 256  # waiting sequences that are looked at without being let in
 class FirstComeQueue(WaitingQueue):
     """By priority, the oldest first among equals, but those that are late after the others; see ``AgeOrder``.
 
-    A short prompt may pass long ones of its priority."""
+    A short prompt may pass long ones of its priority.
 
-    def __init__(self, order: AgeOrder | None = None) -> None:
-        super().__init__(order or AgeOrder())
+    blocks   of the prefix cache: those with most in it come first, so that it is used before it is evicted.
+             Only the first ``LOOK_AHEAD`` of a priority are compared (None: the oldest come first)
+    """
+
+    def __init__(self, blocks: BlockManager | None = None) -> None:
+        super().__init__(AgeOrder(blocks))
         self._waiting: deque[Sequence] = deque()
 
     def offers(self) -> Iterator[Sequence]:
-        return self._by_rank() if self._order.late else iter(tuple(self._waiting))
+        lengths = self._order.lengths
+        if lengths is not None:
+            lengths.refresh(islice(self._waiting, LOOK_AHEAD))
+        return self._by_rank() if lengths is not None or self._order.late else iter(tuple(self._waiting))
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting)

@@ -14,7 +14,6 @@ from octavo.scheduler.waiting import (
     DeficitQueue,
     FairQueue,
     FirstComeQueue,
-    LongestPrefixQueue,
     WaitingQueue,
 )
 from serving import check_shares
@@ -22,7 +21,7 @@ from serving import check_shares
 SLOTS = 16
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "fcfs": lambda _: FirstComeQueue(),
-    "lpm": LongestPrefixQueue,
+    "lpm": FirstComeQueue,
     "vtc": lambda _: FairQueue(head_start=64.0),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=64.0),
 }

@@ -9,7 +9,6 @@ from octavo.scheduler.waiting import (
     DeficitQueue,
     FairQueue,
     FirstComeQueue,
-    LongestPrefixQueue,
     WaitingQueue,
 )
 
@@ -17,5 +16,5 @@ QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "fcfs": lambda _blocks: FirstComeQueue(),
     "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=24.0),
-    "lpm": LongestPrefixQueue,
+    "lpm": FirstComeQueue,
 }

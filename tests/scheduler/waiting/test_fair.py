@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from octavo.scheduler.types import ScheduledChunk
-from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
+from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, FirstComeQueue, WaitingQueue
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 
 
@@ -263,7 +263,7 @@ def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> No
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
 def test_what_is_cached_comes_first(kind: str) -> None:
     blocks = BlockManager(64, 4)
-    queue = LongestPrefixQueue(blocks) if kind == "lpm" else DeficitQueue(blocks)
+    queue = FirstComeQueue(blocks) if kind == "lpm" else DeficitQueue(blocks)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)
@@ -276,7 +276,7 @@ def test_what_is_cached_comes_first(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
 def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     blocks = BlockManager(64, 4)
-    queue = LongestPrefixQueue(blocks) if kind == "lpm" else DeficitQueue(blocks, quantum=1e9)
+    queue = FirstComeQueue(blocks) if kind == "lpm" else DeficitQueue(blocks, quantum=1e9)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)

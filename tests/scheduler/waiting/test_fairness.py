@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
-from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, LongestPrefixQueue, WaitingQueue
+from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, FirstComeQueue, WaitingQueue
 from serving import Served, check_outputs
 from strategies import Workload, workloads
 
@@ -22,7 +22,7 @@ QUANTUM, HEAD_START = 24.0, 16.0
 QUEUES = {
     "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
-    "lpm": LongestPrefixQueue,
+    "lpm": FirstComeQueue,
 }
 
 
