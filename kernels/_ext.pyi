@@ -210,108 +210,16 @@ class Drawn:
 
 def draw_tokens(logits: mx.array, draws: list[Draw]) -> list[Drawn]: ...
 def score_tokens(logits: mx.array, targets: Sequence[tuple[int, int, int]]) -> list[TokenScore | None]: ...
-def gated_delta(
+def recurrence(
+    name: str,
     pool: mx.array,
     segments: mx.array,
     checkpoints: mx.array,
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    b: mx.array,
-    *,
-    A_log: mx.array | None = None,
-    dt_bias: mx.array | None = None,
-    gates: str = "ready",
-    lower_bound: float = 0.0,
-    beta_scale: float = 1.0,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def causal_conv(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    x: mx.array,
-    weight: mx.array,
-    bias: mx.array | None = None,
-    *,
-    silu: bool = False,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def ssd(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    x: mx.array,
-    B: mx.array,
-    C: mx.array,
-    dt: mx.array,
-    A_log: mx.array,
-    dt_bias: mx.array,
-    D: mx.array,
-    *,
-    lowest: float,
-    highest: float,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def lightning(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    log_decay: mx.array,
-    *,
-    scale: float,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def selective_scan(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    x: mx.array,
-    d: mx.array,
-    B: mx.array,
-    C: mx.array,
-    A: mx.array,
-    D: mx.array,
-    *,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def rg_lru(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    x: mx.array,
-    input_gate: mx.array,
-    a_gate: mx.array,
-    c: mx.array,
-    *,
-    stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, mx.array]: ...
-def wkv7(
-    pool: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    r: mx.array,
-    w: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    b: mx.array,
-    *,
-    stream: mx.Stream | mx.Device | None = None,
+    inputs: list[mx.array],
+    options: list[float],
 ) -> tuple[mx.array, mx.array]: ...
 def rows_behind(x: mx.array, count: int) -> mx.array: ...
-def mark_nonfinite(
-    flags: mx.array,
-    segments: mx.array,
-    checkpoints: mx.array,
-    y: mx.array,
-    *,
-    stream: mx.Stream | mx.Device | None = None,
-) -> mx.array: ...
+def mark_nonfinite(flags: mx.array, segments: mx.array, checkpoints: mx.array, y: mx.array) -> mx.array: ...
 
 class Arena:
     def __init__(self) -> None: ...

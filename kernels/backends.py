@@ -20,7 +20,7 @@ IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device
 allows it."""
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 """Of the native extension's interface; csrc/module.cpp has the other one."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]

@@ -8,6 +8,7 @@ y. The old handle is the same memory and must not be used again. Each evaluation
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from .programs import CpuPrograms
 
 MAX_KEY_DIM = 256
 KEY_DIM_MULTIPLE = 16
+_GATES = ("ready", "softplus", "bounded")  # in the order of Gates in csrc/recurrent/kernels.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,13 @@ takes_selective_scan = takes_ssd
 takes_wkv7 = takes_ssd
 
 
+def _recurrence(
+    name: str, pool: mx.array, step: StateArrays, inputs: list[mx.array], options: Sequence[float] = ()
+) -> tuple[mx.array, mx.array]:
+    """The pool's new handle and y; ``csrc/recurrent/recurrences.cpp`` has the shapes of inputs."""
+    return _ext.recurrence(name, pool, step.segments, step.checkpoints, inputs, list(options))
+
+
 def gated_delta(
     pool: mx.array,
     step: StateArrays,
@@ -89,21 +98,13 @@ def gated_delta(
     gates: DeltaGates = READY,
 ) -> tuple[mx.array, mx.array]:
     """See ``RecurrentKernels.gated_delta``."""
-    return _ext.gated_delta(
-        pool,
-        step.segments,
-        step.checkpoints,
-        q,
-        k,
-        v,
-        a,
-        b,
-        A_log=gates.A_log,
-        dt_bias=gates.dt_bias,
-        gates=gates.kind,
-        lower_bound=gates.lower_bound,
-        beta_scale=gates.beta_scale,
-    )
+    parameters: list[mx.array] = []
+    if gates.kind != "ready":
+        if gates.A_log is None or gates.dt_bias is None:
+            raise ValueError(f"gates of {gates.kind} need A_log and dt_bias")
+        parameters = [gates.dt_bias, gates.A_log]
+    options = [float(_GATES.index(gates.kind)), gates.lower_bound, gates.beta_scale]
+    return _recurrence("gated_delta", pool, step, [q, k, v, a, b, *parameters], options)
 
 
 def causal_conv(
@@ -116,7 +117,8 @@ def causal_conv(
     silu: bool = False,
 ) -> tuple[mx.array, mx.array]:
     """See ``RecurrentKernels.causal_conv``."""
-    return _ext.causal_conv(pool, step.segments, step.checkpoints, x, weight, bias, silu=silu)
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return _recurrence("causal_conv", pool, step, inputs, [float(silu)])
 
 
 def ssd(
@@ -130,20 +132,8 @@ def ssd(
     parameters: SsdParameters,
 ) -> tuple[mx.array, mx.array]:
     """See ``RecurrentKernels.ssd``."""
-    return _ext.ssd(
-        pool,
-        step.segments,
-        step.checkpoints,
-        x,
-        B,
-        C,
-        dt,
-        parameters.A_log,
-        parameters.dt_bias,
-        parameters.D,
-        lowest=parameters.lowest,
-        highest=parameters.highest,
-    )
+    inputs = [x, B, C, dt, parameters.A_log, parameters.dt_bias, parameters.D]
+    return _recurrence("ssd", pool, step, inputs, [parameters.lowest, parameters.highest])
 
 
 def lightning(
@@ -157,7 +147,7 @@ def lightning(
     scale: float,
 ) -> tuple[mx.array, mx.array]:
     """See ``RareRecurrentKernels.lightning``."""
-    return _ext.lightning(pool, step.segments, step.checkpoints, q, k, v, log_decay, scale=scale)
+    return _recurrence("lightning", pool, step, [q, k, v, log_decay], [scale])
 
 
 def selective_scan(
@@ -172,14 +162,14 @@ def selective_scan(
     D: mx.array,
 ) -> tuple[mx.array, mx.array]:
     """See ``RareRecurrentKernels.selective_scan``."""
-    return _ext.selective_scan(pool, step.segments, step.checkpoints, x, d, B, C, A, D)
+    return _recurrence("selective_scan", pool, step, [x, d, B, C, A, D])
 
 
 def rg_lru(
     pool: mx.array, step: StateArrays, x: mx.array, input_gate: mx.array, a_gate: mx.array, *, c: mx.array
 ) -> tuple[mx.array, mx.array]:
     """See ``RareRecurrentKernels.rg_lru``."""
-    return _ext.rg_lru(pool, step.segments, step.checkpoints, x, input_gate, a_gate, c)
+    return _recurrence("rg_lru", pool, step, [x, input_gate, a_gate, c])
 
 
 def wkv7(
@@ -193,4 +183,4 @@ def wkv7(
     b: mx.array,
 ) -> tuple[mx.array, mx.array]:
     """See ``RareRecurrentKernels.wkv7``."""
-    return _ext.wkv7(pool, step.segments, step.checkpoints, r, w, k, v, a, b)
+    return _recurrence("wkv7", pool, step, [r, w, k, v, a, b])

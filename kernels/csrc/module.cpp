@@ -14,13 +14,12 @@ namespace octavo {
 
 // What kernels/backends.py was written for: raised with every change of what the module offers or of what its
 // calls mean, so that an extension left over from older sources is told, not run.
-constexpr int kAbiVersion = 8;
+constexpr int kAbiVersion = 9;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_mapped_file(nb::module_& m);
-void bind_quantize_channels(nb::module_& m);
-void bind_quantize_weights(nb::module_& m);
+void bind_quantize(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_program(nb::module_& m);
 void bind_recurrent(nb::module_& m);
@@ -64,8 +63,7 @@ NB_MODULE(_ext, m) {
   octavo::bind_linear(m);
   octavo::bind_attention(m);
   octavo::bind_mapped_file(m);
-  octavo::bind_quantize_channels(m);
-  octavo::bind_quantize_weights(m);
+  octavo::bind_quantize(m);
   octavo::bind_ops(m);
   octavo::bind_program(m);
   octavo::bind_recurrent(m);

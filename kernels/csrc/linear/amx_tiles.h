@@ -1,10 +1,10 @@
-// AMX tiles: registers of a thread, activations laid out for them, and products of blocks.
+// AMX tiles: registers of a thread, activations laid out for them, and products of blocks of rows.
 // Internal linkage: see numeric.h.
 //
-// One TDPBF16PS multiplies up to 16 rows of 32 bf16 activations by 32 inputs of 16 outputs. Tiles 0..3
-// hold sums, 4 and 5 activations, 6 and 7 weights. A block of 17 to 32 rows has two tiles of rows: 0, 1
-// and 4 belong to the upper, 2, 3 and 5 to the lower one. In a block of up to 16 rows, 0..3 are the
-// four columns of tiles of a panel.
+// One product multiplies up to 16 rows of 64 bytes of activations, 32 bf16 or 64 codes, by those inputs of 16
+// outputs. Tiles 0..3 hold sums, 4 and 5 activations, 6 and 7 weights. A block of 17 to 32 rows has two tiles
+// of rows: 0, 1 and 4 belong to the upper, 2, 3 and 5 to the lower one. In a block of up to 16 rows, 0..3 are
+// the four columns of tiles of a panel.
 #pragma once
 
 #include <immintrin.h>
@@ -18,8 +18,8 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
 constexpr int kBlockRows = 32;
-constexpr int kPairBytes = 4 * kPanel;                    // a pair of inputs of a panel
-constexpr int kStepBytes = kTileInputs / 2 * kPairBytes;  // a step of 32 inputs of a panel
+constexpr int kWordBytes = 4 * kPanel;              // four bytes of inputs of a panel
+constexpr int kStepBytes = kTileRows * kWordBytes;  // what a panel has for a whole tile of activations
 
 // The layout _tile_loadconfig wants (Intel SDM, LDTILECFG).
 struct TileConfig {
@@ -37,7 +37,7 @@ inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 // Tiles of `upper` and, if there are any, `lower` rows: steps of `step_bytes` per row of activations, four
 // bytes per row of weights.
-inline void load_config(int upper, int lower, int step_bytes = 64) {
+inline void load_config(int upper, int lower, int step_bytes) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.row_bytes[tile] = 64;
@@ -59,8 +59,9 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // As load_config has it, unless that is what there is.
-  void configure(int upper, int lower, int step_bytes = 64) {
+  // As load_config has it for `rows` rows, unless that is what there is.
+  void configure(int rows, int step_bytes = 64) {
+    const int upper = std::min(rows, kTileRows), lower = rows - upper;
     if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
     load_config(upper, lower, step_bytes);
     upper_ = upper;
@@ -74,14 +75,26 @@ class Tiles {
   int step_bytes_ = 0;
 };
 
-// Up to 32 rows of activations, as tiles are loaded from them.
-struct Block {
-  const bf16_t* upper_x;
-  const bf16_t* lower_x;
-  std::size_t stride;  // bytes from row to row
-  std::size_t step;    // values from one step of 32 inputs to the next
-  int upper;           // rows of the first tile
-  int lower;           // rows of the second, maybe 0
+// The steps of a product of up to 32 rows: runs of `steps` tiles of activations, and what they meet in a
+// panel.
+struct Steps {
+  const void* x;
+  std::size_t row_stride, lower;  // bytes from row to row, and to the 16th row after it
+  std::size_t x_step;             // bytes from step to step
+  const uint8_t* weights;
+  int steps, step_bytes = kStepBytes;            // bytes of weights of a step
+  int runs = 1;                                  // of steps,
+  std::size_t x_stride = 0, weights_stride = 0;  // and bytes from one to the next
+
+  // body(x of the first row, weights) for each step, in order.
+  template <class Body>
+  inline __attribute__((always_inline)) void each(Body&& body) const {
+    for (int run = 0; run < runs; ++run) {
+      const uint8_t* from = static_cast<const uint8_t*>(x) + x_stride * run;
+      const uint8_t* w = weights + weights_stride * run;
+      for (int s = 0; s < steps; ++s, from += x_step, w += step_bytes) body(from, w);
+    }
+  }
 };
 
 // Activations in bf16: row-major, or tile after tile: [rows / 32][inputs / 32][2][16][32], the two tiles of a
@@ -94,16 +107,15 @@ struct Activations {
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
 
-  // In tiles, `first` is a multiple of kBlockRows.
-  Block block(int first, int last) const {
-    const int rows = last - first, upper = rows < kTileRows ? rows : kTileRows;
-    const bf16_t* x = data + first * inputs;
-    return {x,
-            x + (tiled ? kTile : kTileRows * inputs),
-            tiled ? kTileInputs * sizeof(bf16_t) : inputs * sizeof(bf16_t),
-            tiled ? 2 * kTile : kTileInputs,
-            upper,
-            rows - upper};
+  // All steps from row `first` on, by the weights of a panel. In tiles, `first` is a multiple of kBlockRows.
+  Steps steps(int first, const uint8_t* weights) const {
+    const std::size_t size = sizeof(bf16_t);
+    return {.x = data + first * inputs,
+            .row_stride = size * (tiled ? kTileInputs : inputs),
+            .lower = size * (tiled ? kTile : kTileRows * inputs),
+            .x_step = size * (tiled ? 2 * kTile : kTileInputs),
+            .weights = weights,
+            .steps = static_cast<int>(inputs / kTileInputs)};
   }
 };
 
@@ -117,12 +129,6 @@ inline bf16_t* tiled_place(bf16_t* data, std::size_t inputs, std::size_t row, st
   const std::size_t pair = row / kBlockRows * (inputs / kTileInputs) + step;
   const std::size_t tile = 2 * pair + row / kTileRows % 2;
   return data + (tile * kTileRows + row % kTileRows) * kTileInputs;
-}
-
-// Values [at, at + 32) of an array as bf16.
-inline __m512i load32_bf16(const void* p, Float type, std::size_t at) {
-  if (type == Float::bf16) return _mm512_loadu_si512(static_cast<const bf16_t*>(p) + at);
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load16(p, type, at + 16), load16(p, type, at)));
 }
 
 inline void start_sums() {
@@ -146,29 +152,6 @@ class Awake {
   alignas(64) uint8_t spare_[kTileRows * 64];
 };
 
-// What multiplications have to do besides, after each step: nothing.
-struct Nothing {
-  void operator()() const {}
-};
-
-// What is kFar need not stay in the first-level cache: loads from the second are faster so, by a
-// quarter. (The intrinsics want literal numbers.)
-template <bool kFar, int kTile>
-inline __attribute__((always_inline)) void load_tile(const void* from, std::size_t stride) {
-  static_assert(kTile >= 4 && kTile <= 7);
-  if constexpr (kFar) {
-    if constexpr (kTile == 4) _tile_stream_loadd(4, from, stride);
-    if constexpr (kTile == 5) _tile_stream_loadd(5, from, stride);
-    if constexpr (kTile == 6) _tile_stream_loadd(6, from, stride);
-    if constexpr (kTile == 7) _tile_stream_loadd(7, from, stride);
-  } else {
-    if constexpr (kTile == 4) _tile_loadd(4, from, stride);
-    if constexpr (kTile == 5) _tile_loadd(5, from, stride);
-    if constexpr (kTile == 6) _tile_loadd(6, from, stride);
-    if constexpr (kTile == 7) _tile_loadd(7, from, stride);
-  }
-}
-
 // A quarter of a step's bytes of weights, prefetched into L2 while those before are multiplied: loads of
 // tiles alone keep too few lines under way.
 inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
@@ -178,74 +161,79 @@ inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights,
     _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T1);
 }
 
-// Up to 16 rows: all four columns of tiles at once.
-template <bool kFar, class Between>
-inline void multiply_upper(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
-                           Between&& between) {
+// Tile `sums` += tiles `x` times `w`: bf16 with float32 sums, signed by unsigned codes with those of int32.
+// (The intrinsics want literal numbers.)
+#define OCTAVO_ADD_TILES(sums, x, w)                                    \
+  if constexpr (std::is_same_v<Sum, float>) _tile_dpbf16ps(sums, x, w); \
+  else _tile_dpbsud(sums, x, w)
+
+// out [rows][64] of up to 16 rows: all four columns of tiles at once. kFetches: weights are prefetched as
+// they lie in memory, see fetch_quarter; steps have kStepBytes then.
+template <bool kFetches, class Sum, class Between>
+inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
+  int index = 0;
   start_sums();
-  const bf16_t* x = block.upper_x + block.step * step;
-  for (int s = 0; s < steps; ++s, x += block.step, weights += kStepBytes) {
-    if constexpr (kFar) fetch_quarter(weights, 0);
-    _tile_loadd(4, x, block.stride);
-    _tile_loadd(6, weights, kPairBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kFar) fetch_quarter(weights, 1);
-    _tile_loadd(7, weights + 64, kPairBytes);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kFar) fetch_quarter(weights, 2);
-    _tile_loadd(6, weights + 128, kPairBytes);
-    _tile_dpbf16ps(2, 4, 6);
-    if constexpr (kFar) fetch_quarter(weights, 3);
-    _tile_loadd(7, weights + 192, kPairBytes);
-    _tile_dpbf16ps(3, 4, 7);
-    awake.step(s);
+  steps.each([&](const uint8_t* x, const uint8_t* w) __attribute__((always_inline)) {
+    if constexpr (kFetches) fetch_quarter(w, 0);
+    _tile_loadd(4, x, steps.row_stride);
+    _tile_loadd(6, w, kWordBytes);
+    OCTAVO_ADD_TILES(0, 4, 6);
+    if constexpr (kFetches) fetch_quarter(w, 1);
+    _tile_loadd(7, w + 64, kWordBytes);
+    OCTAVO_ADD_TILES(1, 4, 7);
+    if constexpr (kFetches) fetch_quarter(w, 2);
+    _tile_loadd(6, w + 128, kWordBytes);
+    OCTAVO_ADD_TILES(2, 4, 6);
+    if constexpr (kFetches) fetch_quarter(w, 3);
+    _tile_loadd(7, w + 192, kWordBytes);
+    OCTAVO_ADD_TILES(3, 4, 7);
+    awake.step(index++);
     between();
-  }
-  _tile_stored(0, sums, kPairBytes);
-  _tile_stored(1, sums + 16, kPairBytes);
-  _tile_stored(2, sums + 32, kPairBytes);
-  _tile_stored(3, sums + 48, kPairBytes);
+  });
+  _tile_stored(0, out, kWordBytes);
+  _tile_stored(1, out + 16, kWordBytes);
+  _tile_stored(2, out + 32, kWordBytes);
+  _tile_stored(3, out + 48, kWordBytes);
 }
 
-// 17 to 32 rows: two by two tiles, the two halves of the panel in turn.
-template <bool kFar, class Between>
-inline void multiply_both(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
-                          Between&& between) {
+// The same of 17 to 32 rows: two by two tiles, the two halves of the panel in turn. What is loaded need not
+// stay in the first-level cache: loads from the second are faster so, by a quarter.
+template <class Sum, class Between>
+inline void multiply_both(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
   for (int half = 0; half < 2; ++half) {
+    Sum* const upper = out + 32 * half;
+    Sum* const lower = upper + kTileRows * kPanel;
+    int index = 0;
     start_sums();
-    const uint8_t* w = weights + 128 * half;
-    std::size_t at = block.step * step;
-    for (int s = 0; s < steps; ++s, at += block.step, w += kStepBytes) {
-      load_tile<kFar, 4>(block.upper_x + at, block.stride);
-      load_tile<kFar, 6>(w, kPairBytes);
-      _tile_dpbf16ps(0, 4, 6);
-      load_tile<kFar, 7>(w + 64, kPairBytes);
-      _tile_dpbf16ps(1, 4, 7);
-      load_tile<kFar, 5>(block.lower_x + at, block.stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      awake.step(s);
+    steps.each([&](const uint8_t* x, const uint8_t* weights) __attribute__((always_inline)) {
+      const uint8_t* const w = weights + 128 * half;
+      _tile_stream_loadd(4, x, steps.row_stride);
+      _tile_stream_loadd(6, w, kWordBytes);
+      OCTAVO_ADD_TILES(0, 4, 6);
+      _tile_stream_loadd(7, w + 64, kWordBytes);
+      OCTAVO_ADD_TILES(1, 4, 7);
+      _tile_stream_loadd(5, x + steps.lower, steps.row_stride);
+      OCTAVO_ADD_TILES(2, 5, 6);
+      OCTAVO_ADD_TILES(3, 5, 7);
+      awake.step(index++);
       between();
-    }
-    float* upper = sums + 32 * half;
-    float* lower = upper + kTileRows * kPanel;
-    _tile_stored(0, upper, kPairBytes);
-    _tile_stored(1, upper + 16, kPairBytes);
-    _tile_stored(2, lower, kPairBytes);
-    _tile_stored(3, lower + 16, kPairBytes);
+    });
+    _tile_stored(0, upper, kWordBytes);
+    _tile_stored(1, upper + 16, kWordBytes);
+    _tile_stored(2, lower, kWordBytes);
+    _tile_stored(3, lower + 16, kWordBytes);
   }
 }
+#undef OCTAVO_ADD_TILES
 
-// sums [rows][64] = the block's inputs of `steps` steps from `step` on, times `weights`, which start at that
-// step; between() after each step. Tiles must be configured for the block. kFar: what is loaded is too much
-// for the first-level cache.
-template <bool kFar = false, class Between = Nothing>
-inline void multiply(const Block& block, const uint8_t* weights, int step, int steps, float* sums,
-                     Between&& between = {}) {
-  if (block.lower > 0) multiply_both<kFar>(block, weights, step, steps, sums, between);
-  else multiply_upper<kFar>(block, weights, step, steps, sums, between);
+// Products of `rows` rows by a panel, out [rows][64]; between() after each step. Tiles must be configured for
+// the rows.
+template <bool kFetches, class Sum, class Between>
+inline void multiply(const Steps& steps, int rows, Sum* out, Between&& between) {
+  if (rows > kTileRows) multiply_both(steps, out, between);
+  else multiply_upper<kFetches>(steps, out, between);
 }
 
 // Sums [rows][64] of one block and panel that become results while the next are multiplied, some rows at a
@@ -280,26 +268,11 @@ class Finish {
   Sum* next_ = nullptr;
 };
 
-// Rows per item: many share what is read or expanded per panel, but every thread needs some items.
-inline int item_rows(const LinearCall& call, int most) {
-  const int panels = call.weight->shape.num_panels(), wanted = 3 * num_threads();
-  int rows = most;
-  while (rows > kBlockRows && panels * ((call.rows + rows - 1) / rows) < wanted) rows /= 2;
-  return rows;
-}
-
 // body(first, last) for blocks of at most 32 rows.
 template <class Body>
 inline void for_blocks(int first_row, int last_row, Body&& body) {
-  for (int first = first_row; first < last_row; first += kBlockRows) {
-    const int last = first + kBlockRows < last_row ? first + kBlockRows : last_row;
-    body(first, last);
-  }
-}
-
-template <class Body>
-inline void for_blocks(const Item& item, Body&& body) {
-  for_blocks(item.first, item.last, body);
+  for (int first = first_row; first < last_row; first += kBlockRows)
+    body(first, std::min(first + kBlockRows, last_row));
 }
 
 // Weights that come next, prefetched into L2, evenly over all steps: read at once when they are needed, they

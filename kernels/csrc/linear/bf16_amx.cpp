@@ -50,9 +50,8 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
     if (call.rows > kTileRows)  // else see fetch_quarter
       ahead.start(next, weight.shape.panel_bytes(), 2 * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
-      const Block block = x.block(first, last);
-      tiles.configure(block.upper, block.lower);
-      multiply<true>(block, weight.panel(panel), 0, steps, pending.sums(), [&] {
+      tiles.configure(last - first);
+      multiply<true>(x.steps(first, weight.panel(panel)), last - first, pending.sums(), [&] {
         pending.some(finish);
         ahead.step();
       });

@@ -1,6 +1,5 @@
 // AMX: weights of one scale per output channel. Integer sums stay in tiles over all inputs, which
 // scales per group do not allow.
-#include "linear/amx_codes.h"
 #include "linear/amx_results.h"
 #include "linear/amx_work.h"
 #include "linear/channels_avx512.h"
@@ -8,11 +7,13 @@
 namespace octavo::amx {
 namespace {
 
+constexpr int kStepCodes = 64;  // inputs of one tile of activations, at most
+
 // The panels of an item, and for each all blocks of rows. Codes of 4 bits are widened once for them.
 void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, const Work::Item& item) {
   const PackedShape& shape = call.weight->shape;
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
-  const int steps = 2 * shape.num_groups() * std::max(1, shape.group / kStepCodes);
+  const int step = std::min(shape.group, kStepCodes), steps = shape.group / step;
   const std::size_t wide_bytes = shape.bits == 4 ? std::size_t{kPanel} * shape.inputs : 0;
   uint8_t* const scratch = static_cast<uint8_t*>(
       thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
@@ -27,25 +28,28 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, 
   };
   work.each_panel(*call.weight, item, [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);
-    if (!one_tile) ahead.start(next, shape.panel_bytes(), steps * blocks);
+    if (!one_tile) ahead.start(next, shape.panel_bytes(), 2 * shape.num_groups() * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
-      const int rows = last - first, upper = std::min(rows, kTileRows);
-      tiles.configure(upper, rows - upper, std::min(shape.group, kStepCodes));
-      const CodeSteps code_steps{.x = x.at(0, first),
-                                 .row_stride = static_cast<std::size_t>(shape.group),
-                                 .codes = bytes.codes,
-                                 .block = shape.group,
-                                 .blocks = shape.num_groups(),
-                                 .x_stride = x.block_stride(),
-                                 .stride = bytes.stride};
+      tiles.configure(last - first, step);
+      const std::size_t row_stride = shape.group;
+      const Steps products{.x = x.at(0, first),
+                           .row_stride = row_stride,
+                           .lower = kTileRows * row_stride,
+                           .x_step = static_cast<std::size_t>(step),
+                           .weights = bytes.codes,
+                           .steps = steps,
+                           .step_bytes = step * kPanel,
+                           .runs = shape.num_groups(),
+                           .x_stride = x.block_stride(),
+                           .weights_stride = bytes.stride};
       const auto between = [&] {
         pending.some(finish);
         ahead.step();
       };
-      if (one_tile) multiply_upper_codes<true>(code_steps, pending.sums(), between);
-      else multiply_codes(code_steps, rows > upper, pending.sums(), between);
+      if (one_tile) multiply<true>(products, last - first, pending.sums(), between);
+      else multiply<false>(products, last - first, pending.sums(), between);
       pending.rest(finish);
-      pending.put(panel, first, rows);
+      pending.put(panel, first, last - first);
     });
   });
   pending.rest(finish);

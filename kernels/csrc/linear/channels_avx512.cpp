@@ -82,7 +82,9 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
                                                  const uint8_t* words, const uint8_t* factors,
                                                  const uint8_t* ahead, int32_t* sums) {
   Sums<R> dots;
-  dot_group<R, 4, kLines>(x, group, group, words, ahead, dots);
+  unrolled<4 * R>([&](auto i)
+                      __attribute__((always_inline)) { dots.at[i / 4][i % 4] = _mm512_setzero_si512(); });
+  add_group<R, 4, kLines>(x, group, group, words, ahead, dots);
   unrolled<4>([&](auto c) __attribute__((always_inline)) {
     const Factors of_group(factors + 16 * c);
     unrolled<R>([&](auto m) __attribute__((always_inline)) {

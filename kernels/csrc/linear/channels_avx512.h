@@ -125,12 +125,12 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
 
 // Integer sums of some rows of a panel, as floats.
 struct ChannelSums {
-  int32_t* dots;  // [rows][64]
+  const int32_t* dots;  // [rows][64]
   const int32_t* starts;
   const float* scales;  // of rows
   __m512 channels[4];   // their scales
 
-  ChannelSums(const LinearCall& call, const ChannelRows& x, int panel, int row, int32_t* dots)
+  ChannelSums(const LinearCall& call, const ChannelRows& x, int panel, int row, const int32_t* dots)
       : dots(dots), starts(x.starts + row), scales(x.scales + row) {
     const float* const from = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
     for (int n = 0; n < 4; ++n) channels[n] = _mm512_loadu_ps(from + 16 * n);
@@ -142,18 +142,11 @@ struct ChannelSums {
     const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(starts[m])));
     return _mm512_mul_ps(_mm512_mul_ps(dot, channels[n]), _mm512_set1_ps(scales[m]));
   }
-
-  // Rows [first, first + count) in place.
-  float* scale(int first, int count) const {
-    for (int m = first; m < first + count; ++m)
-      for (int n = 0; n < 4; ++n) _mm512_storeu_ps(dots + m * kPanel + 16 * n, at(m, n));
-    return reinterpret_cast<float*>(dots + first * kPanel);
-  }
 };
 
 // Integer sums [count][64] of rows from `row` on, to results.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
-                            int32_t* dots, const Writing& writing = {}) {
+                            const int32_t* dots, const Writing& writing = {}) {
   const ChannelSums sums(call, x, panel, row, dots);
   const PanelResults results(call, panel, row);
   if (call.y_type == Float::bf16 && call.largest == nullptr && results.width == kPanel) {
@@ -164,10 +157,13 @@ inline void finish_channels(const LinearCall& call, const ChannelRows& x, int pa
     if (call.gate) return finish_gated(call, *call.gate, panel, row, count, store, writing);
     return store(0, count, results.y, call.weight->shape.outputs, writing.stream);
   }
-  constexpr int kRows = 16;  // at once: they are finished where they still are in the first cache
+  constexpr int kRows = 16;  // at once
+  alignas(64) float floats[kRows * kPanel];
   for (int first = 0; first < count; first += kRows) {
     const int rows = std::min(kRows, count - first);
-    finish_rows(call, panel, row + first, rows, sums.scale(first, rows), writing.from(first, call.y_type));
+    for (int m = 0; m < rows; ++m)
+      for (int n = 0; n < 4; ++n) _mm512_store_ps(floats + m * kPanel + 16 * n, sums.at(first + m, n));
+    finish_rows(call, panel, row + first, rows, floats, writing.from(first, call.y_type));
   }
 }
 

@@ -15,46 +15,6 @@
 namespace octavo {
 namespace {
 
-// Rows [first, last) of one panel of 64 outputs: the unit of work handed to a thread.
-struct Item {
-  int panel;
-  int first;
-  int last;
-};
-
-// Items of at most `max_rows` rows; those of one panel are adjacent, so that it stays in cache.
-struct Items {
-  int num_blocks;
-  int max_rows;
-  int rows;
-  int partner;  // see LinearCall
-  int count;    // without those of partners
-
-  Items(const LinearCall& call, int max_rows)
-      : num_blocks((call.rows + max_rows - 1) / max_rows),
-        max_rows(max_rows),
-        rows(call.rows),
-        partner(call.partner()),
-        count(num_blocks * (call.weight->shape.num_panels() - partner)) {}
-
-  Item operator[](int index) const {
-    const int first = index % num_blocks * max_rows;
-    return {index / num_blocks, first, first + max_rows < rows ? first + max_rows : rows};
-  }
-};
-
-// body(item) for all items, on all threads.
-template <class Body>
-inline void for_items(const Items& items, Body&& body) {
-  parallel_for(items.count, [&](int i) {
-    Item item = items[i];
-    body(item);
-    if (items.partner == 0) return;
-    item.panel += items.partner;
-    body(item);
-  });
-}
-
 // Rows of a call in tiles of at most `most`: as few as possible, as even as possible. Activations are laid
 // out tile by tile, [inputs][rows of the tile], so that a kernel reads them in a row.
 struct RowTiles {

@@ -7,19 +7,14 @@
 namespace octavo {
 namespace {
 
-// The codes of one input for the 64 outputs of a panel.
-inline void load_codes(const PackedShape& shape, const uint8_t* block, int k, uint32_t* codes) {
-  const int low = shape.low_bits(), high = shape.bits - low, quad = k / 4, byte = 8 * (k % 4);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(block) + quad * low / 8 * kPanel;
-  const int shift = byte + quad * low % 8;
-  const uint32_t mask = (1u << low) - 1;
-  for (int n = 0; n < kPanel; ++n) codes[n] = words[n] >> shift & mask;
-  if (high == 0) return;
-  const uint8_t* plane = block + PackedShape::plane_bytes(shape.group, low);
-  const uint32_t* above = reinterpret_cast<const uint32_t*>(plane) + quad * high / 8 * kPanel;
-  const int above_shift = byte + quad * high % 8;
-  const uint32_t above_mask = (1u << high) - 1;
-  for (int n = 0; n < kPanel; ++n) codes[n] |= (above[n] >> above_shift & above_mask) << low;
+typedef uint32_t Word __attribute__((may_alias));  // four inputs of an output, in bytes that hold codes
+
+// The codes of one input for the 64 outputs of a panel: `bits` of each, those of a plane of words.
+inline void add_plane(const uint8_t* plane, int k, int bits, int shift, uint32_t* codes) {
+  const int at = k / 4 * bits, right = 8 * (k % 4) + at % 8;
+  const Word* const words = reinterpret_cast<const Word*>(plane) + at / 8 * kPanel;
+  const uint32_t mask = (1u << bits) - 1;
+  for (int n = 0; n < kPanel; ++n) codes[n] |= (words[n] >> right & mask) << shift;
 }
 
 // A group as float32 [group][64].
@@ -31,8 +26,11 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, const u
   else
     for (int n = 0; n < kPanel; ++n) scale[n] = fp4_scale(shape.kind == WeightKind::mxfp4, parameters[n]);
   for (int k = 0; k < shape.group; ++k, out += kPanel) {
-    alignas(64) uint32_t codes[kPanel];
-    load_codes(shape, block, k, codes);
+    alignas(64) uint32_t codes[kPanel] = {};
+    const int low = shape.low_bits();
+    add_plane(block, k, low, 0, codes);
+    if (shape.bits > low)
+      add_plane(block + PackedShape::plane_bytes(shape.group, low), k, shape.bits - low, low, codes);
     if (shape.affine())
       for (int n = 0; n < kPanel; ++n)
         out[n] = scale[n] * static_cast<float>(static_cast<int>(codes[n])) + bias[n];

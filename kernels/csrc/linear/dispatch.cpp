@@ -61,7 +61,6 @@ void run_amx(const LinearCall& call) {
   if (shape.kind == WeightKind::bf16 && bf16_suffices(call)) amx::linear_bf16(call);
   else if (call.weight->per_channel() && may_round(call)) run_amx_channels(call);
   else if (has_integer_kernel(shape) && may_round(call)) run_amx_int8(call);
-  else if (has_integer_kernel(shape) && call.x_type == Float::bf16) amx::linear_quantized(call);
   else if (shape.quantized() && may_round(call)) run_other_integers(call);
   else avx512::linear_float32(call);
 }

@@ -127,12 +127,10 @@ std::size_t PackedExperts::unread_nbytes() const {
 mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::array& ids, bool exact,
                         mx::StreamOrDevice stream) {
   const PackedShape& packed = experts->shape();
-  require(x.ndim() >= 2 && x.shape(-1) == packed.inputs,
-          "x must have shape [..., M, " + std::to_string(packed.inputs) + "] for experts [" +
-              std::to_string(packed.outputs) + ", " + std::to_string(packed.inputs) + "], got " +
-              shape_text(x));
-  require(is_float(x.dtype()), "x must be bfloat16, float16 or float32, got " + dtype_text(x.dtype()));
-  require(mx::issubdtype(ids.dtype(), mx::integer), "ids must be integers, got " + dtype_text(ids.dtype()));
+  require_floats("x", x, x.ndim() >= 2 && x.shape(-1) == packed.inputs,
+                 "[..., M, " + std::to_string(packed.inputs) + "] for experts [" +
+                     std::to_string(packed.outputs) + ", " + std::to_string(packed.inputs) + "]");
+  require_integers("ids", ids);
   const mx::Shape leading(x.shape().begin(), x.shape().end() - 2);
   const mx::Shape batch = mx::broadcast_shapes(leading, ids.shape());
   mx::Shape wide = batch, shape = batch;

@@ -26,9 +26,8 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits, either by rows: codes [rows, inputs]; scales a and a * sum(codes), each [rows,
-// groups]. Or by groups: [groups, rows, group] and [groups, rows], so that what some rows have of a group
-// lies together.
+// Activations in 8 bits, by groups: codes [groups, rows, group], so that what some rows have of a group lies
+// together; scales a and a * sum(codes), each [groups, rows].
 struct Int8Rows {
   int8_t* codes;
   float* scales;
@@ -127,7 +126,6 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
 }
 
 // Groups are those of the weights, or blocks of them.
-template <bool kByGroups = false>
 inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.inputs / group, rows = call.rows;
@@ -140,9 +138,8 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const auto quantize = [&](int m) {
     for (std::size_t g = 0; g < groups; ++g) {
       const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * group;
-      const std::size_t i = kByGroups ? g * rows + m : m * groups + g;
-      quantize_group(call, at, group, out.codes + (kByGroups ? i * group : at), out.scales + i,
-                     out.code_sums + i, out.sums + i);
+      const std::size_t i = g * rows + m;
+      quantize_group(call, at, group, out.codes + i * group, out.scales + i, out.code_sums + i, out.sums + i);
     }
   };
   constexpr int kRows = 16;  // at most: their scales share a line of the cache

@@ -20,7 +20,9 @@ constexpr int kRunPanels = 16;                  // panels that rows pass at once
 constexpr std::size_t kRunBytes = 1024 * 1024;  // and their bytes, which stay in the second-level cache
 
 // 1.5 * 2^23 + sum is exact in float32 for integers |sum| <= 2^22; adding the sum to its bits gives it, where
-// a conversion would take a place among the multiplications. 128 * 127 * 255, the largest sum, is below 2^22.
+// a conversion would take a place among the multiplications.
+constexpr int kMaxGroup = 128;
+static_assert(kMaxGroup * 127 * 255 <= 1 << 22, "a group's sum must be exact when it is added to kFloatBits");
 constexpr int32_t kFloatBits = 0x4b400000;
 constexpr float kFloatStart = 0x1.8p23f;
 constexpr float kLargestScale = 0x1p100f;  // its product with kFloatStart is finite
@@ -210,7 +212,7 @@ void run_panels(const LinearCall& call, const TiledRows& x, int first, int last)
         prepare_panel(shape, call.weight->panel(panel), scratch + bytes * (panel - first));
   alignas(64) float sums[kTileRows * kPanel];
   Tiles tiles;
-  tiles.configure(kTileRows, 0, std::min(shape.group, kStepCodes));
+  tiles.configure(kTileRows, std::min(shape.group, kStepCodes));
   const std::size_t column_bytes = static_cast<std::size_t>(shape.inputs) * kTileOutputs;
   const std::size_t column_parameters = static_cast<std::size_t>(x.groups) * 2 * kTileOutputs;
   for (int tile = 0; tile * kTileRows < call.rows; ++tile) {

@@ -99,15 +99,13 @@ inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_
   });
 }
 
-// Integer dot products of one group: R rows by 64 outputs, exact in any order. Each step prefetches kLines
-// of `ahead`.
+// sums += integer dot products of one group: R rows by 64 outputs, exact in any order. Each step prefetches
+// kLines of `ahead`.
 template <int R, int kBits, int kLines>
-inline __attribute__((always_inline)) void dot_group(const int8_t* x, std::size_t stride, int group,
+inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_t stride, int group,
                                                      const uint8_t* words, const uint8_t* ahead,
                                                      Sums<R>& sums) {
   const __m512i low_half = _mm512_set1_epi8(15);
-  unrolled<4 * R>([&](auto i)
-                      __attribute__((always_inline)) { sums.at[i / 4][i % 4] = _mm512_setzero_si512(); });
   for (int k = 0; k < group; k += 32 / kBits, words += 256, ahead += 64 * kLines) {
     __m512i codes[4];
     unrolled<4>([&](auto c) __attribute__((always_inline)) {

@@ -76,10 +76,8 @@ namespace amx {
 void linear_int8_rows(const LinearCall& call);
 // The same bits as from avx512::linear_channels, by TDPBSUD.
 void linear_channels(const LinearCall& call);
-// bf16 activations by TDPBF16PS, for bf16 weights and for affine ones of 8 and 4 bits, whose codes stay
-// exact.
+// bf16 activations and weights by TDPBF16PS.
 void linear_bf16(const LinearCall& call);
-void linear_quantized(const LinearCall& call);
 }  // namespace amx
 
 }  // namespace octavo

@@ -123,11 +123,9 @@ mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight) {
 namespace {
 
 void check_x(const mx::array& x, const PackedShape& packed) {
-  require(x.ndim() >= 1 && x.shape(-1) == packed.inputs,
-          "x must have shape [..., " + std::to_string(packed.inputs) + "] for a weight [" +
-              std::to_string(packed.outputs) + ", " + std::to_string(packed.inputs) + "], got " +
-              shape_text(x));
-  require(is_float(x.dtype()), "x must be bfloat16, float16 or float32, got " + dtype_text(x.dtype()));
+  require_floats("x", x, x.ndim() >= 1 && x.shape(-1) == packed.inputs,
+                 "[..., " + std::to_string(packed.inputs) + "] for a weight [" +
+                     std::to_string(packed.outputs) + ", " + std::to_string(packed.inputs) + "]");
 }
 
 }  // namespace
@@ -143,7 +141,7 @@ mx::array linear(const mx::array& x, const Packed& weight, const std::optional<m
   if (residual) {
     require(residual->shape() == shape && residual->dtype() == type,
             "residual must be " + dtype_text(type) + " and shaped like the result, got " +
-                dtype_text(residual->dtype()) + " " + shape_text(*residual) + " for x " + shape_text(x));
+                array_text(*residual) + " for x " + shape_text(x));
     inputs.push_back(*residual);
   }
   return mx::array(shape, type, std::make_shared<Linear>(cpu_stream(stream), weight, exact),
@@ -172,7 +170,7 @@ std::vector<mx::array> linear_argmax(const mx::array& x, const Packed& weight, b
 }
 
 mx::array take_rows(const Packed& weight, const mx::array& ids, mx::StreamOrDevice stream) {
-  require(mx::issubdtype(ids.dtype(), mx::integer), "ids must be integers, got " + dtype_text(ids.dtype()));
+  require_integers("ids", ids);
   mx::Shape shape = ids.shape();
   shape.push_back(weight->shape.inputs);
   return mx::array(shape, packed_dtype(*weight), std::make_shared<TakeRows>(cpu_stream(stream), weight),

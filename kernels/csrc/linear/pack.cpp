@@ -25,9 +25,8 @@ WeightKind dense_kind(mx::Dtype type) {
 
 // The number of inputs of codes [outputs, words].
 int check_codes(const mx::array& codes, int group, int bits) {
-  require(
-      codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
-      "codes must be uint32 [outputs, words], got " + dtype_text(codes.dtype()) + " " + shape_text(codes));
+  require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
+          "codes must be uint32 [outputs, words], got " + array_text(codes));
   const int64_t stream = int64_t{32} * codes.shape(1);
   require(stream % (bits * group) == 0, "codes " + shape_text(codes) + " are not whole groups of " +
                                             std::to_string(group) + " codes of " + std::to_string(bits) +
@@ -91,14 +90,11 @@ Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx:
   std::vector<MatrixRows> parts;
   int outputs = 0;
   for (const mx::array& weight : weights) {
-    require(weight.ndim() == 2 && weight.size() > 0,
-            "weight must have shape [outputs, inputs], neither of them 0, got " + shape_text(weight));
-    require(is_float(weight.dtype()),
-            "weight must be bfloat16, float16 or float32, got " + dtype_text(weight.dtype()));
+    require_floats("weight", weight, weight.ndim() == 2 && weight.size() > 0,
+                   "[outputs, inputs], neither of them 0");
     require(weight.shape(1) == weights[0].shape(1) && weight.dtype() == weights[0].dtype(),
             "weights that are packed as one must have the same inputs and type, got " +
-                dtype_text(weights[0].dtype()) + " " + shape_text(weights[0]) + " and " +
-                dtype_text(weight.dtype()) + " " + shape_text(weight));
+                array_text(weights[0]) + " and " + array_text(weight));
     plain.push_back(evaluated(weight));
     parts.push_back({plain.back().data<void>(), weight.shape(0)});
     outputs += weight.shape(0);

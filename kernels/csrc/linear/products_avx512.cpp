@@ -1,80 +1,164 @@
-// AVX-512: bf16 weights by VDPBF16PS (rows together, where that is slow, by what has its bits), affine ones
-// of 8 and 4 bits by VPDPBUSD.
+// AVX-512: quantized weights by VPDPBUSD, but those of one scale per output.
+//
+// Affine codes of 8 and 4 bits are multiplied as they lie, group by group. Others give the bits that
+// linear/quantized_avx2.cpp defines: blocks of at most 64 inputs, integer sums that are exact in any order,
+// float sums block by block. So a row may take either kernel. Their codes are unpacked to bytes once for up
+// to 72 rows; E2M1 values are looked up as 2 value + 12, and sums start at -12 sum(xq), as those of narrow
+// codes do at -c sum(xq), c the middle of the codes.
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
-// Rows for which 4-bit codes are spread to bytes first, as measured: that costs as much as the products of
-// some rows, while each register tile of its own spreads them beside its products.
+constexpr int kMaxBlock = 64;   // inputs that share a scale of activations, but of plain codes
+constexpr int kMaxGroup = 128;  // of those
+
+// Rows for which plain 4-bit codes are spread to bytes first, as measured: that costs as much as the products
+// of some rows, while each register tile of its own spreads them beside its products.
 constexpr int kWidenedRows = 19;
 
-inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
-  for (int n = 0; n < kPanel; n += 16) {
-    _mm512_store_ps(out.scale + n, load16(from, shape.scale_type, n));
-    _mm512_store_ps(out.bias + n, load16(from, shape.scale_type, kPanel + n));
+template <int kCodeBits, bool kE2m1 = false>
+struct Format {
+  static constexpr bool kAffine = !kE2m1;
+  static constexpr int kBits = kCodeBits;
+  static constexpr int kLow = kBits == 8 ? 8 : kCodeBits >= 4 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
+  static constexpr int kHigh = kCodeBits - kLow;
+  static constexpr bool kPlain = !kE2m1 && (kCodeBits == 8 || kCodeBits == 4);
+  static constexpr int kMiddle = kE2m1 ? 12 : kCodeBits >= 4 ? 0 : 1 << (kCodeBits - 1);
+  // Quads of inputs after which words of all planes begin anew.
+  static constexpr int kQuads = kHigh == 1 || kCodeBits == 1 ? 8 : kLow == 2 || kHigh == 2 ? 4 : 2;
+
+  // Bits of a plane for the quad-th four inputs of 16 outputs, `above` the lower planes' bits.
+  template <int kWidth, int kAbove>
+  static __attribute__((always_inline)) __m512i plane(const uint8_t* words, int quad) {
+    const __m512i word = _mm512_loadu_si512(words + quad * kWidth / 8 * 256);
+    const int right = quad * kWidth % 8 - kAbove;
+    const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kWidth) - 1) << kAbove));
+    const __m512i shifted = right < 0 ? _mm512_slli_epi32(word, -right) : _mm512_srli_epi32(word, right);
+    return _mm512_and_si512(shifted, mask);
+  }
+};
+
+// A block of codes as bytes [block / 4][64 outputs][4].
+template <class F>
+void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
+  const __m512i values =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608));
+  for (int quads = block / 4; quads > 0; quads -= F::kQuads) {
+    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
+      unrolled<4>([&](auto c) __attribute__((always_inline)) {
+        __m512i codes = F::template plane<F::kLow, 0>(low + 64 * c, quad);
+        if constexpr (F::kHigh > 0)
+          codes = _mm512_or_si512(codes, F::template plane<F::kHigh, F::kLow>(high + 64 * c, quad));
+        if constexpr (!F::kAffine) codes = _mm512_shuffle_epi8(values, codes);
+        _mm512_store_si512(to + quad * 256 + 64 * c, codes);
+      });
+    });
+    low += F::kQuads * F::kLow / 8 * 256;
+    high += F::kQuads * F::kHigh / 8 * 256;
+    to += F::kQuads * 256;
   }
 }
 
-// 4-bit codes of a group as bytes.
-inline void widen_codes(const uint8_t* words, int group, uint8_t* to) {
-  const __m512i low_half = _mm512_set1_epi8(15);
-  for (int k = 0; k < group; k += 8, words += 256, to += 512)
-    for (int n = 0; n < 256; n += 64) {
-      const __m512i codes = _mm512_loadu_si512(words + n);
-      _mm512_store_si512(to + n, _mm512_and_si512(codes, low_half));
-      _mm512_store_si512(to + 256 + n, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half));
-    }
+// fp4_scale of 16 outputs.
+inline __m512 load_fp4_scales(const uint8_t* from, bool e8m0) {
+  const __m512i bits = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  if (e8m0) {
+    const __m512i least = _mm512_set1_epi32(0x00400000);  // the only one below those that a shift gives
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bits, 23), least));
+  }
+  const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(127)), 20);
+  const __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(bits, 7), 31);
+  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p120f));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
 }
 
-// sums[R][64] += one group of R rows.
-template <int R, int kBits, int kLines>
-__attribute__((noinline)) void multiply_group(const GroupRows& x, int group, const uint8_t* words,
-                                              const uint8_t* ahead, const Parameters& parameters,
-                                              float* sums) {
-  for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * group));
+// For codes as they are unpacked.
+template <class F>
+void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
+  const __m512 half = _mm512_set1_ps(0.5f), middle = _mm512_set1_ps(static_cast<float>(F::kMiddle));
+  for (int n = 0; n < kPanel; n += 16) {
+    if constexpr (F::kAffine) {
+      const __m512 scale = load16(from, shape.scale_type, n);
+      const __m512 bias = load16(from, shape.scale_type, kPanel + n);
+      _mm512_store_ps(out.scale + n, scale);
+      _mm512_store_ps(out.bias + n, F::kPlain ? bias : _mm512_fmadd_ps(middle, scale, bias));
+    } else {
+      const __m512 scale = load_fp4_scales(from + n, shape.kind == WeightKind::mxfp4);
+      _mm512_store_ps(out.scale + n, _mm512_mul_ps(half, scale));
+    }
+  }
+}
+
+// sums[R][64] += one block of R rows, its codes in kBits. Each step prefetches kLines of `ahead`.
+template <bool kAffine, int kMiddle, int kBits, int R, int kLines>
+__attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
+                                              const uint8_t* words, const uint8_t* ahead,
+                                              const Parameters& parameters, float* sums) {
+  for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
-  dot_group<R, kBits, kLines>(x.codes, group, group, words, ahead, dots);
+  unrolled<R>([&](auto m) __attribute__((always_inline)) {
+    // Wraps where a row is not finite, whose results are NaN whatever this is.
+    const uint32_t middle = kMiddle == 0 ? 0u : 0u - uint32_t{kMiddle} * static_cast<uint32_t>(x_sums[m]);
+    unrolled<4>([&](auto c) __attribute__((always_inline)) {
+      dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(middle));
+    });
+  });
+  add_group<R, kBits, kLines>(x.codes, block, block, words, ahead, dots);
   unrolled<4>([&](auto c) __attribute__((always_inline)) {
-    const __m512 scale = _mm512_load_ps(parameters.scale + 16 * c),
-                 bias = _mm512_load_ps(parameters.bias + 16 * c);
+    const __m512 scale = _mm512_load_ps(parameters.scale + 16 * c);
     unrolled<R>([&](auto m) __attribute__((always_inline)) {
-      add_products(dots.at[m][c], scale, bias, x.scales[m], x.code_sums[m], sums + m * kPanel + 16 * c);
+      float* const to = sums + m * kPanel + 16 * c;
+      if constexpr (kAffine) {
+        const __m512 bias = _mm512_load_ps(parameters.bias + 16 * c);
+        add_products(dots.at[m][c], scale, bias, x.scales[m], x.code_sums[m], to);
+      } else {
+        const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots.at[m][c]), scale);
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(product, _mm512_set1_ps(x.scales[m]), _mm512_loadu_ps(to)));
+      }
     });
   });
 }
 
-// Row tiles [first_tile, last_tile) of a panel: a group of it at a time for all of them.
-template <int kBits>
-void multiply_int8(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int panel,
-                   int first_tile, int last_tile) {
+// Row tiles [first_tile, last_tile) of a panel: a block of it at a time for all of them.
+template <class F>
+void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int block, int panel,
+                    int first_tile, int last_tile) {
   const PackedShape& shape = call.weight->shape;
-  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first,
-            groups = shape.num_groups();
+  const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first;
+  const std::size_t high_plane = PackedShape::plane_bytes(shape.group, F::kLow);
   alignas(64) float sums[kItemTiles * kTileRows * kPanel];
-  alignas(64) uint8_t bytes[kBits == 4 ? 128 * kPanel : 1];
+  constexpr bool kAsTheyLie = F::kPlain && F::kBits == 8;
+  alignas(64) uint8_t bytes[kAsTheyLie ? 1 : (F::kPlain ? kMaxGroup : kMaxBlock) * kPanel];
+  const bool unpacked = !F::kPlain || (F::kBits == 4 && rows >= kWidenedRows);
   std::memset(sums, 0, sizeof(float) * kPanel * rows);
-  const uint8_t* block = call.weight->panel(panel);
-  const bool widened = kBits == 4 && rows >= kWidenedRows;
-  const int steps = shape.group * (widened ? 8 : kBits) / 32;
-  const std::size_t ahead = bytes_ahead(shape, rows), fetched = shape.block_bytes();
-  for (int g = 0; g < groups; ++g, block += shape.block_bytes()) {
-    Parameters parameters;
-    load_parameters(shape, block + shape.code_bytes(), parameters);
-    if (widened) widen_codes(block, shape.group, bytes);
-    const Fetch fetch(block + ahead, fetched, last_tile - first_tile, steps);
+  Parameters parameters;
+  const std::size_t ahead = bytes_ahead(shape, rows), fetched = shape.block_bytes() * block / shape.group;
+  for (int b = 0; b < shape.inputs / block; ++b) {
+    const int k = b * block, inside = k % shape.group;
+    const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);
+    if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
+    if constexpr (!kAsTheyLie)
+      if (unpacked)
+        unpack<F>(group + PackedShape::plane_bytes(inside, F::kLow),
+                  group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block, bytes);
+    const Fetch fetch(group + fetched * (inside / block) + ahead, fetched, last_tile - first_tile,
+                      block * (unpacked ? 8 : F::kBits) / 32);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
-      const std::size_t i = static_cast<std::size_t>(g) * call.rows + row;
-      const int8_t* const codes = x.codes + i * shape.group;
-      const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * shape.group, x.scales + i,
+      const std::size_t i = static_cast<std::size_t>(b) * call.rows + row;
+      const int8_t* const codes = x.codes + i * block;
+      const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
                          x.code_sums + i};
-      float* const to = sums + (row - first) * kPanel;
       with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
-          constexpr int R = decltype(count)::value, kLines = decltype(lines)::value;
-          if (widened) multiply_group<R, 8, kLines>(in, shape.group, bytes, next, parameters, to);
-          else multiply_group<R, kBits, kLines>(in, shape.group, block, next, parameters, to);
+          const auto multiply = [&](auto bits, const uint8_t* words) {
+            multiply_block<F::kAffine, F::kMiddle, decltype(bits)::value, decltype(count)::value,
+                           decltype(lines)::value>(in, x.sums + i, block, words, next, parameters,
+                                                   sums + (row - first) * kPanel);
+          };
+          if (unpacked) multiply(std::integral_constant<int, 8>(), bytes);
+          else if constexpr (F::kPlain) multiply(std::integral_constant<int, F::kBits>(), group);
         });
       });
     }
@@ -110,28 +194,43 @@ void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
   finish_rows(call, panel, 0, 1, results);
 }
 
-template <int kBits>
-void multiply_rows(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles) {
-  if (call.rows > 1)
+template <class F>
+void run(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  const RowTiles tiles(call.rows, kTileRows);
+  const int block = F::kPlain ? shape.group : std::min(shape.group, kMaxBlock);
+  const Int8Rows x = quantize_rows(call, block);
+  if (!F::kPlain || call.rows > 1)
     return for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
-      multiply_int8<kBits>(call, x, tiles, panel, first_tile, last_tile);
+      multiply_tiles<F>(call, x, tiles, block, panel, first_tile, last_tile);
     });
-  for_items(call, tiles, 1, [&](int panel, int, int) {
-    switch (call.weight->shape.scale_type) {
-      case Float::bf16: return multiply_row<kBits, Float::bf16>(call, x, panel);
-      case Float::f16: return multiply_row<kBits, Float::f16>(call, x, panel);
-      case Float::f32: return multiply_row<kBits, Float::f32>(call, x, panel);
-    }
-  });
+  if constexpr (F::kPlain)
+    for_items(call, tiles, 1, [&](int panel, int, int) {
+      switch (shape.scale_type) {
+        case Float::bf16: return multiply_row<F::kBits, Float::bf16>(call, x, panel);
+        case Float::f16: return multiply_row<F::kBits, Float::f16>(call, x, panel);
+        case Float::f32: return multiply_row<F::kBits, Float::f32>(call, x, panel);
+      }
+    });
 }
 
 }  // namespace
 
 void linear_int8(const LinearCall& call) {
-  const Int8Rows x = quantize_rows<true>(call, call.weight->shape.group);
-  const RowTiles tiles(call.rows, kTileRows);
-  if (call.weight->shape.bits == 4) multiply_rows<4>(call, x, tiles);
-  else multiply_rows<8>(call, x, tiles);
+  if (call.weight->shape.bits == 4) run<Format<4>>(call);
+  else run<Format<8>>(call);
+}
+
+void linear_planes(const LinearCall& call) {
+  const PackedShape& shape = call.weight->shape;
+  if (!shape.affine()) return run<Format<4, true>>(call);
+  switch (shape.bits) {
+    case 1: return run<Format<1>>(call);
+    case 2: return run<Format<2>>(call);
+    case 3: return run<Format<3>>(call);
+    case 5: return run<Format<5>>(call);
+    default: return run<Format<6>>(call);
+  }
 }
 
 }  // namespace octavo::avx512

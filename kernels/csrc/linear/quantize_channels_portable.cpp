@@ -1,5 +1,5 @@
 // Weights with one scale per output channel, row by row: no layer is ever held in a wider type.
-#include "linear/quantize_channels.h"
+#include "linear/quantize.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kItemWeights = 32 << 10;
 
 // A group of weights in MLX's affine format, as mx.dequantize has them: each operation rounds to the type.
-void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
+void dequantize(const QuantizeCall& call, std::size_t g, float* values) {
   const uint32_t mask = (1u << call.bits) - 1;
   const int per_word = 32 / call.bits;
   const uint32_t* const words = static_cast<const uint32_t*>(call.weights) + g * (call.group / per_word);
@@ -32,7 +32,7 @@ void dequantize(const ChannelsCall& call, std::size_t g, float* values) {
   round_floats(call.type, call.group, values);
 }
 
-void load_row(const ChannelsCall& call, int64_t row, float* values) {
+void load_row(const QuantizeCall& call, int64_t row, float* values) {
   const std::size_t first = static_cast<std::size_t>(row) * call.inputs;
   if (call.scales == nullptr) return load_floats(call.weights, call.type, first, call.inputs, values);
   for (int j = 0; j < call.inputs; j += call.group) dequantize(call, (first + j) / call.group, values + j);
@@ -51,7 +51,7 @@ float largest_of(const float* values, int count) {
 }
 
 // One row of w8a8. `scales`, `biases`: those of its groups, as float32.
-void quantize_row(const ChannelsCall& call, const float* values, uint8_t* codes, float* scales,
+void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                   float* biases) {
   float scale = largest_of(values, call.inputs) / 127;
   round_floats(call.type, 1, &scale);
@@ -93,7 +93,7 @@ void quantize_group(const float* values, int count, float step, float zero, uint
 }
 
 // One row of w4a8.
-void quantize_row_twice(const ChannelsCall& call, const float* values, uint8_t* codes, float* scales,
+void quantize_row_twice(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                         float* biases) {
   const int group = call.group, groups = call.inputs / group;
   float *const least = scales, *const most = biases;  // until the row's scale is known
@@ -120,7 +120,7 @@ void quantize_row_twice(const ChannelsCall& call, const float* values, uint8_t* 
 
 }  // namespace
 
-void quantize_channels(const ChannelsCall& call) {
+void quantize_channels(const QuantizeCall& call) {
   const int groups = call.inputs / call.group, words = call.inputs / (32 / call.bits);
   for_row_items(call.rows, kItemWeights / call.inputs + 1, [&](int64_t first, int64_t last) {
     const std::size_t floats = static_cast<std::size_t>(call.inputs) + 2 * groups;

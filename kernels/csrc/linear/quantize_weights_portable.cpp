@@ -1,5 +1,5 @@
 // Weights in MLX's affine format, some groups at a time on each thread.
-#include "linear/quantize_weights.h"
+#include "linear/quantize.h"
 
 #include <algorithm>
 #include <cmath>
@@ -35,11 +35,11 @@ Scale choose_scale(const float* values, float largest_code) {
 }
 
 template <int kGroup, int kBits>
-void quantize_groups(const AffineCall& call, int64_t first, int64_t last) {
+void quantize_groups(const QuantizeCall& call, int64_t first, int64_t last) {
   constexpr float kLargest = (1 << kBits) - 1;
   float values[kGroup], steps[kItemGroups], edges[kItemGroups];
   uint8_t codes[kGroup];
-  uint8_t* to = reinterpret_cast<uint8_t*>(call.codes) + first * (kGroup * kBits / 8);
+  uint8_t* to = reinterpret_cast<uint8_t*>(call.new_codes) + first * (kGroup * kBits / 8);
   for (int64_t g = first; g < last; ++g, to += kGroup * kBits / 8) {
     load_floats(call.weights, call.type, static_cast<std::size_t>(g) * kGroup, kGroup, values);
     const Scale scale = choose_scale<kGroup>(values, kLargest);
@@ -52,13 +52,13 @@ void quantize_groups(const AffineCall& call, int64_t first, int64_t last) {
     edges[g - first] = scale.edge;
   }
   const int count = static_cast<int>(last - first);
-  store_floats(call.scales, call.type, static_cast<std::size_t>(first), count, steps);
-  store_floats(call.biases, call.type, static_cast<std::size_t>(first), count, edges);
+  store_floats(call.new_scales, call.type, static_cast<std::size_t>(first), count, steps);
+  store_floats(call.new_biases, call.type, static_cast<std::size_t>(first), count, edges);
 }
 
 template <int kGroup>
-void quantize(const AffineCall& call) {
-  for_row_items(call.groups, kItemGroups, [&](int64_t first, int64_t last) {
+void quantize(const QuantizeCall& call) {
+  for_row_items(call.rows * (call.inputs / kGroup), kItemGroups, [&](int64_t first, int64_t last) {
     if (call.bits == 8) quantize_groups<kGroup, 8>(call, first, last);
     else if (call.bits == 4) quantize_groups<kGroup, 4>(call, first, last);
     else quantize_groups<kGroup, 2>(call, first, last);
@@ -67,7 +67,7 @@ void quantize(const AffineCall& call) {
 
 }  // namespace
 
-void quantize_weights(const AffineCall& call) {
+void quantize_weights(const QuantizeCall& call) {
   if (call.group == 32) quantize<32>(call);
   else if (call.group == 64) quantize<64>(call);
   else quantize<128>(call);

@@ -126,8 +126,8 @@ class RowGraph {
 
 mx::array select_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream) {
   require(x.ndim() >= 1 && x.size() > 0 && (x.itemsize() == 2 || x.itemsize() == 4),
-          "x must have rows of 2-byte or 4-byte values, got " + dtype_text(x.dtype()) + " " + shape_text(x));
-  require(mx::issubdtype(ids.dtype(), mx::integer), "ids must be integers, got " + dtype_text(ids.dtype()));
+          "x must have rows of 2-byte or 4-byte values, got " + array_text(x));
+  require_integers("ids", ids);
   mx::Shape shape = ids.shape();
   shape.insert(shape.end(), x.shape().begin() + 1, x.shape().end());
   return mx::array(shape, x.dtype(), std::make_shared<SelectRows>(cpu_stream(stream)),

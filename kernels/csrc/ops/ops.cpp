@@ -132,10 +132,8 @@ class Gated : public CpuPrimitive {
 
 // Checks a parameter of a norm over the last axis of x.
 void require_parameter(const char* name, const mx::array& parameter, const mx::array& x) {
-  require(parameter.ndim() == 1 && parameter.shape(0) == x.shape(-1) && is_float(parameter.dtype()),
-          std::string(name) + " must be floats [" + std::to_string(x.shape(-1)) +
-              "] like the last axis of x, got " + dtype_text(parameter.dtype()) + " " +
-              shape_text(parameter));
+  require_floats(name, parameter, parameter.ndim() == 1 && parameter.shape(0) == x.shape(-1),
+                 std::string("[") + std::to_string(x.shape(-1)) + "] like the last axis of x");
 }
 
 // Whether x is a sum of two arrays like itself that nobody has computed yet.
@@ -148,9 +146,7 @@ bool is_plain_sum(const mx::array& x) {
 
 mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps,
                bool fuse, mx::StreamOrDevice stream) {
-  require(x.ndim() >= 1 && is_float(x.dtype()),
-          "x must be bfloat16, float16 or float32 with a last axis, got " + dtype_text(x.dtype()) + " " +
-              shape_text(x));
+  require_floats("x", x, x.ndim() >= 1, "with a last axis");
   const bool adds = fuse && is_plain_sum(x);
   std::vector<mx::array> inputs = adds ? x.inputs() : std::vector<mx::array>{x};
   if (weight) {
@@ -213,12 +209,10 @@ mx::array layer_norm(mx::array& x, const MaybeArray& weight, const MaybeArray& b
 
 mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& activation,
                 mx::StreamOrDevice stream) {
-  require(gate.ndim() >= 1 && is_float(gate.dtype()),
-          "gate must be bfloat16, float16 or float32 with a last axis, got " + dtype_text(gate.dtype()) +
-              " " + shape_text(gate));
+  require_floats("gate", gate, gate.ndim() >= 1, "with a last axis");
   require(!up || (gate.shape() == up->shape() && gate.dtype() == up->dtype()),
-          "up must have the shape and type of gate, " + dtype_text(gate.dtype()) + " " + shape_text(gate) +
-              (up ? ", got " + dtype_text(up->dtype()) + " " + shape_text(*up) : ""));
+          "up must have the shape and type of gate, " + array_text(gate) +
+              (up ? ", got " + array_text(*up) : ""));
   std::vector<mx::array> inputs{gate};
   if (up) inputs.push_back(*up);
   std::vector<std::optional<View>> views;

@@ -178,20 +178,18 @@ mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequenci
 
 mx::array rope(const mx::array& x, const mx::array& offset, const mx::array& inverse_frequencies,
                const RopeOptions& options, bool fuse, mx::StreamOrDevice stream) {
-  require((x.ndim() == 3 || x.ndim() == 4) && is_float(x.dtype()),
-          "x must be bfloat16, float16 or float32 [B, H, L, D] or [B, L, D], got " + dtype_text(x.dtype()) +
-              " " + shape_text(x));
+  require_floats("x", x, x.ndim() == 3 || x.ndim() == 4, "[B, H, L, D] or [B, L, D]");
   require(options.dims >= 2 && options.dims % 2 == 0 && options.dims <= x.shape(-1),
           "dims must be even and lie in [2, " + std::to_string(x.shape(-1)) + "], got " +
               std::to_string(options.dims));
   require(inverse_frequencies.shape() == mx::Shape{options.dims / 2} &&
               inverse_frequencies.dtype() == mx::float32,
           "inverse_frequencies must be float32 [" + std::to_string(options.dims / 2) + "], got " +
-              dtype_text(inverse_frequencies.dtype()) + " " + shape_text(inverse_frequencies));
+              array_text(inverse_frequencies));
   const bool per_row = offset.ndim() == 1 && (offset.shape(0) == 1 || offset.shape(0) == x.shape(0));
   require((offset.ndim() == 0 || per_row) && mx::issubdtype(offset.dtype(), mx::integer),
           "offset must be an integer or integers [" + std::to_string(x.shape(0)) + "], got " +
-              dtype_text(offset.dtype()) + " " + shape_text(offset));
+              array_text(offset));
   const mx::Stream cpu = cpu_stream(stream);
   const mx::array angles = angles_for(offset, inverse_frequencies, x.shape(-2), options.position_scale, cpu);
   Source source = find_source(x, fuse);

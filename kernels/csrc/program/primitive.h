@@ -43,6 +43,21 @@ inline std::string dtype_text(mx::Dtype type) {
   return text.str();
 }
 
+// "float32 [2, 3]"
+inline std::string array_text(const mx::array& a) { return dtype_text(a.dtype()) + " " + shape_text(a); }
+
+// std::invalid_argument unless x consists of floats and is `right`: of this shape, in words.
+inline void require_floats(const char* name, const mx::array& x, bool right, const std::string& shape) {
+  if (!right || !is_float(x.dtype()))
+    throw std::invalid_argument(std::string(name) + " must be bfloat16, float16 or float32 " + shape +
+                                ", got " + array_text(x));
+}
+
+inline void require_integers(const char* name, const mx::array& x) {
+  require(mx::issubdtype(x.dtype(), mx::integer),
+          std::string(name) + " must be integers, got " + dtype_text(x.dtype()));
+}
+
 // Elements [outer indices..., last dim] of a strided array, in row-major order. (libmlx has this as
 // copy_cpu, but does not export it.)
 template <class T>

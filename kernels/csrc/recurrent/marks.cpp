@@ -1,6 +1,9 @@
+// Which rows of a step leave a state that is not finite.
+#include <nanobind/nanobind.h>
+
 #include <cstdint>
 
-#include "recurrent/node.h"
+#include "recurrent/step.h"
 
 namespace octavo {
 namespace {
@@ -54,33 +57,33 @@ class MarkNonfinite : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
     outputs[0].copy_shared_buffer(inputs[0]);
-    const mx::array segments = row_contiguous(inputs[1], encoder);
-    const mx::array checkpoints = row_contiguous(inputs[2], encoder);
     const mx::array y = row_contiguous(inputs[3], encoder);
     const int rows = y.shape(0);
     const int64_t size = rows > 0 ? static_cast<int64_t>(y.size()) / rows : 0;
-    const StateStep step{segments.data<int32_t>(),
-                         checkpoints.data<int32_t>(),
-                         segments.shape(0),
-                         checkpoints.shape(0),
-                         rows,
-                         0};
+    const StateStep step = step_of(inputs, rows, 0, encoder);
     const MarkCall call{y.data<void>(), float_of(y.dtype()), size, step, outputs[0].data<int32_t>()};
     encoder.dispatch([call] { mark(call); });
   }
 };
 
+mx::array mark_nonfinite(const mx::array& flags, const mx::array& segments, const mx::array& checkpoints,
+                         const mx::array& y) {
+  StepArrays{segments, checkpoints}.check();
+  require_floats("y", y, y.ndim() >= 2, "[T, ...]");
+  require(flags.dtype() == mx::int32 && flags.shape() == mx::Shape{y.shape(0)},
+          "flags must be int32 [" + std::to_string(y.shape(0)) + "], got " + array_text(flags));
+  return mx::array(flags.shape(), mx::int32, std::make_shared<MarkNonfinite>(cpu_stream({})),
+                   {flags, segments, checkpoints, y});
+}
+
 }  // namespace
 
-mx::array mark_nonfinite(const mx::array& flags, const StepArrays& step, const mx::array& y,
-                         mx::StreamOrDevice stream) {
-  require_step(y, step);
-  require(is_float(y.dtype()), "y must be bfloat16, float16 or float32, got " + dtype_text(y.dtype()));
-  require(flags.dtype() == mx::int32 && flags.shape() == mx::Shape{y.shape(0)},
-          "flags must be int32 [" + std::to_string(y.shape(0)) + "], got " + dtype_text(flags.dtype()) + " " +
-              shape_text(flags));
-  return mx::array(flags.shape(), mx::int32, std::make_shared<MarkNonfinite>(cpu_stream(stream)),
-                   {flags, step.segments, step.checkpoints, y});
+void bind_marks(nanobind::module_& m) {
+  using namespace nanobind::literals;
+  m.def(
+      "mark_nonfinite", &mark_nonfinite, "flags"_a, "segments"_a, "checkpoints"_a, "y"_a,
+      "flags int32 [T], in place: 1 where y [T, ..] holds NaN or infinity in the last row of a segment or in "
+      "one that has a checkpoint; the others as they are. A state that does gives a y that does.");
 }
 
 }  // namespace octavo

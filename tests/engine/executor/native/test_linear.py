@@ -109,20 +109,20 @@ def test_weights_that_do_not_stack_are_named() -> None:
         _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((8, 15))])
     with pytest.raises(ValueError, match=r"same inputs and type.*float32.*float16"):
         _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((8, 16), mx.float16)])
-    with pytest.raises(ValueError, match=r"neither of them 0, got \[0, 16\]"):
+    with pytest.raises(ValueError, match=r"neither of them 0, got float32 \[0, 16\]"):
         _ext.pack_stacked([mx.zeros((8, 16)), mx.zeros((0, 16))])
 
 
 def test_wrong_shapes_are_named() -> None:
     packed = _ext.pack_dense(mx.zeros((8, 16)))
     codes, scales, biases = mx.quantize(mx.zeros((8, 64)), 32, 4)
-    with pytest.raises(ValueError, match=r"\[\.\.\., 16\] for a weight \[8, 16\], got \[2, 15\]"):
+    with pytest.raises(ValueError, match=r"\[\.\.\., 16\] for a weight \[8, 16\], got float32 \[2, 15\]"):
         _ext.linear(mx.zeros((2, 15)), packed)
     with pytest.raises(ValueError, match=r"residual must be .* got .*\[2, 7\]"):
         _ext.linear(mx.zeros((2, 16)), packed, residual=mx.zeros((2, 7)))
-    with pytest.raises(ValueError, match="x must be bfloat16, float16 or float32, got int32"):
+    with pytest.raises(ValueError, match=r"x must be bfloat16, float16 or float32 .* got int32"):
         _ext.linear(mx.zeros((2, 16), mx.int32), packed)
-    with pytest.raises(ValueError, match=r"weight must have shape .* got \[8\]"):
+    with pytest.raises(ValueError, match=r"weight must be .* got float32 \[8\]"):
         _ext.pack_dense(mx.zeros((8,)))
     with pytest.raises(ValueError, match=r"bias must have shape \[8\].* got \[9\]"):
         _ext.pack_dense(mx.zeros((8, 16)), mx.zeros((9,)))
@@ -138,7 +138,7 @@ def test_wrong_shapes_are_named() -> None:
         _ext.pack_affine(codes, scales, biases, group_size=16, bits=4)
     with pytest.raises(ValueError, match=r"scales must have shape .*\[8, 1\] .* got \[8, 2\]"):
         _ext.pack_affine(codes, scales, biases, group_size=64, bits=4)
-    with pytest.raises(ValueError, match=r"weight must be floats \[16\]"):
+    with pytest.raises(ValueError, match=r"weight must be .* \[16\]"):
         _ext.rms_norm(mx.zeros((2, 16)), mx.zeros((15,)), 1e-5)
     with pytest.raises(ValueError, match="up must have the shape and type of gate"):
         _ext.gated(mx.zeros((2, 16)), mx.zeros((2, 15)), "silu")

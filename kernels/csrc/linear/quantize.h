@@ -1,0 +1,39 @@
+// Weights to MLX's affine format, declared once per instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/numeric.h"
+
+namespace octavo {
+
+struct QuantizeCall {
+  // What is quantized, [rows, inputs]: floats, or in MLX's affine format of as many bits.
+  const void* weights;  // floats, or codes
+  const void* scales;   // of codes, else null
+  const void* biases;
+  Float type;  // of the floats, or of scales and biases
+  int64_t rows;
+  int inputs, group;  // whole groups of 32, 64 or 128
+  int bits;           // 2, 4 or 8
+
+  // The results, as MLX has them.
+  uint32_t* new_codes;
+  void* new_scales;
+  void* new_biases;
+};
+
+#define OCTAVO_DECLARE_QUANTIZE(isa)                                                                        \
+  namespace isa {                                                                                           \
+  /* The bits of mx.quantize; of floats. */                                                                 \
+  void quantize_weights(const QuantizeCall& call);                                                          \
+  /* One scale per output channel, w8a8 with 8 bits and w4a8 with 4: the bits of kernels/channel_weights.py \
+   */                                                                                                       \
+  void quantize_channels(const QuantizeCall& call);                                                         \
+  }
+OCTAVO_DECLARE_QUANTIZE(generic)
+OCTAVO_DECLARE_QUANTIZE(avx2)
+OCTAVO_DECLARE_QUANTIZE(avx512)
+#undef OCTAVO_DECLARE_QUANTIZE
+
+}  // namespace octavo

@@ -1,0 +1,363 @@
+// Recurrences over pools of state slots as graph nodes: a table says what each one reads, in which shapes,
+// and how its kernel is called.
+//
+// A pool [num_slots, ...] is written in place: a node returns a new handle to the same memory, and the old
+// one must not be used again. A node advances a state once each time it is evaluated.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <climits>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include "recurrent/kernels.h"
+#include "recurrent/step.h"
+#include "runtime/dispatch.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Axes = std::vector<const char*>;
+using Task = std::function<void()>;
+
+// Lengths of axes by name. An axis "K - 1" is known from K, and K from it.
+class Lengths {
+ public:
+  // Whether `shape` has these axes: those that are known in their lengths. The others become known.
+  bool take(const Axes& axes, const mx::Shape& shape) {
+    if (shape.size() != axes.size()) return false;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const bool is_less = std::string_view(axes[i]) == "K - 1";
+      const int length = shape[i] + (is_less ? 1 : 0);
+      const std::optional<int> known = find(is_less ? "K" : axes[i]);
+      if (!known) lengths_.emplace_back(is_less ? "K" : axes[i], length);
+      else if (*known != length) return false;
+    }
+    return true;
+  }
+
+  bool has(std::string_view axis) const { return find(axis).has_value(); }
+  int operator[](std::string_view axis) const { return find(axis).value(); }
+
+  // "[T, H] = [7, H]": unknown ones by their names.
+  std::string text(const Axes& axes) const {
+    std::string names, sizes;
+    for (const char* const axis : axes) {
+      const std::optional<int> known = find(axis);
+      names += (names.empty() ? "" : ", ") + std::string(axis);
+      sizes += (sizes.empty() ? "" : ", ") + (known ? std::to_string(*known) : axis);
+    }
+    return "[" + names + "] = [" + sizes + "]";
+  }
+
+ private:
+  std::optional<int> find(std::string_view axis) const {
+    for (const auto& [name, length] : lengths_)
+      if (name == axis) return length;
+    return std::nullopt;
+  }
+
+  std::vector<std::pair<std::string_view, int>> lengths_;
+};
+
+struct Input {
+  enum Kind {
+    rows,       // of any float type, with strides
+    gates,      // rows whose last axis may be missing: it has a length of 1 then
+    parameter,  // read as float32
+    values,     // a parameter in any shape, as many values as its two axes have; of the last one, if it is
+                // unknown
+  };
+  const char* name;
+  Axes axes;
+  Kind kind = rows;
+};
+
+// What a kernel is called with, once inputs have memory.
+struct Arguments {
+  void* pool;
+  Float pool_type;
+  StateStep step;
+  std::vector<Rows> rows;  // one for each input; no data: left out
+  std::vector<float> options;
+  Lengths lengths;
+  void* y;
+
+  float* states() const { return static_cast<float*>(pool); }
+  const float* floats(int input) const { return static_cast<const float*>(rows[input].data); }
+};
+
+struct Multiple {
+  const char* axis;
+  int factor, most = INT_MAX;
+};
+
+struct Relation {
+  const char *axis, *of;
+  bool is_divisor = true;  // else the axis has its length, or 1
+};
+
+struct Recurrence {
+  const char* name;
+  Axes pool;                  // float32, unless keeps_type
+  std::vector<Input> inputs;  // the last ones may be left out
+  std::size_t num_needed;
+  int y;  // the input whose shape and type the result has
+  std::vector<Multiple> multiples;
+  std::vector<Relation> relations;
+  Task (*task)(const Arguments& a);
+  bool keeps_type = false;  // the pool may have the type of y
+};
+
+const Recurrence kRecurrences[] = {
+    {"octavo.gated_delta",
+     {"N", "Hv", "Dv", "Dk"},
+     {{"q", {"T", "Hk", "Dk"}},
+      {"k", {"T", "Hk", "Dk"}},
+      {"v", {"T", "Hv", "Dv"}},
+      {"a", {"T", "Hv", "Da"}, Input::gates},
+      {"b", {"T", "Hv"}},
+      {"dt_bias", {"Hv", "Da"}, Input::values},
+      {"A_log", {"Hv", "DA"}, Input::values}},
+     5,
+     2,
+     {{"Dk", 16, 256}},
+     {{"Hk", "Hv"}, {"Da", "Dk", false}, {"DA", "Da", false}},
+     [](const Arguments& a) -> Task {
+       const Lengths& at = a.lengths;
+       const Gates gates = static_cast<Gates>(static_cast<int>(a.options[0]));
+       const bool has_parameters = a.rows[6].data != nullptr;
+       require(has_parameters == (gates != Gates::ready), "gates that are not ready need A_log and dt_bias");
+       const DeltaCall call{a.states(),   a.step,
+                            a.rows[0],    a.rows[1],
+                            a.rows[2],    a.rows[3],
+                            a.rows[4],    a.floats(6),
+                            a.floats(5),  gates,
+                            a.options[1], a.options[2],
+                            at["Da"] > 1, has_parameters && at["DA"] > 1,
+                            at["Hk"],     at["Hv"],
+                            at["Dk"],     at["Dv"],
+                            a.y};
+       return [call] { OCTAVO_AT_LEVEL(gated_delta, call); };
+     }},
+    {"octavo.causal_conv",
+     {"N", "K - 1", "C"},
+     {{"x", {"T", "C"}}, {"weight", {"K", "C"}}, {"bias", {"C"}}},
+     2,
+     0,
+     {{"K", 1, 64}},
+     {},
+     [](const Arguments& a) -> Task {
+       const auto [x, weight, bias] = std::tie(a.rows[0], a.rows[1], a.rows[2]);
+       const ConvCall call{a.pool,         a.step,         a.pool_type,       x,
+                           weight.data,    bias.data,      weight.type,       bias.type,
+                           a.lengths["C"], a.lengths["K"], a.options[0] != 0, a.y};
+       return [call] { OCTAVO_AT_LEVEL(causal_conv, call); };
+     },
+     true},
+    {"octavo.ssd",
+     {"N", "H", "Dh", "Ds"},
+     {{"x", {"T", "H", "Dh"}},
+      {"B", {"T", "G", "Ds"}},
+      {"C", {"T", "G", "Ds"}},
+      {"dt", {"T", "H"}},
+      {"A_log", {"H"}, Input::parameter},
+      {"dt_bias", {"H"}, Input::parameter},
+      {"D", {"H"}, Input::parameter}},
+     7,
+     0,
+     {{"Ds", 16}},
+     {{"G", "H"}},
+     [](const Arguments& a) -> Task {
+       const Lengths& at = a.lengths;
+       const SsdCall call{a.states(),  a.step,      a.rows[0],   a.rows[1],    a.rows[2],    a.rows[3],
+                          a.floats(4), a.floats(5), a.floats(6), a.options[0], a.options[1], at["H"],
+                          at["G"],     at["Dh"],    at["Ds"],    a.y};
+       return [call] { OCTAVO_AT_LEVEL(ssd, call); };
+     }},
+    {"octavo.lightning",
+     {"N", "H", "Dk", "Dv"},
+     {{"q", {"T", "H", "Dk"}},
+      {"k", {"T", "H", "Dk"}},
+      {"v", {"T", "H", "Dv"}},
+      {"log_decay", {"H"}, Input::parameter}},
+     4,
+     2,
+     {{"Dk", 2}, {"Dv", 16}},
+     {},
+     [](const Arguments& a) -> Task {
+       const Lengths& at = a.lengths;
+       const LightningCall call{a.states(),   a.step,  a.rows[0], a.rows[1], a.rows[2], a.floats(3),
+                                a.options[0], at["H"], at["Dk"],  at["Dv"],  a.y};
+       return [call] { OCTAVO_AT_LEVEL(lightning, call); };
+     }},
+    {"octavo.selective_scan",
+     {"N", "W", "Ds"},
+     {{"x", {"T", "W"}},
+      {"d", {"T", "W"}},
+      {"B", {"T", "Ds"}},
+      {"C", {"T", "Ds"}},
+      {"A", {"W", "Ds"}, Input::parameter},
+      {"D", {"W"}, Input::parameter}},
+     6,
+     0,
+     {{"Ds", 16}},
+     {},
+     [](const Arguments& a) -> Task {
+       const ScanCall call{a.states(),  a.step,      a.rows[0],      a.rows[1],       a.rows[2], a.rows[3],
+                           a.floats(4), a.floats(5), a.lengths["W"], a.lengths["Ds"], a.y};
+       return [call] { OCTAVO_AT_LEVEL(selective_scan, call); };
+     }},
+    {"octavo.rg_lru",
+     {"N", "W"},
+     {{"x", {"T", "W"}}, {"input_gate", {"T", "W"}}, {"a_gate", {"T", "W"}}, {"c", {"W"}, Input::parameter}},
+     4,
+     0,
+     {},
+     {},
+     [](const Arguments& a) -> Task {
+       const LruCall call{a.states(), a.step,      a.rows[0],      a.rows[1],
+                          a.rows[2],  a.floats(3), a.lengths["W"], a.y};
+       return [call] { OCTAVO_AT_LEVEL(rg_lru, call); };
+     }},
+    {"octavo.wkv7",
+     {"N", "H", "D", "D"},
+     {{"r", {"T", "H", "D"}},
+      {"w", {"T", "H", "D"}},
+      {"k", {"T", "H", "D"}},
+      {"v", {"T", "H", "D"}},
+      {"a", {"T", "H", "D"}},
+      {"b", {"T", "H", "D"}}},
+     6,
+     0,
+     {{"D", 16}},
+     {},
+     [](const Arguments& a) -> Task {
+       const WkvCall call{a.states(), a.step,    a.rows[0],      a.rows[1],      a.rows[2], a.rows[3],
+                          a.rows[4],  a.rows[5], a.lengths["H"], a.lengths["D"], a.y};
+       return [call] { OCTAVO_AT_LEVEL(wkv7, call); };
+     }},
+};
+
+// Rows along the first axis, as they lie if each has no gaps.
+Rows rows_of(const mx::array& input, Encoder& encoder) {
+  int64_t expected = 1;
+  bool dense = true;
+  for (int i = static_cast<int>(input.ndim()) - 1; i > 0; expected *= input.shape(i--))
+    dense = dense && (input.shape(i) == 1 || input.strides(i) == expected);
+  if (dense) return {input.data<void>(), input.strides(0), float_of(input.dtype())};
+  const mx::array copy = row_contiguous(input, encoder);
+  return {copy.data<void>(), expected, float_of(copy.dtype())};
+}
+
+// pool, segments, checkpoints, then what the recurrence reads -> the pool, y.
+class RecurrenceNode : public CpuPrimitive {
+ public:
+  static constexpr int kFirstInput = 3;
+
+  RecurrenceNode(mx::Stream stream, const Recurrence& kind, Lengths lengths, std::vector<float> options)
+      : CpuPrimitive(stream), kind_(kind), lengths_(std::move(lengths)), options_(std::move(options)) {}
+
+  const char* name() const override { return kind_.name; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    require(inputs[0].flags().row_contiguous, "a pool must be row contiguous");
+    outputs[0].copy_shared_buffer(inputs[0]);
+    allocate(outputs[1]);
+    Arguments arguments{outputs[0].data<void>(),
+                        float_of(inputs[0].dtype()),
+                        step_of(inputs, lengths_["T"], lengths_["N"], encoder),
+                        std::vector<Rows>(kind_.inputs.size(), Rows{nullptr, 0, Float::f32}),
+                        options_,
+                        lengths_,
+                        outputs[1].data<void>()};
+    for (std::size_t i = kFirstInput; i < inputs.size(); ++i)
+      arguments.rows[i - kFirstInput] = rows_of(inputs[i], encoder);
+    encoder.dispatch(kind_.task(arguments));
+  }
+
+ private:
+  const Recurrence& kind_;
+  Lengths lengths_;
+  std::vector<float> options_;
+};
+
+// The input as nodes read it. std::invalid_argument unless it has the axes.
+mx::array checked(const Input& input, const mx::array& x, Lengths& lengths, mx::Stream stream) {
+  mx::Shape shape = x.shape();
+  if (input.kind == Input::gates && shape.size() + 1 == input.axes.size()) shape.push_back(1);
+  if (input.kind == Input::values) {
+    const int first = lengths[input.axes[0]];
+    shape = {first, static_cast<int>(x.size()) / first};
+  }
+  std::size_t size = 1;
+  for (const int length : shape) size *= length;
+  const bool is_right = size == x.size() && lengths.take(input.axes, shape);
+  require_floats(input.name, x, is_right, lengths.text(input.axes));
+  if (input.kind == Input::rows || input.kind == Input::gates) return x;
+  return mx::contiguous(mx::reshape(mx::astype(x, mx::float32, stream), shape, stream), false, stream);
+}
+
+std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::array& pool,
+                                           const mx::array& segments, const mx::array& checkpoints,
+                                           const std::vector<mx::array>& given, std::vector<float> options) {
+  const auto* const found =
+      std::find_if(std::begin(kRecurrences), std::end(kRecurrences),
+                   [&](const Recurrence& each) { return each.name == "octavo." + name; });
+  require(found != std::end(kRecurrences), "there is no recurrence " + name);
+  const Recurrence& kind = *found;
+  const StepArrays step{segments, checkpoints};
+  step.check();
+  require(
+      given.size() >= kind.num_needed && given.size() <= kind.inputs.size(),
+      name + " needs " + std::to_string(kind.num_needed) + " inputs, got " + std::to_string(given.size()));
+  const mx::Dtype y_type = given[kind.y].dtype();
+  Lengths lengths;
+  require(pool.size() > 0 && lengths.take(kind.pool, pool.shape()),
+          "pool must be " + lengths.text(kind.pool) + " with slots, got " + shape_text(pool));
+  require(pool.dtype() == mx::float32 || (kind.keeps_type && pool.dtype() == y_type),
+          "a pool of " + dtype_text(pool.dtype()) + " does not hold inputs of " + dtype_text(y_type));
+  for (const auto& [axis, factor, most] : kind.multiples)
+    require(lengths[axis] % factor == 0 && lengths[axis] <= most,
+            std::string(axis) + " must be a multiple of " + std::to_string(factor) +
+                (most == INT_MAX ? "" : ", at most " + std::to_string(most)) + ", got " +
+                std::to_string(lengths[axis]));
+  const mx::Stream stream = cpu_stream({});
+  std::vector<mx::array> inputs{pool, segments, checkpoints};
+  for (std::size_t i = 0; i < given.size(); ++i)
+    inputs.push_back(checked(kind.inputs[i], given[i], lengths, stream));
+  for (const auto& [axis, of, is_divisor] : kind.relations) {
+    if (!lengths.has(axis)) continue;  // of an input that was left out
+    const int length = lengths[axis], other = lengths[of];
+    require(is_divisor ? length > 0 && other % length == 0 : length == 1 || length == other,
+            std::string(axis) + (is_divisor ? " must divide " : " must be 1 or ") + of + " = " +
+                std::to_string(other) + ", got " + std::to_string(length));
+  }
+  const mx::Shape y = given[kind.y].shape();
+  const std::vector<mx::array> out = mx::array::make_arrays(
+      {pool.shape(), y}, {pool.dtype(), y_type},
+      std::make_shared<RecurrenceNode>(stream, kind, std::move(lengths), std::move(options)),
+      std::move(inputs));
+  return {out[0], out[1]};
+}
+
+}  // namespace
+
+void bind_marks(nb::module_& m);
+
+void bind_recurrent(nb::module_& m) {
+  m.def("recurrence", &recurrence, "name"_a, "pool"_a, "segments"_a, "checkpoints"_a, "inputs"_a, "options"_a,
+        "A recurrence over slots: the pool and y. See octavo.kernels.cpu.recurrent.");
+  bind_marks(m);
+}
+
+}  // namespace octavo
