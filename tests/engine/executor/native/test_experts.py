@@ -66,7 +66,7 @@ for expert in (6, -1, -(2**31), 2**32):  # the last is 0 in its lower 32 bits
 def test_wrong_shapes_are_named() -> None:
     experts = _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16)))])
     ids = mx.zeros((2,), mx.int32)
-    with pytest.raises(ValueError, match=r"\[\.\.\., M, 16\] for experts \[8, 16\], got float32 \[2, 1, 15\]"):
+    with pytest.raises(ValueError, match=r"M, 16\] for experts \[8, 16\], got float32 \[2, 1, 15\]"):
         _ext.gather_linear(mx.zeros((2, 1, 15)), experts, ids)
     with pytest.raises(ValueError, match=r"broadcast"):
         _ext.gather_linear(mx.zeros((3, 1, 16)), experts, ids)
