@@ -37,7 +37,7 @@ inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 // Tiles of `upper` and, if there are any, `lower` rows: steps of `step_bytes` per row of activations, four
 // bytes per row of weights.
-inline void load_config(int upper, int lower, int step_bytes) {
+inline void load_config(int upper, int lower, int step_bytes = 64) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.row_bytes[tile] = 64;
