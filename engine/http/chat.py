@@ -35,6 +35,10 @@ from .plain_events import PlainEvents
 from .request_model import only
 from .turns import NO_THINKING, prepare_turn
 
+MAX_MESSAGES = (
+    2048  # of one conversation, each part of their contents counted: they are read on the event loop
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
@@ -100,6 +104,12 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
+    num_parts = sum(len(each.content) for each in request.messages if isinstance(each.content, list))
+    if (count := len(request.messages) + num_parts) > MAX_MESSAGES:
+        raise FieldError(
+            "messages",
+            f"messages must have at most {MAX_MESSAGES} messages and parts of content, got {count}; join some",
+        )
     for index, message in enumerate(request.messages):
         message.check_served(f"messages[{index}]")
     variables = dict(request.chat_template_kwargs or {})

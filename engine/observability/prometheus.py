@@ -33,6 +33,7 @@ from ..api.address import Address, port_in_use
 from ..api.engine_info import EngineInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
+from .shared_answer import SharedAnswer
 from .store_metrics import StoreCollector, SwapCollector
 from .tenant_metrics import TenantMetrics
 from .vllm_mirror import render_mirror
@@ -49,6 +50,9 @@ MISS_REASONS = (
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
+SCRAPE_INTERVAL_S = 0.1  # rendering takes milliseconds, in which nothing else in this process runs
+
+
 class Metrics:
     """An Observer that keeps Prometheus metrics on a registry of its own."""
 
@@ -57,6 +61,7 @@ class Metrics:
         self._with_vllm_names = with_vllm_names
         self._info: EngineInfo | None = None
         self._gauges = Gauges()
+        self._scraped: SharedAnswer[tuple[str, bytes]] | None = None
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
 
@@ -248,7 +253,14 @@ class Metrics:
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
-        """Content type and text of an answer to a scrape, which is fresh also while no step runs."""
+        """Content type and text of an answer to a scrape, which is fresh also while no step runs.
+
+        All scrapers of one server share an answer every ``SCRAPE_INTERVAL_S``."""
+        if self._scraped is None:
+            self._scraped = SharedAnswer(lambda: self._scrape(probes), SCRAPE_INTERVAL_S)
+        return self._scraped()
+
+    def _scrape(self, probes: Probes) -> tuple[str, bytes]:
         self.set_holders(probes.holders())
         self.set_gauges(probes.gauges())
         return CONTENT_TYPE_LATEST, self.render()

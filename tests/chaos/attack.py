@@ -32,6 +32,7 @@ class Target:
     """The server under attack.
 
     http             where HTTP listens
+    metrics          where the metrics port listens
     token            of the tenant that attacks; never one that the honest clients use
     operator_token   of the operator, for attacks by what the operator may do
     seconds          how long an attack that could go on for ever goes on
@@ -39,6 +40,7 @@ class Target:
 
     address: str
     http: str
+    metrics: str
     token: str
     operator_token: str
     seconds: float

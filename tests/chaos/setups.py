@@ -106,6 +106,7 @@ class Server:
         return Target(
             address=self.address,
             http=self.process.ready["http"],
+            metrics=self.metrics,
             token=f"{ATTACKER}-token-0123456789",
             operator_token="operator-token-0123456789",
             seconds=seconds,

@@ -137,7 +137,14 @@ async def test_honest_streams_are_compared_to_the_bit(
 
 
 async def test_an_attacker_runs_in_a_process_of_its_own() -> None:
-    target = Target(address="127.0.0.1:1", http="127.0.0.1:2", token="t", operator_token="o", seconds=0.02)
+    target = Target(
+        address="127.0.0.1:1",
+        http="127.0.0.1:2",
+        metrics="127.0.0.1:3",
+        token="t",
+        operator_token="o",
+        seconds=0.02,
+    )
     assert Target.from_json(target.as_json()) == target
     seen = await run_attackers(["idle-cpu"], target)
     assert seen["rounds"] > 0

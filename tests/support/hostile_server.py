@@ -1,21 +1,21 @@
 """A server that admits nothing, in a process of its own that measures what a call costs it before that.
 
-    python hostile_server.py
+    LD_PRELOAD=LIBRARY python hostile_server.py
 
-prints its address. Each line that it reads then is answered by one line: "begin" by anything, "end" by JSON
-with what the process did since: ``loop_ms``, processor time of the event loop's longest callback, and
-``growth``, bytes of memory at most.
+prints its address; LIBRARY is built from counted_allocations.c. Each line that it reads then is answered by
+one line: "begin" by anything, "end" by JSON with what the process did since: ``loop_ms``, processor time of
+the event loop's longest callback, and ``growth``, bytes allocated at most.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import sys
 import time
 from asyncio import events
-from pathlib import Path
 from typing import Any
 
 from fakes import FakeCore, small_config
@@ -23,12 +23,10 @@ from octavo.engine.api.errors import Overloaded
 from octavo.engine.frontend import request_limiter
 from octavo.engine.frontend.request_limiter import RequestLimiter
 from octavo.engine.frontend.text_executor import TextExecutor
-from octavo.engine.memory.malloc import give_memory_back
 from served import served
 
 MODEL_LEN = 4_000_000  # no prompt is refused for its length alone
 MAX_MESSAGE = 16 << 20
-_STATUS, _PEAK_RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class LoopMeter:
@@ -49,10 +47,11 @@ class LoopMeter:
         events.Handle._run = measured  # type: ignore[method-assign,assignment]
 
 
-def resident(key: str) -> int:
-    """Bytes resident: now (VmRSS), or at most since the last reset (VmHWM)."""
-    lines = _STATUS.read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+def counter(name: str) -> Any:
+    """Return a function of the preloaded allocator."""
+    function = getattr(ctypes.CDLL(None), name)
+    function.restype = ctypes.c_long
+    return function
 
 
 def refuse_everything() -> None:
@@ -74,14 +73,12 @@ def refuse_everything() -> None:
 
 def answer(meter: LoopMeter) -> None:
     """Until the end of the input. Not on the event loop, which would be measured too."""
-    before = 0
+    before, reset_most, most = 0, counter("octavo_reset_most"), counter("octavo_most")
     for line in sys.stdin:
         if line.strip() == "begin":
             gc.collect()
-            give_memory_back()
-            _PEAK_RESET.write_text("5")
-            before, meter.longest = resident("VmRSS"), 0.0
-        report = {"loop_ms": meter.longest * 1e3, "growth": resident("VmHWM") - before}
+            before, meter.longest = reset_most(), 0.0
+        report = {"loop_ms": meter.longest * 1e3, "growth": most() - before}
         print(json.dumps(report), flush=True)
 
 

@@ -12,7 +12,9 @@ from . import (
     fill_pool,
     giant_ids,
     giant_texts,
+    http_bodies,
     http_clients,
+    http_states,
     idle_calls,
     idle_cpu,
     many_fields,
@@ -26,9 +28,11 @@ from . import (
     resumed_states,
     rule_chains,
     saves,
+    scrapers,
     silent_connections,
     slow_grammars,
     slow_readers,
+    spent_grammars,
     statistics_flood,
     unauthenticated,
     watchers,
@@ -59,6 +63,9 @@ _MODULES = (
     raw_resets,
     idle_calls,
     prompt_scores,
+    scrapers,
+    spent_grammars,
+    http_bodies,
 )
 _HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # no attacks: what other phases run beside the honest load
 
@@ -66,6 +73,7 @@ BY_CLIENTS: tuple[Attack, ...] = (
     *(module.ATTACK for module in _MODULES),
     resumed_states.MEMORY,
     resumed_states.DISK,
+    http_states.ATTACK,
 )
 ATTACKS: dict[str, Attack] = {
     attack.name: attack for attack in (*BY_CLIENTS, *(module.ATTACK for module in _HELPERS))

@@ -35,6 +35,15 @@ def test_token_ids_are_one_field_however_many() -> None:
     assert parsed(request.SerializeToString(), PARSE) == request
 
 
+def test_numbers_of_other_packed_lists_count_once_each() -> None:
+    ids = list(range(200, 200 + MAX_FIELDS - 2))  # of one and of two bytes
+    request = pb.GenerateRequest(text="a" * SHORT_MESSAGE, sampling=pb.SamplingParams(stop_ids=ids[:-1]))
+    assert parsed(request.SerializeToString(), PARSE) == request
+    request.sampling.stop_ids.extend(range(2))
+    with pytest.raises(InvalidRequest, match="fields"):
+        parsed(request.SerializeToString(), PARSE)
+
+
 def test_entries_of_a_map_count_once_each() -> None:
     biases = dict.fromkeys(range(MAX_FIELDS - 1), 1.0)
     request = pb.GenerateRequest(sampling=pb.SamplingParams(logit_bias=biases))

@@ -18,6 +18,7 @@ from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
+from octavo.engine.http.chat import MAX_MESSAGES
 from served import all_idle, eventually
 
 pytestmark = pytest.mark.server
@@ -68,6 +69,20 @@ async def test_a_large_body_is_refused_by_its_declared_size() -> None:
         assert b" 413 " in head
         writer.close()
         await served_still(served)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_conversation_has_a_bounded_number_of_parts(whole: bool) -> None:
+    def messages(count: int) -> list[dict[str, Any]]:
+        if whole:
+            return [{"role": "user", "content": "a"}] * count
+        return [{"role": "user", "content": [{"type": "text", "text": "a"}] * (count - 1)}]
+
+    async with http_served() as served:
+        for count, refused in ((MAX_MESSAGES, False), (MAX_MESSAGES + 1, True)):
+            reply = await served.post("/v1/chat/completions", {"messages": messages(count)})
+            assert reply.status == 400, "the model is short"
+            assert (f"at most {MAX_MESSAGES} messages and parts" in reply.body.decode()) == refused
 
 
 async def test_a_chunked_body_is_cut_off_where_it_is_too_large() -> None:
