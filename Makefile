@@ -36,7 +36,7 @@ help:
 	@echo "make types      mypy --strict"
 	@echo "make cross-aarch64  the portable kernels compiled for ARM, pages and attention run in qemu"
 	@echo "make hot-loops  what the compiler made of the AVX-512 loops: no spills, cycles near those of the products"
-	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES)"
+	@echo "make sanitize   the native kernels, built with ASan and UBSan, under their tests (PYTEST_ARGS=FILES; SANITIZE=thread: TSan)"
 	@echo "make docs       the documentation site, into build/site; make proto: stubs from the .proto files"
 	@echo "make wheel      a wheel for this platform and the source, into dist, as PyPI would take them"
 	@echo "make sbom       what is installed with it, as CycloneDX JSON: build/octavo.cdx.json"
@@ -111,7 +111,7 @@ hot-loops: $(DEV)
 	$(BIN)/python tools/hot_loops.py
 
 sanitize: $(DEV)
-	@PYTHON=$(BIN)/python tools/sanitize.sh $(if $(filter command line environment,$(origin PYTEST_ARGS)),$(PYTEST_ARGS))
+	@SANITIZE=$(SANITIZE) PYTHON=$(BIN)/python tools/sanitize.sh $(if $(filter command line environment,$(origin PYTEST_ARGS)),$(PYTEST_ARGS))
 
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

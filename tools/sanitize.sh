@@ -1,29 +1,44 @@
 #!/usr/bin/env bash
-# Builds the extension with AddressSanitizer and UndefinedBehaviorSanitizer and runs the tests of the native
-# kernels on it; on x86-64 with AVX-512 and AMX emulated, so that every level is run whatever the CPU.
+# Builds the extension with sanitizers and runs the tests of the native kernels on it.
 # Usage: tools/sanitize.sh [PYTEST ARGUMENTS]; PYTHON is an interpreter with the extra dev, BUILD a folder.
-# EMULATE=OFF compiles AVX-512 and AMX as they are and runs what the CPU has.
 #
-# Left out: leaks (Python and MLX keep memory to their end; the checker would report theirs alone), and what
-# CMakeLists.txt names. Nothing else is suppressed.
+# SANITIZE=address (the default): AddressSanitizer and UndefinedBehaviorSanitizer; on x86-64 with AVX-512 and AMX
+# emulated, so that every level is run whatever the CPU. EMULATE=OFF compiles them as they are and runs what the
+# CPU has. Left out: leaks (Python and MLX keep memory to their end; the checker would report theirs alone), and
+# what CMakeLists.txt names.
+#
+# SANITIZE=thread: ThreadSanitizer, with four threads: the pool of threads, captured steps, several streams. Python
+# and MLX are not instrumented, so accesses of theirs are left out, and so is the failure that captured tasks
+# leave for run_queued: MLX's queue hands it over by a future, which the checker does not see.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=${PYTHON:-python3} build=${BUILD:-build/sanitize}
+sanitize=${SANITIZE:-address}
+python=${PYTHON:-python3} build=${BUILD:-build/sanitize-$sanitize}
 PATH=$(dirname "$(command -v "$python")"):$PATH
 emulate=OFF
-[ "$(uname -m)" = x86_64 ] && emulate=${EMULATE:-ON}
+[ "$(uname -m)" = x86_64 ] && [ "$sanitize" = address ] && emulate=${EMULATE:-ON}
 mkdir -p "$build"
-cmake -S . -B "$build" -DOCTAVO_SANITIZE=ON -DOCTAVO_EMULATE_X86="$emulate" -DOCTAVO_KERNEL_OPTIMIZATION=-O1 \
-    -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DSKBUILD_STATE=editable \
+cmake -S . -B "$build" -DOCTAVO_SANITIZE="$sanitize" -DOCTAVO_EMULATE_X86="$emulate" -DOCTAVO_KERNEL_OPTIMIZATION=-O1 \
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DSKBUILD_STATE=editable \
     -DPython_EXECUTABLE="$(command -v "$python")" >"$build/configure.log"
 cmake --build "$build" --target _ext --parallel "${JOBS:-$(nproc)}" >"$build/build.log" 2>&1 ||
     { tail -n 40 "$build/build.log" >&2; exit 1; }
 built=$(echo "$build"/_ext*.so)
 
 # Python is not instrumented: the runtimes must come first.
-compiler=${CXX:-c++}
-[ $# -gt 0 ] || set -- tests/kernels/cpu tests/engine/executor/native
-LD_PRELOAD="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)" \
-    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OCTAVO_TEST_EXTENSION=$(realpath "$built") \
+runtime() { "${CXX:-c++}" -print-file-name="lib$1.so"; }
+if [ "$sanitize" = thread ]; then
+    echo 'race:run_queued' >"$build/suppressions"
+    preload=$(runtime tsan)
+    export OCTAVO_CPU_THREADS=4
+    export TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(realpath "$build/suppressions")"
+    [ $# -gt 0 ] || set -- tests/engine/executor/capture tests/engine/executor/native/test_{linear,program,step_memory}.py \
+        -k "not level"
+else
+    preload="$(runtime asan) $(runtime ubsan)"
+    export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+    [ $# -gt 0 ] || set -- tests/kernels/cpu tests/engine/executor/native
+fi
+LD_PRELOAD=$preload OCTAVO_TEST_EXTENSION=$(realpath "$built") \
     "$python" -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 "$@"  # reports are not captured
