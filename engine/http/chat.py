@@ -108,7 +108,7 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     if (count := len(request.messages) + num_parts) > MAX_MESSAGES:
         raise FieldError(
             "messages",
-            f"messages must have at most {MAX_MESSAGES} messages and parts of content, got {count}; join some",
+            f"messages must have at most {MAX_MESSAGES} messages and parts, got {count}; join some",
         )
     for index, message in enumerate(request.messages):
         message.check_served(f"messages[{index}]")
