@@ -33,11 +33,7 @@ from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
 from .request_model import only
-from .turns import NO_THINKING, prepare_turn
-
-MAX_MESSAGES = (
-    2048  # of one conversation, each part of their contents counted: they are read on the event loop
-)
+from .turns import NO_THINKING, check_parts, prepare_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +100,7 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
-    num_parts = sum(len(each.content) for each in request.messages if isinstance(each.content, list))
-    if (count := len(request.messages) + num_parts) > MAX_MESSAGES:
-        raise FieldError(
-            "messages",
-            f"messages must have at most {MAX_MESSAGES} messages and parts, got {count}; join some",
-        )
+    check_parts("messages", request.messages, request.tools)
     for index, message in enumerate(request.messages):
         message.check_served(f"messages[{index}]")
     variables = dict(request.chat_template_kwargs or {})

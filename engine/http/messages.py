@@ -15,7 +15,7 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .messages_types import ContentBlock, CountRequest, InputMessage, MessageFields, MessagesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, one_system_message, prepare_turn
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, check_parts, one_system_message, prepare_turn
 
 _BILLING = "x-anthropic-billing-header"  # a text of Claude Code for Anthropic's server alone, new each time
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
@@ -65,6 +65,7 @@ def _params(services: Services, request: MessagesRequest) -> SamplingParams:
 
 
 async def _turn(services: Services, request: MessageFields, params: SamplingParams) -> Turn:
+    check_parts("messages", request.messages, request.tools)
     variables: dict[str, Any] = {}
     if request.thinking is not None and request.thinking.type != "adaptive":
         variables = dict.fromkeys(NO_THINKING, request.thinking.type == "enabled")

@@ -17,7 +17,7 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, one_system_message, prepare_turn
+from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, check_parts, one_system_message, prepare_turn
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -35,6 +35,8 @@ async def serve_responses(services: Services, request: ResponsesRequest, exchang
 
 
 async def _turn(services: Services, request: ResponsesRequest) -> Turn:
+    if isinstance(request.input, list):
+        check_parts("input", request.input, request.tools)
     given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
     for field in ("temperature", "top_p"):
         if (value := getattr(request, field)) is not None:

@@ -12,6 +12,7 @@ from ..api.structured_output import StructuredOutput
 from .errors import FieldError
 from .request_model import RequestModel, only
 
+MAX_BIASES = 4096
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
@@ -210,6 +211,11 @@ class SamplingFields(RequestModel):
         if self.seed is not None:
             given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's are signed
         if self.logit_bias is not None:
+            if (count := len(self.logit_bias)) > MAX_BIASES:
+                raise FieldError(
+                    "logit_bias",
+                    f"logit_bias must have at most {MAX_BIASES} tokens, got {count}; drop some",
+                )
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         if self.thinking_token_budget is not None:  # vLLM's name
             given.setdefault("max_reasoning_tokens", self.thinking_token_budget)

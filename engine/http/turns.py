@@ -22,11 +22,24 @@ from ..chat.events import (
 )
 from ..chat.tool_choice import ToolUse, tool_use
 from .endpoint import Services
+from .errors import FieldError
 from .exchange import Exchange
 from .generation import Job, Usage, run
 
 NO_THINKING = {"enable_thinking": False, "thinking": False}  # the names that templates have for it
+MAX_PARTS = 2048  # of one conversation: messages, parts of contents, and tools, which the event loop reads
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
+
+
+def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
+    """Raise FieldError if a conversation has more than ``MAX_PARTS`` parts."""
+    contents = (getattr(message, "content", None) for message in messages)
+    count = len(messages) + len(tools or ()) + sum(len(each) for each in contents if isinstance(each, list))
+    if count > MAX_PARTS:
+        raise FieldError(
+            field,
+            f"{field} must have at most {MAX_PARTS} messages, parts and tools, got {count}; join some",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

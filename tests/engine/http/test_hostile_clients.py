@@ -18,7 +18,8 @@ from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
-from octavo.engine.http.chat import MAX_MESSAGES
+from octavo.engine.http.sampling import MAX_BIASES
+from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
 
 pytestmark = pytest.mark.server
@@ -71,18 +72,38 @@ async def test_a_large_body_is_refused_by_its_declared_size() -> None:
         await served_still(served)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-async def test_a_conversation_has_a_bounded_number_of_parts(whole: bool) -> None:
-    def messages(count: int) -> list[dict[str, Any]]:
-        if whole:
-            return [{"role": "user", "content": "a"}] * count
-        return [{"role": "user", "content": [{"type": "text", "text": "a"}] * (count - 1)}]
+@pytest.mark.parametrize("kind", ["messages", "parts", "tools"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_conversation_has_a_bounded_number_of_parts(path: str, kind: str) -> None:
+    """The event loop reads them one by one."""
+
+    def body(count: int) -> dict[str, Any]:
+        text = "input_text" if path == "/v1/responses" else "text"
+        whole, part = {"role": "user", "content": "a"}, {"type": text, "text": "a"}
+        messages: list[Any] = [whole] * count if kind == "messages" else [whole]
+        if kind == "parts":
+            messages = [{"role": "user", "content": [part] * (count - 1)}]
+        tool: dict[str, Any] = {
+            "/v1/chat/completions": {"type": "function", "function": {"name": "f"}},
+            "/v1/messages": {"name": "f", "input_schema": {"type": "object"}},
+            "/v1/responses": {"type": "function", "name": "f"},
+        }[path]
+        tools = [tool] * (count - 1)
+        named = {"input": messages} if path == "/v1/responses" else {"messages": messages, "max_tokens": 2}
+        return {"model": "fake", **named, **({"tools": tools} if kind == "tools" else {})}
 
     async with http_served() as served:
-        for count, refused in ((MAX_MESSAGES, False), (MAX_MESSAGES + 1, True)):
-            reply = await served.post("/v1/chat/completions", {"messages": messages(count)})
-            assert reply.status == 400, "the model is short"
-            assert (f"at most {MAX_MESSAGES} messages and parts" in reply.body.decode()) == refused
+        for count, refused in ((MAX_PARTS, False), (MAX_PARTS + 1, True)):
+            reply = await served.post(path, body(count))
+            assert (f"at most {MAX_PARTS} messages, parts and tools" in reply.body.decode()) == refused
+
+
+async def test_biases_over_http_have_a_bounded_number() -> None:
+    async with http_served() as served:
+        for count, refused in ((MAX_BIASES, False), (MAX_BIASES + 1, True)):
+            biases = {str(token): 1 for token in range(count)}
+            reply = await served.post("/v1/completions", {"prompt": "a", "logit_bias": biases})
+            assert (f"at most {MAX_BIASES} tokens" in reply.body.decode()) == refused
 
 
 async def test_a_chunked_body_is_cut_off_where_it_is_too_large() -> None:
