@@ -83,12 +83,12 @@ async def test_a_conversation_has_a_bounded_number_of_parts(path: str, kind: str
         messages: list[Any] = [whole] * count if kind == "messages" else [whole]
         if kind == "parts":
             messages = [{"role": "user", "content": [part] * (count - 1)}]
-        tool: dict[str, Any] = {
+        tool_of: dict[str, dict[str, Any]] = {
             "/v1/chat/completions": {"type": "function", "function": {"name": "f"}},
             "/v1/messages": {"name": "f", "input_schema": {"type": "object"}},
             "/v1/responses": {"type": "function", "name": "f"},
-        }[path]
-        tools = [tool] * (count - 1)
+        }
+        tools = [tool_of[path]] * (count - 1)
         named = {"input": messages} if path == "/v1/responses" else {"messages": messages, "max_tokens": 2}
         return {"model": "fake", **named, **({"tools": tools} if kind == "tools" else {})}
 
