@@ -49,7 +49,7 @@ BUDGETS = {
     "lab/plots": 300,
     "lab/policies": 450,
     "scheduler": 3_600,
-    "tests": 64_500,
+    "tests": 64_700,
     "tools": 6_350,
 }
 
