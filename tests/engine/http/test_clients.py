@@ -1,11 +1,19 @@
-"""Programs that people use with OpenAI servers, where they are installed (litellm, langchain-openai, llm)."""
+"""Programs that people use with OpenAI servers, where they are installed: extra ``clients``."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import mlx_lm
 import pytest
 
 from http_served import demo_http
@@ -16,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # theirs
 ]
 ASK = "Tell me a story about Mara."
+DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
 
 
 def ask_litellm(base: str) -> str:
@@ -56,3 +65,48 @@ async def test_a_program_gets_its_answers(ask: Callable[[str], str]) -> None:
             {"messages": [{"role": "user", "content": ASK}], "max_tokens": 8, "temperature": 0},
         )
         assert text == own.json["choices"][0]["message"]["content"]
+
+
+TASK = """
+task: tales
+dataset_path: json
+dataset_kwargs: {data_files: FILE}
+test_split: train
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: "{{answer}}"
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+TALES = (
+    ("Once there was a baker named", ["Mara", "of the"], 0),
+    ("In the town of Kyoto lived", ["named", "Hugo"], 1),
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
+async def test_an_evaluation_gets_the_log_probabilities_of_mlx_lm(tmp_path: Path) -> None:
+    file = tmp_path / "tales.jsonl"
+    documents = [dict(zip(("question", "choices", "answer"), tale, strict=True)) for tale in TALES]
+    file.write_text("\n".join(json.dumps(document) for document in documents))
+    (tmp_path / "tales.yaml").write_text(TASK.replace("FILE", str(file)))
+    async with demo_http() as served:
+        url = f"http://{served.address}/v1/completions"
+        options = ["--tasks", "tales", "--include_path", str(tmp_path), "--log_samples"]
+        options += ["--output_path", str(tmp_path / "out"), "--model", "local-completions"]
+        options += ["--model_args", f"model=demo,base_url={url},tokenizer={DEMO},num_concurrent=1"]
+        own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "OPENAI_API_KEY": "none"}
+        command = [sys.executable, "-m", "lm_eval", *options]
+        await asyncio.to_thread(subprocess.run, command, check=True, env=os.environ | own)
+    [log] = (tmp_path / "out").rglob("samples_tales_*.jsonl")
+    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    model, tokenizer, *_ = mlx_lm.load(str(DEMO))
+    assert [sample["acc"] for sample in samples] == [1.0, 1.0]
+    for sample in samples:
+        for choice, reply in zip(sample["doc"]["choices"], sample["filtered_resps"], strict=True):
+            first = tokenizer.encode(sample["doc"]["question"])
+            ids = tokenizer.encode(f"{sample['doc']['question']} {choice}")
+            logits = model(mx.array([ids]))[0].astype(mx.float32)
+            scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            wanted = sum(scores[at - 1, ids[at]].item() for at in range(len(first), len(ids)))
+            assert float(reply[0]) == pytest.approx(wanted, rel=0.01, abs=0.05)
