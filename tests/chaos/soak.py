@@ -48,8 +48,8 @@ COUNTERS = (
     'octavo_swapped_pages_total{direction="in"}',
 )
 REST_S = 30.0  # for everything to be let go
-FLAGS = ("--num-pages", "96", "--page-size", "16", "--max-running", "16", "--swap-memory", "32MiB",
-         "--cache-dir-bytes", "64MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
+FLAGS = ("--num-pages", "96", "--page-size", "16", "--max-running", "16", "--swap-memory", "8MiB",
+         "--cache-dir-bytes", "16MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
          "--drain-timeout", "5")  # fmt: skip
 MODELS: dict[str, tuple[str, ...]] = {"demo": (), "demo-hybrid": ("--state-memory", "4MiB")}
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}'
