@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_850,
     "engine/client": 700,
     "engine/core": 3_400,
-    "engine/executor": 11_000,
+    "engine/executor": 11_100,
     "engine/frontend": 1_900,
     "engine/gguf": 900,
     "engine/grpc": 3_650,
@@ -49,7 +49,7 @@ BUDGETS = {
     "lab/plots": 300,
     "lab/policies": 450,
     "scheduler": 3_600,
-    "tests": 64_700,
+    "tests": 64_900,
     "tools": 6_350,
 }
 

@@ -15,7 +15,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear, SwitchMLP
 
-from ...api.errors import InvalidRequest
+from ...api.errors import InvalidRequest, ModelLoadError
 from ..adapt.output_head import SelectingHead
 from ..row_inputs import RowInputs
 from .files import Factors
@@ -92,12 +92,12 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
         merged = getattr(module, "merged", None)
         if merged is None:
             table = make_table([shape], _dtype(module))
-            _adapt(module, table, rows, native=native)
+            _adapt(module, path, table, rows, native=native)
             layers[path] = Layer(module, shape, table, 0)
             continue
         if id(merged) not in groups:  # its members take views of one product
             table = make_table([_shape(member) for member in merged.members], _dtype(module))
-            _adapt(merged.whole, table, rows, native=native)
+            _adapt(merged.whole, path, table, rows, native=native)
             groups[id(merged)] = table
         layers[path] = Layer(module, shape, groups[id(merged)], module.index)
     return layers
@@ -157,8 +157,9 @@ def _subclass(kind: Any, make: Any) -> type:
     return _CLASSES[kind, make]
 
 
-def _adapt(module: Any, table: Table, rows: RowInputs, *, native: bool) -> None:
+def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: bool) -> None:
     object.__setattr__(module, "adapters", table)
+    object.__setattr__(module, "adapted_path", path)
     object.__setattr__(module, "row_inputs", rows)
     if isinstance(module, _SWITCH):
         module.__class__ = _subclass(type(module), _expert)
@@ -167,12 +168,25 @@ def _adapt(module: Any, table: Table, rows: RowInputs, *, native: bool) -> None:
         module.__class__ = _subclass(type(module), _multiply if has_multiply else _linear)
 
 
+def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
+    """What the adapters of the step's rows make of y, for x [T, ..., inputs]. ModelLoadError where x has
+    other rows than the step: nothing says whose they are."""
+    count = slots.shape[0]
+    if x.shape[0] != count and x.size // x.shape[-1] != count:
+        raise ModelLoadError(
+            f"{module.adapted_path} must compute the {count} rows of a step to have adapters, got "
+            f"{list(x.shape)}; serve this model without --lora-modules, --lora-dir and --lora-memory"
+        )
+    table: Table = module.adapters
+    return table.add(y, x, slots)
+
+
 def _linear(kind: Any) -> dict[str, Any]:
     def __call__(self: Any, x: mx.array) -> mx.array:
         y: mx.array = kind.__call__(self, x)
         slots = self.row_inputs.get(SLOTS)
         if slots is not None:
-            y = self.adapters.add(y, x, slots)
+            y = _added(self, y, x, slots)
         return y
 
     return {"__call__": __call__}
@@ -185,7 +199,7 @@ def _multiply(kind: Any) -> dict[str, Any]:
         if slots is None:
             y = kind.multiply(self, x, residual)
             return y
-        y = self.adapters.add(kind.multiply(self, x), x, slots)
+        y = _added(self, kind.multiply(self, x), x, slots)
         return y if residual is None else y + residual
 
     return {"multiply": multiply}

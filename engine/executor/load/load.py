@@ -42,7 +42,7 @@ from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .page_loss import MAX_TEXT, ScoreText, settle_format
 from .prepare import ReadyModel, choose_device, make_ready, model_ops
 from .probe import ProbeResult, describe
-from .warm_up import warm_up
+from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +162,8 @@ def load_paged_runner(
     )
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens)
+    if adapters is not None:
+        try_adapters(runner)
     return runner
 
 

@@ -1,4 +1,5 @@
-"""Steps before the first request, where kernels are compiled when they are first launched.
+"""Steps before the first request, where kernels are compiled when they are first launched, or where a layer
+may not be able to have adapters.
 
 The model's own runner and pages compute them, so what they compile is what will serve. Their results are
 dropped; pages and slots that they wrote belong to nobody, and nobody reads what it has not written.
@@ -13,6 +14,7 @@ import numpy as np
 from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 
 from ...api.sampling_params import SamplingParams
+from ..adapters.layers import SLOTS
 from ..batch import Batch
 from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
@@ -53,6 +55,22 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
         following.resolve()
     else:
         pending.resolve()
+
+
+def try_adapters(runner: PagedRunner) -> None:
+    """Compute a prompt beside a sample, part of a prompt alone, and samples alone, with a slot in use that
+    adds nothing. ModelLoadError for a model that calls a layer on other rows than a step's."""
+    info = runner.info
+    length = min(6, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
+    if length < 1:
+        return
+    chunk: list[Work] = [(0, 0, length)]
+    decode: list[Work] = [(0, length, length + 1), (1, 1, 2)]
+    for work, sampled in (([*chunk, (1, 0, 1)], 2), (chunk, 0), (decode, 2)):
+        batch = _batch(runner, work)
+        slots = np.ones((len(batch.token_ids), 1, 1), np.int32)
+        batch = batch._replace(inputs={SLOTS: slots}, sample_rows=batch.sample_rows[:sampled])
+        runner.submit(batch, _states(runner, work)[:sampled]).resolve()
 
 
 def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:

@@ -1,0 +1,72 @@
+"""Models that compute layers in their own ways: adapted on the rows of a step, or refused when loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import recurrent_models
+import tiny_models
+from native import require_extension
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.load.load import load_paged_runner
+
+ODD = (*tiny_models.LATENT, *tiny_models.CHUNKED, *tiny_models.OWN_ATTENTION, "gemma2", "gpt_oss", "cohere2")
+APART = "longcat_flash_ngram"
+
+
+def config(model: Path, backend: str) -> EngineConfig:
+    return EngineConfig(
+        model=str(model), backend=backend, num_pages=40, page_size=8, kv_format="bf16", lora_memory=1 << 24,
+        max_loras=2, max_lora_rank=4, max_step_tokens=64,
+    )  # fmt: skip
+
+
+CASES = [("cpu", name) for name in (*ODD, *recurrent_models.CONFIGS) if name != APART]
+CASES += [("reference", name) for name in (*ODD, "kimi_linear")]
+
+
+@pytest.mark.parametrize(("backend", "architecture"), CASES)
+def test_steps_with_adapters_are_tried_when_a_model_is_loaded(
+    architecture: str, backend: str, tmp_path: Path
+) -> None:
+    require_extension()
+    make = tiny_models.make_model if architecture in ODD else recurrent_models.make_folder
+    folder = make(tmp_path, architecture, dtype=mx.float32)
+    load_paged_runner(config(folder, backend)).close()
+
+
+def test_a_model_with_layers_of_other_rows_is_refused_with_adapters_alone(tmp_path: Path) -> None:
+    """Its n-grams are computed for runs of rows."""
+    require_extension()
+    folder = recurrent_models.make_folder(tmp_path, APART)
+    with pytest.raises(ModelLoadError, match=r"model.ngram_embeddings.post_projs.0 must compute the 7 rows"):
+        load_paged_runner(config(folder, "cpu"))
+    load_paged_runner(replace(config(folder, "cpu"), lora_memory=None)).close()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_layer_of_other_rows_is_refused_by_its_name(
+    turned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that gets part of the rows, or rows in the place of heads, has nobody's adapter."""
+    from mlx_lm.models import llama
+
+    plain = llama.MLP.__call__
+
+    def odd(self: Any, x: mx.array) -> mx.array:
+        if x.shape[0] < 2 or x.shape[1] != 1:
+            return plain(self, x)
+        if turned:
+            return plain(self, mx.stack([x, x])[:, :, 0])[0][:, None]
+        return mx.concatenate([plain(self, x[:1]), plain(self, x[1:])])
+
+    monkeypatch.setattr(llama.MLP, "__call__", odd)
+    model = tiny_models.make_model(tmp_path, "llama")
+    with pytest.raises(ModelLoadError, match=r"model.layers.0.mlp.\w+ must compute the 7 rows of a step"):
+        load_paged_runner(config(model, "reference"))
