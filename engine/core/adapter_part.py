@@ -27,19 +27,24 @@ class AdapterPart(StepPart, Resource):
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
         self.samples: Counter[str] = Counter()  # samples that have not ended, by adapter
 
-    def load(self, name: str, folder: Path) -> AdapterInfo:
-        """See ``AdapterSlots.load``."""
-        return self._adapters.load(name, folder)
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+        """See ``AdapterSlots.load``. InvalidRequest while requests use the one to be replaced."""
+        if replace:
+            self._check_unused(name)
+        return self._adapters.load(name, folder, replace=replace)
 
     def unload(self, name: str) -> None:
         """Forget an adapter. NotFound if there is none, InvalidRequest while requests use it."""
         self._adapters.info(name)
+        self._check_unused(name)
+        self._adapters.unload(name)
+
+    def _check_unused(self, name: str) -> None:
         if count := self.samples[name]:
             raise InvalidRequest(
                 f"adapter {name!r} must not be in use, got {count} unfinished samples with it; unload it "
                 "when they have ended"
             )
-        self._adapters.unload(name)
 
     def infos(self) -> tuple[AdapterInfo, ...]:
         return self._adapters.infos()

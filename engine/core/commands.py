@@ -328,13 +328,15 @@ def _adapters(core: CommandTarget) -> AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command[AdapterInfo]):
-    """Read an adapter from a folder. InvalidRequest for one that cannot be served."""
+    """Read an adapter from a folder. InvalidRequest for one that cannot be served. ``replace``: one of this
+    name gives way to it."""
 
     name: str
     folder: str
+    replace: bool = False
 
     def execute(self, core: CommandTarget) -> AdapterInfo:
-        return _adapters(core).load(self.name, Path(self.folder))
+        return _adapters(core).load(self.name, Path(self.folder), replace=self.replace)
 
 
 @dataclass(frozen=True, slots=True)

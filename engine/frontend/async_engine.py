@@ -228,16 +228,17 @@ class AsyncEngine:
         assert self._input is not None
         return self._input.adapters
 
-    async def load_adapter(self, name: str, folder: Path) -> AdapterInfo:
-        """Load an adapter of mlx-lm's or PEFT's. Raises InvalidRequest if it cannot be served,
-        NotConfigured if this engine has no memory for adapters."""
+    async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+        """Load an adapter of mlx-lm's or PEFT's. ``replace``: one of this name gives way to it. Raises
+        InvalidRequest, and changes nothing, if it cannot be served or the old one is in use, NotConfigured
+        if this engine has no memory for adapters."""
         self._running()
         assert self._input is not None
         if name in (self.info.name, *self.info.aliases):
             raise InvalidRequest(
                 f"an adapter's name must not be the model's, got {name!r}; choose another one"
             )
-        info = await self.ask(LoadAdapter(name, str(folder)))
+        info = await self.ask(LoadAdapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 

@@ -191,9 +191,12 @@ class RequestHandler:
                 f"server's file names {OPERATOR!r}"
             )
 
-    async def load_adapter(self, name: str, path: str, *, context: Caller) -> AdapterInfo:
-        """Load an adapter from a folder below ``lora_dir``. Forbidden for callers that are not operators,
-        NotConfigured without that folder, InvalidRequest for an adapter that cannot be served."""
+    async def load_adapter(
+        self, name: str, path: str, *, context: Caller, replace: bool = False
+    ) -> AdapterInfo:
+        """Load an adapter from a folder below ``lora_dir``, with ``replace`` also in place of one of its
+        name. Forbidden for callers that are not operators, NotConfigured without that folder, InvalidRequest
+        for an adapter that cannot be served."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
             raise NotConfigured("adapters are loaded from below --lora-dir; start the server with one")
@@ -207,7 +210,7 @@ class RequestHandler:
                 f"an adapter's name must have 1 to {MAX_REQUEST_ID} characters that can be printed, "
                 f"got {name!r:.300}; choose another one"
             )
-        return await self.engine.load_adapter(name, folder)
+        return await self.engine.load_adapter(name, folder, replace=replace)
 
     async def unload_adapter(self, name: str, *, context: Caller) -> None:
         """Forget an adapter. Forbidden for callers that are not operators, NotFound if there is none,

@@ -25,9 +25,9 @@ class LoadRequest(UnloadRequest):
 
 async def serve_load(services: Services, request: LoadRequest, exchange: Exchange) -> None:
     """Load an adapter, or with ``load_inplace`` another one under the name of one that is loaded."""
-    if request.load_inplace and request.lora_name in services.handler.engine.adapters:
-        await services.handler.unload_adapter(request.lora_name, context=exchange)
-    info = await services.handler.load_adapter(request.lora_name, request.lora_path, context=exchange)
+    info = await services.handler.load_adapter(
+        request.lora_name, request.lora_path, context=exchange, replace=request.load_inplace
+    )
     answer = {"object": "adapter", "id": info.name, "rank": info.rank, "bytes": info.nbytes}
     await exchange.answer(json.dumps(answer).encode())
 

@@ -17,8 +17,8 @@ class FakeAdapters:
         self.slots: dict[str, int] = {}
         self.holders: dict[str, int] = {}
 
-    def load(self, name: str, folder: Path) -> AdapterInfo:
-        if name in self._infos:
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+        if name in self._infos and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
         self._infos[name] = AdapterInfo(name, str(folder), folder.name.encode(), 4, 100)
         return self._infos[name]

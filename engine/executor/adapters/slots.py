@@ -46,11 +46,13 @@ class AdapterSlots:
         self._holders: Counter[str] = Counter()
         self.num_swaps = 0  # adapters that were put into a slot
 
-    def load(self, name: str, folder: Path) -> AdapterInfo:
-        """Read an adapter. InvalidRequest, and no change, for one that cannot be served."""
-        if name in self._loaded:
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+        """Read an adapter. InvalidRequest, and no change, for one that cannot be served. ``replace``: one of
+        this name that nothing holds gives way to it, and its bytes count as left."""
+        old = self._loaded.get(name)
+        if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
-        left = self._max_bytes - self.nbytes
+        left = self._max_bytes - self.nbytes + (0 if old is None else old.info.nbytes)
         file = read_adapter(folder, max_bytes=left)
         if file.rank > self._max_rank:
             raise InvalidRequest(
@@ -72,6 +74,8 @@ class AdapterSlots:
                 f"{folder} must fit the {left} bytes that are left of lora_memory, got {nbytes}; unload an "
                 "adapter, or start the engine with more"
             )
+        if old is not None:
+            self.unload(name)
         info = AdapterInfo(name, str(folder), file.digest, file.rank, nbytes)
         self._loaded[name] = _Loaded(info, tuple(made))
         return info

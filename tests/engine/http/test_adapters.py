@@ -35,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an adapter of the demo model."""
     root = tmp_path_factory.mktemp("adapters")
     tiny_adapters.make_adapter(root / "tale", resolve_model("demo"), rank=4)
+    tiny_adapters.make_adapter(root / "other", resolve_model("demo"), rank=8, seed=9)
     return root
 
 
@@ -73,7 +74,16 @@ async def test_an_adapter_is_loaded_and_unloaded_while_serving(folder: Path) -> 
         again = await server.post("/v1/load_lora_adapter", body)
         assert again.status == 400
         assert "'late' twice" in again.json["error"]["message"]
-        assert (await server.post("/v1/load_lora_adapter", body | {"load_inplace": True})).status == 200
+        late = await complete(server, "late")
+        inplace = body | {"load_inplace": True}
+        refused = await server.post("/v1/load_lora_adapter", inplace | {"lora_path": "none"})
+        assert refused.status == 400
+        assert await complete(server, "late") == late
+        assert (await server.post("/v1/load_lora_adapter", inplace | {"lora_path": "other"})).status == 200
+        assert await complete(server, "late") not in (late, base)
+        assert (await server.get("/v1/models/late")).json["root"] == str(folder / "other")
+        assert (await server.post("/v1/load_lora_adapter", inplace)).status == 200
+        assert await complete(server, "late") == late
         assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "late"})).status == 200
         assert await names(server) == ["demo"]
         assert "model must be 'demo'" in await complete(server, "late")
