@@ -13,7 +13,7 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 class MemoryBudget:
     """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
     in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget;
-    ``unread``: of ``weights``, what no step reads; ``adapters``: that all loaded ones may take."""
+    ``unread``: of ``weights``, what no step reads; ``adapters``: that they may take."""
 
     weights: int
     pages: int

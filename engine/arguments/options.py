@@ -266,12 +266,14 @@ def budget_lines(info: EngineInfo) -> list[str]:
     from ..memory.budget import format_size
 
     memory = info.memory
-    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states
+    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states + memory.adapters
+    adapters = f"adapters {format_size(memory.adapters)}, " if memory.adapters else ""
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
         f"length up to {info.max_model_len}" + (f"; recurrent: {info.recurrent}" if info.recurrent else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), {_drafts(info)}{_states(info)}workspace {format_size(memory.workspace)}",
+        f"{info.kv_format}), {_drafts(info)}{_states(info)}{adapters}"
+        f"workspace {format_size(memory.workspace)}",
     ]

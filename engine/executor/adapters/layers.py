@@ -103,6 +103,13 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
     return layers
 
 
+def padded_bytes(model: Module, *, num_slots: int, max_rank: int) -> int:
+    """Bytes of ``MLXTable`` for every layer of ``model`` that may be adapted, before any is."""
+    modules = (module for _, module in model.named_modules() if isinstance(module, (*_LINEAR, *_SWITCH)))
+    values = sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
+    return 4 * (num_slots + 1) * max_rank * values
+
+
 def _candidates(model: Module) -> Iterator[tuple[str, Any]]:
     modules = list(model.named_modules())
     heads = {id(module.inner) for _, module in modules if isinstance(module, SelectingHead)}

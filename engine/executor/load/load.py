@@ -27,6 +27,7 @@ from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
+from ..adapters.layers import padded_bytes
 from ..adapters.slots import load_adapters
 from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
@@ -70,7 +71,10 @@ def load_paged_runner(
         if not config.residual_is_optional:
             log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
         config = config.without_residual()
-    available = usable_memory(weight_bytes + draft_weight_bytes(config) + config.lora_bytes)
+    adapter_bytes = 0 if is_draft else config.lora_bytes
+    if adapter_bytes and not choice.backend.has_model_ops:
+        adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
+    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - adapter_bytes)
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
@@ -131,7 +135,7 @@ def load_paged_runner(
         ),
         states=0 if pool is None else pool.nbytes,
         drafts=beside(num_pages),
-        adapters=config.lora_bytes,
+        adapters=adapter_bytes,
     )
     if not is_draft:
         set_memory_limits(budget.workspace)

@@ -70,3 +70,18 @@ def test_a_layer_of_other_rows_is_refused_by_its_name(
     model = tiny_models.make_model(tmp_path, "llama")
     with pytest.raises(ModelLoadError, match=r"model.layers.0.mlp.\w+ must compute the 7 rows of a step"):
         load_paged_runner(config(model, "reference"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
+def test_the_budget_counts_room_for_every_adapter(architecture: str, tmp_path: Path) -> None:
+    """The arrays that are made for them, and the output head, of which nothing is known yet."""
+    model = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32)
+    runner = load_paged_runner(config(model, "reference"))
+    assert runner.adapters is not None
+    tables: list[Any] = list(runner.adapters._tables)
+    head = 4 * 3 * 4 * (64 + tiny_models.VOCAB_SIZE)
+    assert runner.info.memory.adapters == (1 << 24) + head + sum(t._a.nbytes + t._b.nbytes for t in tables)
+    runner.close()
+    native = load_paged_runner(config(model, "cpu"))
+    assert native.info.memory.adapters == 1 << 24
+    native.close()
