@@ -113,8 +113,9 @@ class Shell:
             text=True,
             check=True,
         )
-        (found,) = re.findall(r'"id": ?"([^"]+)"', done.stdout)
-        return found
+        found = re.search(r'"id": ?"([^"]+)"', done.stdout)
+        assert found is not None, done.stdout
+        return found.group(1)
 
     def stop(self) -> None:
         if self._server is not None:

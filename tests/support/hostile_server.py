@@ -19,8 +19,8 @@ from asyncio import events
 from typing import Any
 
 from fakes import FakeCore, small_config
+from octavo.engine.api import config as settings
 from octavo.engine.api.errors import Overloaded
-from octavo.engine.frontend import request_limiter
 from octavo.engine.frontend.request_limiter import RequestLimiter
 from octavo.engine.frontend.text_executor import TextExecutor
 from served import served
@@ -85,7 +85,7 @@ def answer(meter: LoopMeter) -> None:
 async def main() -> None:
     refuse_everything()
     core = FakeCore(max_model_len=MODEL_LEN, verify=False)
-    request_limiter.settings.MAX_WAITING_TOKENS = 2**40
+    settings.MAX_WAITING_TOKENS = 2**40
     config = small_config(max_pinned_pages=8)
     async with served(core, config=config, max_message_bytes=MAX_MESSAGE) as its:
         print(its.address, flush=True)

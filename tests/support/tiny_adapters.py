@@ -44,8 +44,8 @@ def make_adapter(
     linear_to_lora_layers(base, num_layers, parameters, use_dora=kind == "dora")
     mx.random.seed(seed)
     weights = {}
-    value: Any
-    for name, value in tree_flatten(base.parameters()):
+    named: Any = tree_flatten(base.parameters())
+    for name, value in named:
         leaf = name.rpartition(".")[2]
         if leaf == "lora_a":
             weights[name] = mx.random.normal(value.shape) / value.shape[-1 if value.ndim == 3 else 0] ** 0.5

@@ -175,9 +175,7 @@ def _methods(cls: type) -> Iterator[tuple[str, ...]]:
                 f"{mark}{parameter.name}"
                 for parameter in inspect.signature(member).parameters.values()
                 if parameter.name != "self"
-                for mark in (
-                    {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, ""),
-                )
+                for mark in ("*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "",)
             )
             wait = "await " if inspect.iscoroutinefunction(member) else ""
             wait = "async for ... in " if inspect.isasyncgenfunction(member) else wait

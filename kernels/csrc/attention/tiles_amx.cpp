@@ -150,7 +150,7 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
                 float* scores) {
   alignas(64) float products[4 * kTileFloats];
   Tiles tiles;
-  tiles.configure(kTileRows, kTileRows);
+  tiles.configure(kBlockRows);
   for (int row = 0; row < num_rows; row += 2 * kTileRows) {
     const uint16_t* from = queries + size_t(row / kTileRows) * steps * kTileValues;
     float* to = scores + size_t(row) * kPositions;

@@ -9,7 +9,7 @@ float multiply_bf16(int rounds) {
   alignas(64) static const float ones[16 * 16] = {};
   alignas(64) float sums[16 * 16];
   Tiles tiles;
-  tiles.configure(kTileRows, kTileRows);
+  tiles.configure(kBlockRows);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);

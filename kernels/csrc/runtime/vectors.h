@@ -24,9 +24,15 @@ inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 
 // Lanes h apart of x, once as they are and once exchanged: folded over all h, every lane has what all give.
 inline Vec exchange(Vec x, int h) {
+#if defined(__clang__)  // which knows only shuffles by constants
+  Vec exchanged{};
+  for (int i = 0; i < kLanes; ++i) exchanged[i] = x[i ^ h];
+  return exchanged;
+#else
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   return __builtin_shuffle(x, lane ^ h);
+#endif
 }
 
 inline Vec largest_of(Vec a, Vec b) { return a > b ? a : b; }

@@ -205,7 +205,7 @@ async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pyte
     async with served(config=config) as its:
         long = "x" * (LONG_TEXT + 1)
         admitted = [asyncio.create_task(collect(its.client.generate(long, SHORT))) for _ in range(5)]
-        await eventually(lambda: its.engine._open.limiter._num_entering == 5, "five are on their way in")
+        await eventually(lambda: its.engine._open.limiter._num_samples == 5, "five are on their way in")
         refused = await asyncio.gather(
             *(collect(its.client.generate(long, SHORT)) for _ in range(20)), return_exceptions=True
         )
@@ -214,7 +214,7 @@ async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pyte
         for whole in await asyncio.gather(*admitted):
             assert len(whole[0].token_ids) == 3
     assert num_encoded == 5, "nothing was encoded of what was refused"
-    assert its.engine._open.limiter._num_entering == its.engine._open.limiter._num_entering_tokens == 0
+    assert its.engine._open.limiter._num_samples == its.engine._open.limiter._num_entering_tokens == 0
 
 
 async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
         least = its.engine.tokenizer.at_least("x" * 4000)
         assert 2 * least < 2000 < 3 * least
         tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
-        await eventually(lambda: its.engine._open.limiter._num_entering == 2, "two are on their way in")
+        await eventually(lambda: its.engine._open.limiter._num_samples == 2, "two are on their way in")
         with pytest.raises(Overloaded, match=f"{2 * least} prompt tokens are waiting"):
             await asyncio.wait_for(collect(its.client.generate("x" * 4000, SHORT)), 20)
         door.set()

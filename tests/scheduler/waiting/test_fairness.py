@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.property
 
 PAGE_SIZE = 4
 QUANTUM, HEAD_START = 24.0, 16.0
-QUEUES = {
+QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
     "lpm": FirstComeQueue,

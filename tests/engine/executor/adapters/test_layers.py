@@ -20,7 +20,7 @@ ODD = (*tiny_models.LATENT, *tiny_models.CHUNKED, *tiny_models.OWN_ATTENTION, "g
 APART = "longcat_flash_ngram"
 
 
-def config(model: Path, backend: str) -> EngineConfig:
+def config(model: Path, backend: Any) -> EngineConfig:
     return EngineConfig(
         model=str(model), backend=backend, num_pages=40, page_size=8, kv_format="bf16", lora_memory=1 << 24,
         max_loras=2, max_lora_rank=4, max_step_tokens=64,
