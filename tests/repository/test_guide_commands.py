@@ -5,8 +5,8 @@ Addresses become free ports, checkpoints become the embedded model, placeholders
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -22,13 +22,17 @@ PAGES = [
 ]
 PORTS = {"8000": "http", "50051": "grpc", "9400": "metrics"}
 ELSEWHERE = ("pip ", "make ", "python3 -m venv ")  # CI runs these: a clone is installed and tested by make
+FEW = "--lengths 64 --documents 1 --formats int8"
 PLACEHOLDERS = {
     r"(?<=serve )(?!demo)\S+": "demo",
     r"\bFOLDER\b": "demo",
     r"(?<=--policy )NAME\b": "lru",
-    r"\b--batch 1,8$": "--batch 1 --prompt-tokens 32 --output-tokens 4",
+    r"--batch 1,8$": "--batch 1 --prompt-tokens 32 --output-tokens 4",
+    r"(?<=--iters )\d+": "4",
+    r"(?<=--text )FILE --model MODEL .*": f"{ROOT / 'README.md'} --model demo {FEW}",
 }
-OCTAVO = Path(sys.executable).parent / "octavo"
+BIN = Path(sys.executable).parent
+OCTAVO = BIN / "octavo"
 
 
 def commands(text: str) -> Iterator[str]:
@@ -51,6 +55,10 @@ class Shell:
         self._folder = folder
         self._server: subprocess.Popen[bytes] | None = None
         self._ports: dict[str, str] = {}
+        self._variables = ""
+        (folder / "data").mkdir()
+        for name in ("train", "valid"):
+            (folder / "data" / f"{name}.jsonl").write_text('{"text": "Once there was a pirate."}\n' * 4)
         (folder / "tokens").write_text("alice secret-of-alice\nbatch secret-of-batch\n")
         (folder / "tokens").chmod(0o600)
         trace = (ROOT / "tests" / "data" / "conversation_trace_500.jsonl").read_text().splitlines()[:20]
@@ -62,6 +70,9 @@ class Shell:
         if command.startswith("octavo serve"):
             self._serve(command)
             return
+        if re.match(r"[A-Z]+=", command):
+            self._variables += f"{command}\n"
+            return
         if "127.0.0.1:" in command and self._server is None:
             self._serve("octavo serve demo --http 127.0.0.1:8000")
         for port, name in PORTS.items():
@@ -71,8 +82,9 @@ class Shell:
         )
         command = re.sub(r"^curl ", "curl --fail-with-body ", command)
         done = subprocess.run(
-            ["bash", "-c", re.sub(r"^octavo ", f"{shlex.quote(str(OCTAVO))} ", command)],
+            ["bash", "-c", self._variables + command],
             cwd=self._folder,
+            env=os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             timeout=300,
