@@ -40,7 +40,7 @@ async def _get(address: str, path: str) -> str:
 
 
 async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    async with ServerProcess([*SMALL, "--kv-format", "fp4", "--k-format", "bf16"]) as server:
+    async with ServerProcess([*SMALL, "--kv-format", "bf16/fp4"]) as server:
         assert server.ready.keys() == {"grpc", "metrics", "model", "backend", "kv", "pages"}
         assert (server.ready["model"], server.ready["kv"], server.ready["pages"]) == (
             "demo",
@@ -58,7 +58,7 @@ async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFi
 async def _check_generate(capsys: pytest.CaptureFixture[str], address: str) -> None:
     """The same tokens with and without a server."""
     results: list[dict[str, Any]] = []
-    for where in (["--connect", address], [*SMALL, "--kv-format", "fp4", "--k-format", "bf16"]):
+    for where in (["--connect", address], [*SMALL, "--kv-format", "bf16/fp4"]):
         code, out, err = await _command(
             capsys, "generate", PROMPT, "--max-tokens", "8", "--logprobs", "1", "--json", *where
         )

@@ -178,11 +178,6 @@ OCTAVO_EMULATED float _mm512_reduce_max_ps(__m512 a) {
   for (int i = 1; i < 16; ++i) largest = a[i] > largest ? a[i] : largest;
   return largest;
 }
-OCTAVO_EMULATED float _mm512_reduce_min_ps(__m512 a) {
-  float smallest = a[0];
-  for (int i = 1; i < 16; ++i) smallest = a[i] < smallest ? a[i] : smallest;
-  return smallest;
-}
 
 // ---- integer arithmetic ----
 
@@ -194,20 +189,6 @@ OCTAVO_EMULATED __m512i _mm512_min_epi32(__m512i a, __m512i b) {
 }
 OCTAVO_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) + OCTAVO_LANES(uint32_t, b));
-}
-OCTAVO_EMULATED __m512i _mm512_add_epi16(__m512i a, __m512i b) {
-  return (__m512i)(OCTAVO_LANES(uint16_t, a) + OCTAVO_LANES(uint16_t, b));
-}
-OCTAVO_EMULATED __m512i _mm512_maskz_add_epi16(__mmask32 mask, __m512i a, __m512i b) {
-  return _mm512_mask_blend_epi16(mask, __m512i{}, _mm512_add_epi16(a, b));
-}
-// Sums of the products of signed neighbours.
-OCTAVO_EMULATED __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
-  x86_emulator::Lanes<int32_t> sums{};
-  for (int i = 0; i < 32; ++i)
-    sums[i / 2] = int32_t(uint32_t(sums[i / 2]) +
-                          uint32_t(int32_t(OCTAVO_LANES(int16_t, a)[i]) * OCTAVO_LANES(int16_t, b)[i]));
-  return (__m512i)sums;
 }
 OCTAVO_EMULATED __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) - OCTAVO_LANES(uint32_t, b));
