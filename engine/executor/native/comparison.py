@@ -391,12 +391,14 @@ def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _integers(shape: tuple[int, ...]) -> Any:
-    """Integers of at most 127, once in each 32 that, so that any scale of 8 bits holds all of them; of each
-    three rows the second is divided by 256, the third zero."""
+    """Integers of at most 127, once in each 32 that, so that any scale of 8 bits holds all of them, and the
+    sum of two neighbours is no larger, as AVX2 needs it; of each three rows the second is divided by 256, the
+    third zero."""
     rng = np.random.default_rng(0)
     size = shape[-1]
     rows = np.clip(np.rint(rng.standard_t(2, (max(int(np.prod(shape[:-1])), 1), size)) * 6), -127, 127)
     rows[:, ::32] = 127 * rng.choice([-1, 1], rows[:, ::32].shape)
+    rows[:, 1::2] = -np.copysign(rows[:, 1::2], rows[:, : size - size % 2 : 2])
     rows[1::3] /= 256
     rows[2::3] = 0
     return rows.reshape(shape).astype(np.float32)

@@ -197,12 +197,13 @@ def test_native_layers_that_are_right_are_not_refused(
     materialized(tmp_path, architecture, dtype=dtype, **(NEMOTRON if architecture == "nemotron_h" else {}))
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
 @pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "w4a8"])
 def test_a_wrong_product_of_quantized_weights_is_refused(
-    tmp_path: Path, monkeypatch: Patch, weights: str
+    tmp_path: Path, monkeypatch: Patch, weights: str, dtype: mx.Dtype
 ) -> None:
     """Inputs are integers that 8 bits hold, so that kernels which round theirs lose nothing here."""
-    materialized(tmp_path / "right", "llama", weights=weights)
+    materialized(tmp_path / "right", "llama", weights=weights, dtype=dtype)
     multiplies(lambda _, y: y * 1.02)(monkeypatch)
     with pytest.raises(
         ModelLoadError, match=r"native layer .*(_proj|lm_head) \(QuantizedLinear\) must compute"
