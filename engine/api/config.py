@@ -40,72 +40,68 @@ class EngineConfig:
         None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "names of the model for clients; all but the first are for HTTP",
-        shown="made of --model", kind="names", metavar="NAME",
+        (), "names by which clients choose the model; gRPC reports only the first",
+        shown="derived from --model", kind="names", metavar="NAME",
     )  # fmt: skip
     chat_template: Path | None = setting(
-        None,
-        "file with a Jinja chat template that replaces the model's own",
-        shown="",
-        kind="path",
+        None, "file with a Jinja chat template that replaces the model's own", shown="", kind="path",
         metavar="FILE",
-    )
+    )  # fmt: skip
     backend: Backend = setting(
-        "auto", "kernels of attention and linear layers", shown="auto: the fastest that passes its self-test",
+        "auto", "kernels that compute attention and linear layers", shown="auto: the fastest that passes "
+        "its self-test",
         choices=get_args(Backend),
     )  # fmt: skip
     threads: int | None = setting(
-        None,
-        "number of CPU threads for the kernels",
-        shown="all that this process may use",
-        kind="int",
-        metavar="N",
-        low=1,
-    )
+        None, "number of CPU threads for the kernels", shown="all that this process may use", kind="int",
+        metavar="N", low=1,
+    )  # fmt: skip
     weights: Weights = setting(
-        "keep", "re-quantize the weights while loading", choices=get_args(Weights),
-        more="w8a8 is 8 bits with one scale per output channel, w4a8 is 4 bits with small multiples of "
-        "it for groups; on CPUs with AVX-512, activations then get one scale per token.",
+        "keep", "number format to which weights are quantized while loading", choices=get_args(Weights),
+        more="w8a8 stores 8 bits with one scale per output channel. w4a8 stores 4 bits; the scale of a "
+        "group of weights is a small multiple of its channel's. CPUs with AVX-512 then quantize "
+        "activations too, with one scale per token.",
     )  # fmt: skip
     exact: bool = setting(
-        False, "refuse paths that round activations or weights below the precision they come in",
+        False, "refuse kernels and formats that round weights or activations further than the checkpoint "
+        "does",
         shown="", kind="switch",
     )  # fmt: skip
     reasoning_parser: str = setting(
-        "auto", "marks of the model's reasoning, by a family's name such as qwen3, deepseek_r1 or gpt_oss; "
-        "auto goes by the chat template and the vocabulary, none is for models that do not think",
+        "auto", "parser that separates reasoning from the answer, such as qwen3, deepseek_r1 or gpt_oss; "
+        "auto detects it from the chat template and the vocabulary, none turns it off",
         metavar="NAME",
     )  # fmt: skip
     tool_call_parser: str = setting(
-        "auto", "notation of the model's tool calls, such as json_tools (hermes), qwen3_coder or mistral; "
-        "auto goes by the chat template, none leaves calls in the text",
+        "auto", "parser of the model's tool calls, such as json_tools (hermes), qwen3_coder or mistral; "
+        "auto detects it from the chat template, none leaves tool calls in the text",
         metavar="NAME",
     )  # fmt: skip
     fuse: bool = setting(
-        True, "fuse the model's layers", shown="yes", kind="switch",
-        more="Fusions are allowed only where the parity probe at load time has accepted them.",
+        True, "run projections and other operations of a layer as fused kernels", shown="yes", kind="switch",
+        more="A fusion is used only if its outputs passed the comparison at load.",
     )  # fmt: skip
     kv_format: str = setting(
-        "bf16", f"format of the KV pages, or formats of K and V apart: {', '.join(FORMAT_NAMES)}, or auto",
+        "bf16", f"format of the KV pages, or K's and V's as K/V: {', '.join(FORMAT_NAMES)}; auto chooses",
         kind="formats", metavar="F|K/V|auto",
-        more=f"auto: the smallest of {', '.join(CHOSEN_FROM)} with which the predictions of a short text "
-        "change by less than 1 % at load; else bf16.",
+        more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the first, and so "
+        "smallest, that changes predictions by less than 1 %, or else bf16.",
         aliases=("--kv-cache-dtype",),
     )  # fmt: skip
     sink_pages: int = setting(
-        0, "number of first pages of each sequence that are also kept in 16 bits, if pages are quantized",
-        kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
+        0, "number of first pages of each sequence that are also kept in 16 bits (for quantized formats)",
+        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     residual_pages: int | None = setting(
         None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
         "being written",
-        shown="2 where K or V has 5 bits or less; else 0, and 1 beside one of the others",
-        kind="int", metavar="N", low=0, remedy="0 asks for no 16-bit pages",
-        more="The two of coarse formats are left out where the model has no pages.",
+        shown="2 if K or V has 5 bits or less; 1 if another setting keeps 16-bit pages; else 0",
+        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
+        more="The default is 0 for models without KV pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "length up to which a sequence is kept in 16 bits only",
-        kind="int", metavar="TOKENS", low=0, remedy="0 asks for no 16-bit pages",
+        0, "number of tokens up to which a sequence is kept in 16 bits only",
+        kind="int", metavar="TOKENS", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     page_size: int = setting(
         32, "number of positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
@@ -115,7 +111,7 @@ class EngineConfig:
         metavar="SIZE", low=1, exclusive="pool", aliases=("--kv-cache-memory-bytes",),
     )  # fmt: skip
     num_pages: int | None = setting(
-        None, "size of the page pool in pages; an alternative to --kv-memory", shown="", kind="int",
+        None, "size of the page pool in pages; set this or --kv-memory", shown="", kind="int",
         metavar="N", low=1, exclusive="pool", aliases=("--num-gpu-blocks-override",),
     )  # fmt: skip
     state_memory: int | None = setting(
@@ -124,15 +120,16 @@ class EngineConfig:
         metavar="SIZE", low=1,
     )  # fmt: skip
     state_snapshots: StateSnapshots = setting(
-        "full", "number format of stored snapshots of recurrent states; full keeps them unrounded",
+        "full", "number format in which snapshots of recurrent states are stored; full does not round them",
         choices=get_args(StateSnapshots),
-        more="Going on from a full snapshot gives the same bits as computing the prompt. bf16 takes half of "
-        "the bytes of float32 states and int8 a quarter, and bits differ after a hit. What runs is never "
-        "rounded.",
+        more="Continuing from a full snapshot gives the same bits as computing the prompt. Compared with "
+        "float32 states, bf16 takes half of the bytes and int8 a quarter, but outputs may differ after a "
+        "hit. States of running sequences are never rounded.",
     )  # fmt: skip
     max_model_len: int | None = setting(
-        None, "longest sequence, in positions", shown="the model's own limit", kind="int", metavar="N", low=1
-    )
+        None, "maximum length of a sequence, prompt and output, in tokens", shown="the model's own limit",
+        kind="int", metavar="N", low=1,
+    )  # fmt: skip
     max_kv_size: int | None = setting(
         None, "limit attention to N positions: the first --keep-tokens and the latest ones",
         shown="no limit", kind="int",
@@ -140,90 +137,89 @@ class EngineConfig:
         more="Layers with a sliding window keep theirs. Sequences may then exceed the model's length.",
     )  # fmt: skip
     keep_tokens: int | None = setting(
-        None, "number of first positions that stay visible under --max-kv-size, as attention sinks",
+        None, "number of first positions, as attention sinks, that stay visible under --max-kv-size",
         shown="4", kind="int", metavar="N",
         needs="max_kv_size",
     )  # fmt: skip
     cut_max_tokens: bool = setting(
-        False, "lower max_tokens to what fits behind the prompt, instead of refusing the request",
+        False, "lower a request's max_tokens if prompt and output would exceed the maximum length, instead "
+        "of refusing it",
         shown="", kind="switch",
     )  # fmt: skip
     max_running: int = setting(
-        64,
-        "maximum number of sequences in a step",
-        kind="int",
-        metavar="N",
-        low=1,
+        64, "maximum number of sequences in a step", kind="int", metavar="N", low=1,
         aliases=("--max-num-seqs",),
-    )
+    )  # fmt: skip
     max_step_tokens: int = setting(
-        512, "maximum number of tokens in a step, decodes and prompt chunks together",
+        512, "maximum number of tokens in a step, counting decode tokens and prompt chunks",
         kind="int", metavar="N", low=1,
         aliases=("--max-num-batched-tokens",),
     )  # fmt: skip
     target_itl: float | Literal["auto", "off"] = setting(
-        "off", "target time between two tokens in milliseconds, for which prefill chunks are shortened; "
-        "auto: three times the duration of a decode step, between 25 and 200 ms",
+        "off", "target inter-token latency in milliseconds; prefill chunks are sized to keep it; auto: "
+        "three times the duration of a decode step, between 25 and 200 ms",
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
-        more="Chunks are predicted to keep it; \"off\" computes chunks of --max-step-tokens.",
+        more="off: prefill chunks may fill a step up to --max-step-tokens.",
     )  # fmt: skip
     refuse_late: bool = setting(
-        False, "refuse requests at once whose first token is expected after their target_ttft",
+        False, "refuse a request on arrival if its first token is expected later than its target_ttft",
         shown="", kind="switch",
-        more="All prompt tokens that are yet to be computed count, as if none of them was cached.",
+        more="The estimate counts all queued prompt tokens as if none were cached.",
     )  # fmt: skip
     max_waiting: int = setting(
         1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1,
-        more=f"They may have {MAX_WAITING_TOKENS} prompt tokens together; a single prompt is always let in.",
+        more=f"Queued prompts may have {MAX_WAITING_TOKENS} tokens in total; a single prompt is always "
+        "accepted.",
     )  # fmt: skip
     queue_timeout: float | None = setting(
-        None, "seconds after which a request that still waits is refused", shown="none", kind="float",
+        None, "maximum time that a request may wait in the queue; then it is refused", shown="none",
+        kind="float",
         metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
     )  # fmt: skip
     speculate: str = setting(
-        "off", "speculative decoding: draft the next tokens and check several in one step",
+        "off", "speculative decoding: source of draft tokens, several of which are verified in one step",
         metavar="off|auto|ngram|suffix|mtp|draft:PATH",
-        more="Drafts are computed where they pay, by measured acceptance and step times. auto: ngram where "
-        "native CPU kernels compute every layer and none is recurrent, else off; ngram: what followed the "
-        "latest tokens earlier in the text; suffix: the same, also in the tenant's recent outputs; mtp: "
-        "the head for multi-token prediction that the checkpoint has; draft:PATH: a model. The last two "
-        "have as many pages of their own, out of --kv-memory; a request may have another one.",
+        more="The engine drafts only while measured acceptance and step times show a gain. auto: ngram if "
+        "native CPU kernels compute every layer and none is recurrent, else off. ngram: tokens that "
+        "followed the latest ones earlier in the text. suffix: like ngram, but searches the tenant's "
+        "recent outputs too. mtp: the checkpoint's head for multi-token prediction. draft:PATH: a draft "
+        "model. mtp and draft models take pages from --kv-memory. A request may choose another source.",
     )  # fmt: skip
     draft_tokens: int = setting(
         8, "maximum number of draft tokens of one sequence in a step", kind="int", metavar="N", low=1
     )
     async_steps: bool | None = setting(
-        None, "submit the next step while one is computed",
-        shown="with Metal and pages in place", kind="switch",
-        more="Where nothing but what follows depends on its tokens; outputs are the same. By default on the "
-        "Metal backend where pages are written in place. The native CPU backend then builds graphs in the "
-        "place of captured programs.",
+        None, "submit the next step to the device before the current one has finished",
+        shown="yes on Metal where pages are written in place, else no", kind="switch",
+        more="Outputs are the same. Steps whose batch depends on the tokens of the current step still "
+        "wait. With this option the native CPU backend builds graphs instead of captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "reuse pages of earlier requests with the same prefix", shown="yes",
         kind="switch", aliases=("--enable-prefix-caching",),
     )  # fmt: skip
     max_pinned_pages: int = setting(
-        0, "maximum number of pages that `octavo cache pin` keeps", kind="int", metavar="N", low=0,
+        0, "maximum number of pages that `octavo cache pin` may keep from eviction", kind="int", metavar="N",
+        low=0,
         remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     tenant_share: float = setting(
-        0.5, "share of the queue, calls, pinned pages and watch streams that one of several tenants may take",
+        0.5, "largest share of the queue, of calls, pinned pages and watch streams that one tenant may "
+        "take while there are several",
         kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
-        "fcfs", "order of admission: fcfs the oldest request first, lpm the longest cached prefix first, vtc "
-        "the tenant served least, dlpm that tenant and cached prefixes, within a quantum",
+        "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; "
+        "vtc the tenant served least first; dlpm like vtc, but lpm's order within a quantum of service",
         choices=get_args(SchedulePolicy), aliases=("--fairness",),
     )  # fmt: skip
     tenant_weights: str = setting(
-        "",
-        "shares of the service of tenants, where the order of admission is vtc or dlpm",
-        shown="1 each",
+        "", "weights by which --schedule-policy vtc and dlpm divide service between tenants", shown="1 each",
         metavar="NAME=W,...",
-    )
+    )  # fmt: skip
     cache_dir: Path | None = setting(
-        None, "folder that keeps cached pages over restarts", shown="none", kind="path", metavar="DIR",
+        None, "folder on disk for cached pages, which are then found again after a restart", shown="none",
+        kind="path", metavar="DIR",
         needs="prefix_cache",
     )  # fmt: skip
     cache_dir_bytes: int | None = setting(
@@ -231,31 +227,33 @@ class EngineConfig:
         metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
     swap_memory: int = setting(
-        0, "host memory for pages of preempted requests, which are copied back if that is faster than "
-        "computing them again", shown="none", kind="size", metavar="SIZE", low=0,
+        0, "host memory that keeps pages of preempted requests; they are copied back if that is faster "
+        "than recomputing", shown="none", kind="size", metavar="SIZE", low=0,
         needs="prefix_cache",
     )  # fmt: skip
     lora_modules: tuple[str, ...] = setting(
-        (), "adapters to load at start, each under the name by which requests choose it", shown="none",
+        (), "LoRA adapters to load at start, each with the name by which requests choose it", shown="none",
         kind="texts", metavar="NAME=PATH",
     )  # fmt: skip
     max_loras: int = setting(
-        8, "maximum number of different adapters in a step", kind="int", metavar="N", low=1,
-        more="More may be loaded: a request waits for a slot, and others pass it.",
+        8, "maximum number of different LoRA adapters in a step", kind="int", metavar="N", low=1,
+        more="More may be loaded. A request whose adapter has no free slot waits, and later ones may "
+        "overtake it.",
     )  # fmt: skip
     max_lora_rank: int = setting(
-        64, "largest rank of an adapter", kind="int", metavar="N", low=1,
+        64, "maximum rank of a LoRA adapter", kind="int", metavar="N", low=1,
     )  # fmt: skip
     lora_memory: int | None = setting(
-        None, "memory for adapters, such as 512MiB; 1GiB where --lora-modules or --lora-dir is given",
-        shown="none", kind="size", metavar="SIZE", low=1,
+        None, "memory for LoRA adapters, such as 512MiB", shown="1GiB with --lora-modules or --lora-dir, "
+        "else none", kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     lora_dir: Path | None = setting(
-        None, "folder below which operators may load adapters while the server runs", shown="none",
+        None, "folder from which operators may load LoRA adapters while the server runs", shown="none",
         kind="path", metavar="DIR",
     )  # fmt: skip
     save_dir: Path | None = setting(
-        None, "folder in which `octavo cache save` writes and `load` reads", shown="none", kind="path",
+        None, "folder that `octavo cache save` writes to and `octavo cache load` reads from", shown="none",
+        kind="path",
         metavar="DIR",
     )  # fmt: skip
 

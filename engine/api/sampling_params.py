@@ -1,4 +1,4 @@
-"""Sampling parameters of one request."""
+"""The sampling parameters of a request: declaration and checks."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SAMPLES = 64
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite in float32
-_FLOAT32_EPSILON = 2.0**-23  # 0.01 comes over the wire as a float32, which is less
+_FLOAT32_EPSILON = 2.0**-23  # gRPC carries 0.01 as a float32, which is slightly smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Names, ranges and meanings are those of vLLM and the OpenAI API.
+    """Sampling parameters of one request, with the names, ranges and meanings of vLLM and the OpenAI API.
 
     Each is declared once: default, type, range and help. The checks, the fields of both gRPC services, the
     options of ``octavo generate`` and the reference follow from that (``setting.py``).
     """
 
     max_tokens: int | None = parameter(
-        None, "tokens to generate at most", shown="up to the model's length", kind="int", metavar="N", low=1
-    )
+        None, "maximum number of tokens to generate", shown="up to the model's length", kind="int",
+        metavar="N", low=1,
+    )  # fmt: skip
     min_tokens: int = parameter(
-        0, "tokens to generate before anything but max_tokens may end the output",
+        0, "minimum number of tokens to generate; until then only max_tokens can end the output",
         kind="int", metavar="N", low=0,
     )  # fmt: skip
     temperature: float = parameter(
-        0.0, "0 is greedy", kind="float", metavar="T", low=0, high=100, recommended=True
-    )
+        0.0, "sampling temperature; 0 chooses the likeliest token", kind="float", metavar="T", low=0,
+        high=100, recommended=True,
+    )  # fmt: skip
     top_k: int = parameter(
         0, "keep the K likeliest tokens; 0 keeps all", kind="int", metavar="K", low=0, recommended=True
     )
@@ -51,81 +53,89 @@ class SamplingParams:
         recommended=True,
     )  # fmt: skip
     repetition_penalty: float = parameter(
-        1.0, "divides positive logits of tokens seen in prompt or output, and multiplies negative ones",
+        1.0, "factor against repetition: positive logits of tokens in prompt or output are divided by it, "
+        "negative ones multiplied",
         kind="float", metavar="X", low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100,
         remedy="1 is none", more="Keskar et al. 2019.", recommended=True,
     )  # fmt: skip
     presence_penalty: float = parameter(
-        0.0, "subtracted once from logits of tokens in the output", kind="float", metavar="X", low=-2, high=2
-    )
+        0.0, "number subtracted once from the logits of tokens in the output", kind="float", metavar="X",
+        low=-2, high=2,
+    )  # fmt: skip
     frequency_penalty: float = parameter(
-        0.0, "subtracted per occurrence in the output", kind="float", metavar="X", low=-2, high=2
-    )
+        0.0, "number subtracted from a token's logit for each occurrence in the output", kind="float",
+        metavar="X", low=-2, high=2,
+    )  # fmt: skip
     logit_bias: Mapping[int, float] = parameter(
-        MappingProxyType({}), "number added to the logit of a token id; repeatable", shown="none",
+        MappingProxyType({}), "number X added to the logit of token ID; repeatable", shown="none",
         kind="biases", metavar="ID=X",
     )  # fmt: skip
     seed: int | None = parameter(
-        None, "make the draw reproducible, whatever else is in the batch", shown="random",
+        None, "seed that makes sampling reproducible, whatever else is in the batch", shown="random",
         kind="int", metavar="N", low=0, high=2**64 - 1,
     )  # fmt: skip
     n: int = parameter(
-        1, "independent samples of the same prompt", kind="int", metavar="N", low=1, high=MAX_SAMPLES
+        1, "number of independent outputs for the prompt", kind="int", metavar="N", low=1, high=MAX_SAMPLES
     )
     stop: tuple[str, ...] = parameter(
-        (), "string that ends the output, and is not part of it; repeatable", shown="none",
+        (), "string that ends the output and is left out of it; repeatable", shown="none",
         kind="texts", metavar="S",
     )  # fmt: skip
     stop_ids: tuple[int, ...] = parameter(
-        (), "token id that ends the output, beside the model's own end tokens; repeatable", shown="none",
+        (), "token id that ends the output, in addition to the model's end tokens; repeatable", shown="none",
         kind="ints", metavar="N", flag="--stop-id", vllm="stop_token_ids",
     )  # fmt: skip
-    ignore_eos: bool = parameter(False, "go on after the model's end tokens", shown="", kind="switch")
+    ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
-        True, "leave special tokens out of the text; those that end the output never are in it", shown="yes",
+        True, "leave special tokens out of the text; a token that ends the output is always left out",
+        shown="yes",
         kind="switch", flag="",
     )  # fmt: skip
     max_reasoning_tokens: int | None = parameter(
-        None, "tokens of reasoning, after which the model must answer; for models that think",
-        shown="any number", kind="int", metavar="N", low=0, remedy="0 asks for an answer at once",
+        None, "maximum number of reasoning tokens before the answer must begin, for reasoning models",
+        shown="no limit", kind="int", metavar="N", low=0, remedy="0 makes the model answer at once",
     )  # fmt: skip
     logprobs: int | None = parameter(
-        None, "log probabilities of the chosen tokens and of the K likeliest", shown="none",
+        None, "return log probabilities of each output token and of the K likeliest in its place",
+        shown="none",
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
     )  # fmt: skip
     prompt_logprobs: int | None = parameter(
-        None, "log probabilities of the prompt's tokens and of the K likeliest at each", shown="none",
+        None, "return log probabilities of each prompt token and of the K likeliest in its place",
+        shown="none",
         kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
-        more="Such a prompt is computed whole, whatever of it the prefix cache has.",
+        more="The whole prompt is computed, even if the prefix cache has a part of it.",
     )  # fmt: skip
     speculate: Speculate | None = parameter(
-        None, "what guesses the next tokens, which changes nothing but the time they take",
+        None, "source of draft tokens, which affects speed but not the output",
         shown="as the engine was started", choices=get_args(Speculate),
     )  # fmt: skip
     pooling: Pooling | None = parameter(
-        None, "ask for the prompt's embedding too: its last token's hidden state, or the mean of all",
+        None, "also return the prompt's embedding: its last token's hidden state, or the mean over all "
+        "tokens",
         shown="none", choices=get_args(Pooling), flag="",
-        more="For the mean a prompt is computed whole, as for prompt_logprobs.",
+        more="For the mean the whole prompt is computed, as for prompt_logprobs.",
     )  # fmt: skip
     target_itl: float | None = parameter(
-        None, "milliseconds between two tokens that this request asks for", shown="the engine's alone",
+        None, "target inter-token latency of this request, in milliseconds", shown="the engine's",
         kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
-        more="The scheduler cuts prompts of others to the tightest target of those who decode, its own "
-        "included.",
+        more="While this request decodes, prefill chunks are sized for the tightest target of all decoding "
+        "requests and the engine.",
     )  # fmt: skip
     target_ttft: float | None = parameter(
-        None, "milliseconds within which the first token is wanted", shown="any",
+        None, "target time to first token, in milliseconds", shown="none",
         kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
-        more="A server that refuses late requests refuses this one at once if it expects its first token "
-        "later.",
+        more="Requests that would miss their target are admitted first. A server with --refuse-late "
+        "refuses a request that it expects to miss its target.",
     )  # fmt: skip
     structured_from_first_token: bool = parameter(
-        False, "apply the schema or grammar to the first token already, not only behind the reasoning",
+        False, "apply the schema or grammar from the first token on, not only after the reasoning",
         shown="", kind="switch", flag="", vllm="grammar_from_first_token",
     )  # fmt: skip
     structured: StructuredOutput | None = parameter(
-        None, "what the output must look like", shown="anything", kind="structured", flag="",
-        more="It wins over min_tokens and ignore_eos: an output that is complete ends.",
+        None, "schema, grammar, pattern or choices that the output must match", shown="anything",
+        kind="structured", flag="",
+        more="A complete output ends even if min_tokens or ignore_eos says otherwise.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -142,7 +152,9 @@ class SamplingParams:
     def _check_stop(self) -> None:
         _within("number of stop strings", len(self.stop), 0, MAX_STOPS)
         if "" in self.stop:
-            raise InvalidRequest("stop must not contain the empty string: it would end every output at once")
+            raise InvalidRequest(
+                "stop must not contain the empty string, which would end every output at once; remove it"
+            )
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_LENGTH:
             raise InvalidRequest(f"a stop string must be at most {MAX_STOP_LENGTH} characters, got {longest}")

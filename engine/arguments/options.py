@@ -200,19 +200,14 @@ def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="make the last line of the output one JSON object"
+        "--json", action="store_true", help="print the result as one JSON object in the last line"
     )
 
 
 def add_log_level_argument(parser: argparse.ArgumentParser, default: str) -> None:
     levels = ("debug", "info", "warning", "error", "critical")
-    parser.add_argument(
-        "--log-level",
-        choices=levels,
-        default=default,
-        type=str.lower,
-        help="least severe level that is logged on stderr",
-    )
+    parser.add_argument("--log-level", choices=levels, default=default, type=str.lower,
+        help="least severe level of messages that are logged to stderr")  # fmt: skip
 
 
 def set_up_logging(args: argparse.Namespace) -> None:

@@ -15,30 +15,28 @@ if TYPE_CHECKING:
 
 def add_security_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the security options of a server."""
-    add = parser.add_argument_group("security (files are read again on SIGHUP)").add_argument
+    add = parser.add_argument_group("security (SIGHUP makes the server read these files again)").add_argument
     add("--tls-cert", "--ssl-certfile", type=Path, metavar="F",
-        help="PEM certificate chain: gRPC and HTTP over TLS only")  # fmt: skip
-    add(
-        "--tls-key", "--ssl-keyfile", type=Path, metavar="F", help="PEM key of the certificate, not encrypted"
-    )
-    add(
-        "--tls-client-ca",
-        "--ssl-ca-certs",
-        type=Path,
-        metavar="F",
-        help="PEM authorities: clients must show a certificate",
-    )
+        help="PEM certificate chain of the server; gRPC and HTTP then accept only TLS")  # fmt: skip
+    add("--tls-key", "--ssl-keyfile", type=Path, metavar="F",
+        help="PEM private key of --tls-cert, not encrypted")  # fmt: skip
+    add("--tls-client-ca", "--ssl-ca-certs", type=Path, metavar="F",
+        help="PEM certificates of authorities; clients must show a certificate from one of them")  # fmt: skip
     add("--auth-token-file", type=Path, metavar="F",
-        help="bearer tokens, one per line: TOKEN, or TENANT TOKEN")  # fmt: skip
+        help="file of bearer tokens that clients must send; each line is TOKEN or TENANT TOKEN")  # fmt: skip
 
 
 def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the security options of a server's metrics port."""
-    add = parser.add_argument_group("security of the metrics port (read again on SIGHUP)").add_argument
-    add("--metrics-tls-cert", type=Path, metavar="F", help="PEM certificate chain: HTTPS only")
-    add("--metrics-tls-key", type=Path, metavar="F", help="PEM key of the certificate, not encrypted")
+    add = parser.add_argument_group(
+        "security of the metrics port (SIGHUP makes the server read these files again)"
+    ).add_argument
+    add("--metrics-tls-cert", type=Path, metavar="F", help="PEM certificate chain of the metrics port, "
+        "which then accepts only HTTPS")  # fmt: skip
+    add("--metrics-tls-key", type=Path, metavar="F", help="PEM private key of --metrics-tls-cert, not "
+        "encrypted")  # fmt: skip
     add("--metrics-token-file", type=Path, metavar="F",
-        help="bearer tokens, one per line, for /metrics; /healthz and /readyz stay open")  # fmt: skip
+        help="file of bearer tokens for /metrics, one per line; /healthz and /readyz need none")  # fmt: skip
 
 
 def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
@@ -68,10 +66,10 @@ def tls_files(args: argparse.Namespace) -> TlsFiles | None:
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the connection options of a client, besides --connect."""
     add = parser.add_argument_group("connection (with --connect)").add_argument
-    add("--tls", action="store_true", help="speak TLS to the server")
-    add("--tls-ca", type=Path, metavar="F", help="PEM authorities to trust; implies --tls")
-    add("--tls-cert", type=Path, metavar="F", help="PEM certificate to show; implies --tls")
-    add("--tls-key", type=Path, metavar="F", help="PEM key of --tls-cert")
+    add("--tls", action="store_true", help="connect to the server over TLS")
+    add("--tls-ca", type=Path, metavar="F", help="PEM certificates of authorities to trust; implies --tls")
+    add("--tls-cert", type=Path, metavar="F", help="PEM certificate of this client; implies --tls")
+    add("--tls-key", type=Path, metavar="F", help="PEM private key of --tls-cert")
     add("--auth-token-file", type=Path, metavar="F", help="file whose first token is sent with every call")
 
 

@@ -25,14 +25,14 @@ from ..api.errors import InvalidConfig, InvalidRequest, OctavoError
 from ..arguments.usage import Parser, say_error
 
 COMMANDS = {
-    "serve": "serve a model over gRPC until SIGTERM or SIGINT",
+    "serve": "serve a model over gRPC and HTTP until SIGTERM or SIGINT",
     "generate": "continue one prompt, in this process or on a server",
     "bench": "measure the engine, the server, the kernels or the scheduler",
-    "replay": "say what the prefix cache would find in recorded traffic",
-    "cache": "look into the prefix cache of a server, and act on it",
-    "plan": "say how many pages and sequences fit into a memory budget",
-    "models": "say how every architecture of the installed mlx-lm is served, from tiny random models",
-    "doctor": "say what this machine and a model run on, and test the kernels",
+    "replay": "simulate the prefix cache on recorded traffic and print its hit ratio",
+    "cache": "inspect and control the prefix cache of a server",
+    "plan": "print how many pages and sequences fit into a memory budget",
+    "models": "list how each architecture of the installed mlx-lm is served, tried with tiny random models",
+    "doctor": "print which kernels this machine and a model use, and test them",
 }
 
 

@@ -35,7 +35,7 @@ def _fill(
     parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], None], action: Action
 ) -> None:
     fill(parser)
-    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="the server")
+    parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="gRPC address of the server")
     add_connection_arguments(parser)
     add_json_argument(parser)
     parser.set_defaults(run_action=action)
@@ -192,43 +192,54 @@ def _no_arguments(_parser: argparse.ArgumentParser) -> None:
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prefixes", type=from_zero, metavar="N", help="prefixes to list at most (10)")
+    parser.add_argument(
+        "--prefixes", type=from_zero, metavar="N", help="maximum number of prefixes to list (10)"
+    )
 
 
 def _id_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="ID", help="a request's id, one of the latest")
+    parser.add_argument("request_id", metavar="ID", help="id of a recent request")
 
 
 def _path_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="DIR", help="on the server, below its --save-dir")
+    parser.add_argument("path", metavar="DIR", help="folder on the server, relative to its --save-dir")
 
 
 def _name_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="of the pin")
+    parser.add_argument("name", metavar="NAME", help="name of the pin")
 
 
 def _pin_arguments(parser: argparse.ArgumentParser) -> None:
     _name_argument(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", metavar="T", help="what the prompts begin with")
-    what.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3", help="the same as token ids")
-    what.add_argument("--request-id", metavar="ID", help="what one of the latest requests read and wrote")
-    parser.add_argument("--cache-salt", default="", metavar="S", help="salt of the requests that find it")
+    what.add_argument("--text", metavar="T", help="text with which prompts begin, to keep in the cache")
+    what.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3",
+        help="token ids with which prompts begin, instead of --text")  # fmt: skip
+    what.add_argument(
+        "--request-id", metavar="ID", help="id of a recent request whose prompt and output to keep"
+    )
+    parser.add_argument(
+        "--cache-salt", default="", metavar="S", help="cache salt of the requests that may reuse the prefix"
+    )
 
 
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     add = functools.partial(parser.add_argument, type=from_zero, metavar="N")
-    add("--start", help="number of the first event (the next one)")
-    add("--events", default=0, help="end after so many; 0 goes on")
+    add("--start", help="number of the first event to print (the next one)")
+    add("--events", default=0, help="number of events after which to stop; 0 never stops")
 
 
 _ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Action]] = {
-    "stats": ("say how the cache stands, and which prefixes save most", _stats_arguments, _stats),
-    "explain": ("say what a request found, and why not more", _id_argument, _explain),
-    "save": ("write all that is cached to a folder of the server", _path_argument, _save),
-    "load": ("read what `save` wrote", _path_argument, _load),
-    "flush": ("forget what is cached and not in use", _no_arguments, _flush),
-    "pin": ("keep a cached prefix, whatever else is computed", _pin_arguments, _pin),
-    "unpin": ("let a pinned prefix go", _name_argument, _unpin),
-    "watch": ("print page events as they come", _watch_arguments, _watch),
+    "stats": ("print occupancy and hit ratios, and the prefixes that save most", _stats_arguments, _stats),
+    "explain": (
+        "print what a request found in the cache, and why it missed the rest",
+        _id_argument,
+        _explain,
+    ),
+    "save": ("write all cached pages to a folder on the server", _path_argument, _save),
+    "load": ("load pages that `save` has written", _path_argument, _load),
+    "flush": ("discard cached pages that no request uses", _no_arguments, _flush),
+    "pin": ("keep a cached prefix from eviction", _pin_arguments, _pin),
+    "unpin": ("release a pinned prefix", _name_argument, _unpin),
+    "watch": ("print events of cached pages as they occur", _watch_arguments, _watch),
 }

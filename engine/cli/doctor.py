@@ -20,17 +20,21 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "pr
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=get_args(Backend), default="auto", help="backend to examine")
-    parser.add_argument("--threads", type=whole_number, metavar="N", help="CPU threads of the kernels")
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="PATH|HUB_ID|demo|demo-hybrid",
-        help="also load this model and say what runs natively",
+    parser.add_argument(
+        "--backend", choices=get_args(Backend), default="auto", help="backend to report on and test"
     )
-    add("--weights", choices=get_args(Weights), help="re-quantize its weights while loading")
-    add("--exact", action="store_const", const=True, help="refuse paths that change the arithmetic")
-    add("--no-fuse", dest="fuse", action="store_const", const=False, help="run its layers unfused")
+    parser.add_argument(
+        "--threads", type=whole_number, metavar="N", help="number of CPU threads for the kernels"
+    )
+    add = parser.add_argument
+    add("--model", metavar="PATH|HUB_ID|demo|demo-hybrid", help="model to load; then also print which of "
+        "its parts run on native kernels")  # fmt: skip
+    add("--weights", choices=get_args(Weights), help="number format to which the model's weights are "
+        "quantized while loading")  # fmt: skip
+    add("--exact", action="store_const", const=True, help="refuse kernels and formats that round more "
+        "than the checkpoint does")  # fmt: skip
+    add("--no-fuse", dest="fuse", action="store_const", const=False,
+        help="run the model's layers without fused kernels")  # fmt: skip
     add_json_argument(parser)
 
 

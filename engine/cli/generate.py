@@ -37,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT|-", help="text to continue; - reads it from stdin")
     add("--prompt-ids", type=token_ids, metavar="1,2,3", help="token ids to continue, instead of text")
-    add("--connect", metavar="HOST:PORT", help="ask the server there instead of loading a model")
+    add("--connect", metavar="HOST:PORT", help="gRPC address of a server to use, instead of loading a model")
     add_connection_arguments(parser)
-    add("--adapter", metavar="NAME", help="adapter to compute with, one of --lora-modules or of the server")
-    add("--chat", action="store_true", help="send the prompt as a user's message")
+    add("--adapter", metavar="NAME", help="name of the LoRA adapter to use, from --lora-modules or on the "
+        "server")  # fmt: skip
+    add("--chat", action="store_true", help="apply the chat template to the prompt, as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
     add_structured_arguments(parser)

@@ -14,11 +14,12 @@ DEFAULT = Address("127.0.0.1", 8000)
 def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("HTTP (the OpenAI API)").add_argument
     add("--http", type=checked(parse_address), metavar="HOST:PORT",
-        help="where HTTP listens; port 0 picks a free one (nowhere)")  # fmt: skip
-    add("--host", metavar="HOST", help=f"the host of --http by itself ({DEFAULT.host})")
-    add("--port", type=_port, metavar="PORT", help=f"the port of --http by itself ({DEFAULT.port})")
+        help="address on which the HTTP APIs listen; port 0 picks a free port (off)")  # fmt: skip
+    add("--host", metavar="HOST", help=f"host for HTTP, instead of --http HOST:PORT ({DEFAULT.host})")
+    add("--port", type=_port, metavar="PORT", help="port for HTTP, instead of --http HOST:PORT "
+        f"({DEFAULT.port})")  # fmt: skip
     add("--api-key", type=_key, metavar="KEY",
-        help="token that clients must send, beside those of --auth-token-file (none)")  # fmt: skip
+        help="bearer token that clients must send, or one of --auth-token-file (none)")  # fmt: skip
 
 
 def _key(text: str) -> str:

@@ -69,72 +69,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.read_sources()
     parser.add_argument(
         MODEL, nargs="?", action=_Model, default=argparse.SUPPRESS, metavar="MODEL",
-        help="model to serve; the same as --model",
+        help="model to serve, instead of --model",
     )  # fmt: skip
-    parser.add_argument(CONFIG_FLAG, type=Path, metavar="FILE", help="options of this command, as TOML")
-    parser.add_argument(
-        "--listen",
-        type=checked(parse_address),
-        metavar="HOST:PORT",
+    parser.add_argument(CONFIG_FLAG, type=Path, metavar="FILE", help="TOML file with options of this command")
+    parser.add_argument("--listen", type=checked(parse_address), metavar="HOST:PORT",
         default="127.0.0.1:50051",
-        help="where gRPC listens; port 0 picks a free one",
-    )
-    parser.add_argument(
-        "--metrics",
-        type=checked(_metrics_address),
-        metavar="HOST:PORT|off",
+        help="address on which gRPC listens; port 0 picks a free port")  # fmt: skip
+    parser.add_argument("--metrics", type=checked(_metrics_address), metavar="HOST:PORT|off",
         default="127.0.0.1:9400",
-        help="where /metrics, /healthz and /readyz listen",
-    )
-    parser.add_argument(
-        "--vllm-metrics",
-        action="store_true",
-        help="export metrics under vLLM's names too, for dashboards and for schedulers of inference gateways "
-        "such as llm-d's",
-    )
-    parser.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="send an OpenTelemetry span per request there, over gRPC (extra `tracing`); without it, "
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says where",
-    )
-    parser.add_argument(
-        "--otlp-metrics-endpoint",
-        metavar="URL",
-        help="send OpenTelemetry's gen_ai.server metrics there, likewise; without it, "
-        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says where",
-    )
-    parser.add_argument(
-        "--engine-process",
-        action="store_true",
-        help="run the engine in a process of its own, apart from network and text",
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=30.0,
-        help="how long running requests may finish after SIGTERM",
-    )
-    parser.add_argument(
-        "--no-reflection",
-        dest="reflection",
-        action="store_false",
-        help="do not tell clients what the services and their messages are",
-    )
-    parser.add_argument(
-        "--max-message-size",
-        type=checked(_message_size),
-        metavar="SIZE",
-        help="largest message that is read (8 bytes per token of the model's length and 1 MiB)",
-    )
-    parser.add_argument(
-        "--write-timeout",
-        type=_above_zero,
-        metavar="SECONDS",
-        default=30.0,
-        help="end a call whose client has not read its output for so long",
-    )
+        help="address that serves /metrics, /healthz and /readyz over HTTP")  # fmt: skip
+    parser.add_argument("--vllm-metrics", action="store_true",
+        help="also export metrics under vLLM's names, for its dashboards and for inference gateways such "
+        "as llm-d")  # fmt: skip
+    parser.add_argument("--otlp-traces-endpoint", metavar="URL",
+        help="OTLP endpoint (gRPC) for one trace span per request; needs the extra `tracing` (default: "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)")  # fmt: skip
+    parser.add_argument("--otlp-metrics-endpoint", metavar="URL",
+        help="OTLP endpoint (gRPC) for OpenTelemetry's gen_ai.server metrics; needs the extra `tracing` "
+        "(default: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)")  # fmt: skip
+    parser.add_argument("--engine-process", action="store_true",
+        help="run the engine in its own process, apart from network and tokenization")  # fmt: skip
+    parser.add_argument("--drain-timeout", type=seconds, metavar="SECONDS", default=30.0,
+        help="time that running requests have to finish after SIGTERM")  # fmt: skip
+    parser.add_argument("--no-reflection", dest="reflection", action="store_false",
+        help="turn off gRPC server reflection, which describes services and messages to clients")  # fmt: skip
+    parser.add_argument("--max-message-size", type=checked(_message_size), metavar="SIZE",
+        help="largest gRPC message that is accepted (1MiB and 8 bytes per token of the model)")  # fmt: skip
+    parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
+        help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     add_http_arguments(parser)
     add_security_arguments(parser)
     add_metrics_security_arguments(parser)

@@ -12,11 +12,12 @@ from ..api.structured_output import StructuredOutput
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("structured output", "what the output must look like; one of these")
     add = group.add_argument
-    add("--json-schema", type=Path, metavar="FILE", help="JSON that validates against this schema")
-    add("--json-object", action="store_true", help="any JSON object")
-    add("--regex", metavar="R", help="text that matches this pattern as a whole")
-    add("--grammar", type=Path, metavar="FILE", help="text of this grammar: EBNF (GBNF) or Lark")
-    add("--choice", action="append", default=[], metavar="S", help="one of these strings; repeatable")
+    add("--json-schema", type=Path, metavar="FILE", help="JSON schema that the output must validate against")
+    add("--json-object", action="store_true", help="make the output a JSON object")
+    add("--regex", metavar="R", help="regular expression that the whole output must match")
+    add("--grammar", type=Path, metavar="FILE", help="grammar of the output, in EBNF (GBNF) or Lark notation")
+    add("--choice", action="append", default=[], metavar="S",
+        help="string that the output may be; repeat it for each choice")  # fmt: skip
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:

@@ -37,11 +37,14 @@ SEED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
-    parser.add_argument("--batch", type=counts, default="1,8,32", metavar="N,N", help="sequences at once")
-    parser.add_argument("--prompt-tokens", type=positive, default=512, metavar="N", help="of each prompt")
     parser.add_argument(
-        "--output-tokens", type=positive, default=64, metavar="N", help="of each sequence, timed"
+        "--batch", type=counts, default="1,8,32", metavar="N,N", help="numbers of sequences in a batch"
     )
+    parser.add_argument(
+        "--prompt-tokens", type=positive, default=512, metavar="N", help="number of tokens of each prompt"
+    )
+    parser.add_argument("--output-tokens", type=positive, default=64, metavar="N",
+        help="number of tokens to generate per sequence, which are timed")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

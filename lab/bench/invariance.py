@@ -81,9 +81,10 @@ class Report:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add = parser.add_argument
-    add("--mates", type=positive, default=MATES, metavar="N", help="other requests beside those compared")
-    add("--full", action="store_true", help="all weights and page formats, not only those given")
-    add("--formats", type=format_names, metavar="F,F", help="page formats to go through, instead of one")
+    add("--mates", type=positive, default=MATES, metavar="N",
+        help="number of other requests in the batch with those compared")  # fmt: skip
+    add("--full", action="store_true", help="compare all formats of weights and pages, not only those given")
+    add("--formats", type=format_names, metavar="F,F", help="page formats to compare, instead of --kv-format")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -42,44 +42,26 @@ def _shown(numbers: Sequence[int]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--backend", choices=get_args(BackendName), default="auto", help="where kernels run")
-    add("--threads", type=positive, metavar="N", help="CPU threads (all this process may use)")
-    add(
-        "--contexts",
-        type=counts,
-        metavar="N,N",
-        help=f"positions of a sequence ({_shown(CONTEXTS)}; --compare-isa: {_shown(COMPARED_CONTEXTS)})",
-    )
-    add(
-        "--formats",
-        type=format_names,
-        default=",".join(FORMAT_NAMES),
-        metavar="F,F",
-        help="page formats (%(default)s)",
-    )
-    add("--chunk", type=positive, metavar="N", help=f"rows of a prompt chunk ({CHUNK})")
-    add("--page-size", type=positive, default=32, metavar="N", help="positions per page")
-    add("--rows", type=counts, metavar="N,N", help="rows of a linear layer (1,8,32,512; without kernels 1,8)")
-    add(
-        "--weights",
-        type=weight_names,
-        default="bf16,int8,w8a8,int4,w4a8",
-        metavar="W,W",
-        help="weights of the linear layers (%(default)s)",
-    )
-    add(
-        "--compare-isa",
-        action="store_true",
-        help="measure at each instruction set this CPU has, in turns; list what a higher one makes slower",
-    )
-    add("--rounds", type=positive, default=3, metavar="N", help="of --compare-isa; the best one counts")
-    add(
-        "--quick",
-        action="store_true",
-        help="native kernels on one thread by processor time, for machines that others use: a few seconds a "
-        f"level. Defaults become --contexts {_shown(QUICK_CONTEXTS)}, --chunk {QUICK_CHUNK}, "
-        f"--rows {_shown(QUICK_ROWS)}; limits of the machine are not measured",
-    )
+    add("--backend", choices=get_args(BackendName), default="auto", help="backend whose kernels are measured")
+    add("--threads", type=positive, metavar="N", help="number of CPU threads (all that this process may use)")
+    add("--contexts", type=counts, metavar="N,N", help="lengths of sequences in tokens "
+        f"({_shown(CONTEXTS)}; with --compare-isa {_shown(COMPARED_CONTEXTS)})")  # fmt: skip
+    add("--formats", type=format_names, default=",".join(FORMAT_NAMES), metavar="F,F",
+        help="page formats to measure (%(default)s)")  # fmt: skip
+    add("--chunk", type=positive, metavar="N", help=f"number of tokens in a prompt chunk ({CHUNK})")
+    add("--page-size", type=positive, default=32, metavar="N", help="number of positions per page")
+    add("--rows", type=counts, metavar="N,N", help="numbers of input rows of linear layers (1,8,32,512; "
+        "1,8 if the backend has no linear kernels)")  # fmt: skip
+    add("--weights", type=weight_names, default="bf16,int8,w8a8,int4,w4a8", metavar="W,W",
+        help="weight formats of the linear layers (%(default)s)")  # fmt: skip
+    add("--compare-isa", action="store_true", help="measure each instruction set of this CPU, "
+        "interleaved; list kernels that a higher one slows down")  # fmt: skip
+    add("--rounds", type=positive, default=3, metavar="N", help="number of rounds of --compare-isa, of "
+        "which the best counts")  # fmt: skip
+    add("--quick", action="store_true", help="measure native kernels on one thread by processor time, for "
+        "shared machines; takes a few seconds per instruction set. Defaults become --contexts "
+        f"{_shown(QUICK_CONTEXTS)}, --chunk {QUICK_CHUNK}, --rows {_shown(QUICK_ROWS)}; the machine's "
+        "limits are not measured")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -46,11 +46,12 @@ EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add = parser.add_argument
-    add("--only", choices=EXPERIMENTS, action="append", help="run this experiment (all; may be repeated)")
+    add("--only", choices=EXPERIMENTS, action="append", help="experiment to run; repeatable (all)")
     add("--prefix-tokens", type=counts, default="256,512,1024,2048,4096,8192", metavar="N,N",
-        help="lengths of the shared beginning; those beyond the model's are left out")  # fmt: skip
-    add("--runs", type=positive, default=3, metavar="N", help="repetitions of each time")
-    add("--plot", type=Path, metavar="F.png", help="draw the results (needs matplotlib)")
+        help="lengths of the shared prefix in tokens, up to the model's limit")  # fmt: skip
+    add("--runs", type=positive, default=3, metavar="N", help="number of times that each measurement is "
+        "repeated")  # fmt: skip
+    add("--plot", type=Path, metavar="F.png", help="image file for a plot of the results (needs matplotlib)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

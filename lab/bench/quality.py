@@ -77,13 +77,15 @@ class Measured:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--formats", type=format_pairs, default=",".join(DEFAULT_FORMATS), metavar="F,K/V,...",
-        help=f"page formats to measure, K/V where they differ (all, {RECIPE} and int8/fp4); "
-        "F+N: with N residual pages")  # fmt: skip
-    add("--lengths", type=counts, default="500,1000,2000", metavar="N,N", help="tokens of a document")
-    add("--documents", type=positive, default=12, metavar="N", help="documents of each length")
-    add("--text", type=Path, metavar="FILE", help="measure on this text, not on made-up ledgers")
-    add("--seed", type=whole_number, default=1, metavar="N", help="of the ledgers")
-    add("--plot", type=Path, metavar="F.png", help="draw recall and divergence (needs matplotlib)")
+        help=f"page formats to measure; K/V if they differ, F+N with N residual pages (all, {RECIPE} and "
+        "int8/fp4)")  # fmt: skip
+    add("--lengths", type=counts, default="500,1000,2000", metavar="N,N",
+        help="lengths of documents in tokens")  # fmt: skip
+    add("--documents", type=positive, default=12, metavar="N", help="number of documents of each length")
+    add("--text", type=Path, metavar="FILE", help="text file to measure on, instead of synthetic ledgers")
+    add("--seed", type=whole_number, default=1, metavar="N", help="seed of the synthetic ledgers")
+    add("--plot", type=Path, metavar="F.png", help="image file for a plot of recall and divergence (needs "
+        "matplotlib)")  # fmt: skip
     add_engine_arguments(parser)
 
 

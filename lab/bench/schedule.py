@@ -95,60 +95,47 @@ TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--traffic", choices=TRAFFIC, action="append", help="what is sent; may be repeated (all)")
-    add("--trace", type=Path, metavar="FILE", help="a recorded trace instead, see octavo replay")
-    add("--tenant-field", metavar="NAME", help="a field of the trace's requests that separates tenants")
-    add("--requests", type=positive, default=200, metavar="N", help="of the trace, the first ones (200)")
-    add("--speed", type=above_zero, default=1.0, metavar="X", help="arrivals of the trace so much faster (1)")
-    add(
-        "--order",
-        "--fairness",
-        type=lambda name: "fcfs" if name == "off" else name,
-        choices=ORDERS,
+    add("--traffic", choices=TRAFFIC, action="append", help="pattern of requests to simulate; repeatable "
+        "(all)")  # fmt: skip
+    add("--trace", type=Path, metavar="FILE", help="recorded trace to simulate instead, in the format of "
+        "`octavo replay`")  # fmt: skip
+    add("--tenant-field", metavar="NAME", help="field of the trace's requests that names the tenant")
+    add("--requests", type=positive, default=200, metavar="N",
+        help="number of requests to take from the start of the trace")  # fmt: skip
+    add("--speed", type=above_zero, default=1.0, metavar="X",
+        help="factor by which to speed up the trace's arrivals")  # fmt: skip
+    add("--order", "--fairness", type=lambda name: "fcfs" if name == "off" else name, choices=ORDERS,
         action="append",
-        help="who is next, as --schedule-policy of serve says it; may be repeated (all)",
-    )
-    add("--num-pages", type=positive, default=4096, metavar="N", help=f"of {PAGE_SIZE} positions (4096)")
-    add("--swap-pages", type=positive, metavar="N", help="also simulate memory for N pages beside the "
-        "pool, where those of who gives way are kept as with --swap-memory (none)")  # fmt: skip
-    add(
-        "--swap-page-ms",
-        type=not_negative,
-        default=0.2,
-        metavar="MS",
-        help="cost of copying one out or in (0.2)",
-    )
-    add("--max-running", type=positive, default=64, metavar="N", help="(64)")
-    add("--max-step-tokens", type=positive, default=512, metavar="N", help="(512)")
-    add("--target-itl", type=_target, metavar="MS|auto", help="cut prompts to this target (whole chunks)")
-    add(
-        "--target-ttft",
-        type=above_zero,
-        metavar="S",
-        help="seconds within which all want a first token (none)",
-    )
-    add("--rates", type=_rates, metavar="R,R", help="so many prompts of 2,000 tokens per second: targets "
-        "beside chunks of fixed sizes")  # fmt: skip
-    add("--seeds", type=positive, default=3, metavar="N", help="with --rates (3)")
-    add("--good-ttft", type=above_zero, default=10.0, metavar="S", help="goodput: time to first token (10)")
-    add(
-        "--good-itl",
-        type=above_zero,
-        default=1.5,
-        metavar="S",
-        help="goodput: longest gap between tokens (1.5)",
-    )
+        help="order of admission, a value of --schedule-policy; repeatable (all)")  # fmt: skip
+    add("--num-pages", type=positive, default=4096, metavar="N",
+        help=f"size of the page pool in pages of {PAGE_SIZE} positions")  # fmt: skip
+    add("--swap-pages", type=positive, metavar="N", help="size in pages of simulated swap memory for "
+    "preempted requests (none)")  # fmt: skip
+    add("--swap-page-ms", type=not_negative, default=0.2, metavar="MS",
+        help="cost of copying a page to or from swap memory")  # fmt: skip
+    add("--max-running", type=positive, default=64, metavar="N", help="maximum number of sequences in a step")
+    add("--max-step-tokens", type=positive, default=512, metavar="N",
+        help="maximum number of tokens in a step")  # fmt: skip
+    add("--target-itl", type=_target, metavar="MS|auto", help="target inter-token latency to which "
+        "prefill chunks are cut (none)")  # fmt: skip
+    add("--target-ttft", type=above_zero, metavar="S", help="target time to first token of all requests, "
+        "in seconds (none)")  # fmt: skip
+    add("--rates", type=_rates, metavar="R,R", help="compare latency targets with fixed chunk sizes at R "
+    "prompts of 2,000 tokens per second")  # fmt: skip
+    add("--seeds", type=positive, default=3, metavar="N", help="number of seeds for --rates")
+    add("--good-ttft", type=above_zero, default=10.0, metavar="S",
+        help="longest time to first token, in seconds, that counts as goodput")  # fmt: skip
+    add("--good-itl", type=above_zero, default=1.5, metavar="S",
+        help="longest gap between tokens, in seconds, that counts as goodput")  # fmt: skip
     for name, value, text in (
         ("step", 28.0, "a step"),
         ("row", 0.5, "a decoding row"),
         ("prompt-token", 1.6, "a prompt token"),
         ("position", 0.2, "attending to 1,000 positions"),
     ):
-        add(
-            f"--{name}-ms", type=not_negative, default=value, metavar="MS", help=f"cost of {text} ({value:g})"
-        )
-    add("--plot", type=Path, metavar="FILE", help="draw times to first token, fairness, "
-        "waits and preemptions over time; needs matplotlib")  # fmt: skip
+        add(f"--{name}-ms", type=not_negative, default=value, metavar="MS", help=f"simulated cost of {text}")
+    add("--plot", type=Path, metavar="FILE", help="image file for a plot of times to first token, "
+    "fairness, waits and preemptions (needs matplotlib)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -51,11 +51,10 @@ class PromptTimes:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sequences", type=counts, default=(1, 64, 256, 1024), metavar="N,N", help="(1,64,256,1024)"
-    )
-    parser.add_argument("--steps", type=positive, default=256, metavar="N", help="steps to time (256)")
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="prompts to time (20)")
+    parser.add_argument("--sequences", type=counts, default=(1, 64, 256, 1024), metavar="N,N",
+        help="numbers of sequences in a step")  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=256, metavar="N", help="number of steps to time")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N", help="number of prompts to time")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

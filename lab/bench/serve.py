@@ -46,20 +46,22 @@ DEFAULT_CONCURRENCY = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--connect", metavar="HOST:PORT", help="measure the server there instead of starting one")
-    add("--requests", type=positive, default=32, metavar="N", help="how many requests to send")
+    add("--connect", metavar="HOST:PORT", help="gRPC address of a server to measure, instead of starting one")
+    add("--requests", type=positive, default=32, metavar="N", help="number of requests to send")
     add("--concurrency", type=positive, metavar="N",
-        help=f"requests in flight at most ({DEFAULT_CONCURRENCY}; with --rate: no limit)")  # fmt: skip
+        help=f"maximum number of requests in flight ({DEFAULT_CONCURRENCY}; --rate: no limit)")  # fmt: skip
     add("--rate", type=_rate, metavar="R", help="send R requests per second on average (Poisson arrivals)")
-    add("--prompt-tokens", type=positive, default=256, metavar="N", help="tokens of each prompt")
-    add("--output-tokens", type=positive, default=64, metavar="N", help="tokens to generate for each")
+    add("--prompt-tokens", type=positive, default=256, metavar="N", help="number of tokens of each prompt")
+    add("--output-tokens", type=positive, default=64, metavar="N",
+        help="number of tokens to generate per prompt")  # fmt: skip
     add("--shared-prefix-tokens", type=whole_number, default=0, metavar="N",
-        help="how many of a prompt's first tokens all prompts share")  # fmt: skip
+        help="number of first tokens that all prompts share")  # fmt: skip
     add("--slo", "--goodput", dest="slo", type=slo_limits, nargs="+", metavar="NAME:MS,...",
-        help="count requests within these limits: ttft, tpot (per later token), itl (the longest gap), "
-        "e2el (whole)")  # fmt: skip
-    add("--seed", type=whole_number, default=0, metavar="N", help="of prompts and arrivals")
-    add("--plot", type=Path, metavar="F.png", help="draw the distributions (needs matplotlib)")
+        help="count requests within these limits in ms: ttft, tpot (mean per later token), itl (longest "
+        "gap), e2el (whole request)")  # fmt: skip
+    add("--seed", type=whole_number, default=0, metavar="N", help="seed of prompts and arrival times")
+    add("--plot", type=Path, metavar="F.png", help="image file for a plot of the distributions (needs "
+        "matplotlib)")  # fmt: skip
     add_connection_arguments(parser)
     add_engine_arguments(parser)
 

@@ -46,14 +46,22 @@ SEED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
-    parser.add_argument("--batch", type=counts, default="1,8", metavar="N,N", help="sequences at once")
-    parser.add_argument("--prompt-tokens", type=positive, default=256, metavar="N", help="of each prompt")
-    parser.add_argument("--output-tokens", type=positive, default=128, metavar="N", help="of each sequence")
-    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="of each kind of text")
     parser.add_argument(
-        "--texts", metavar="T,T", help=f"{', '.join(TEXTS)} (all but own; of a model's guesses, own)"
+        "--batch", type=counts, default="1,8", metavar="N,N", help="numbers of sequences in a batch"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the ratios into this file")
+    parser.add_argument(
+        "--prompt-tokens", type=positive, default=256, metavar="N", help="number of tokens of each prompt"
+    )
+    parser.add_argument("--output-tokens", type=positive, default=128, metavar="N",
+        help="number of tokens to generate per sequence")  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=positive, default=3, metavar="N", help="number of rounds for each kind of text"
+    )
+    parser.add_argument("--texts", metavar="T,T", help=f"kinds of text: {', '.join(TEXTS)} (all but own; "
+        "own for mtp and draft models)")  # fmt: skip
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="image file for a plot of the ratios (needs matplotlib)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,15 +10,15 @@ import importlib
 from octavo.engine.arguments.options import add_json_argument, print_json
 
 BENCHES = {
-    "engine": "prefill and decode rates of the engine, without a server",
-    "serve": "latencies and rates over real gRPC",
-    "kernels": "each kernel against what this machine can do",
-    "prefix": "what the prefix cache does for time to first token",
-    "quality": "what each page format costs in predictions, and saves in memory",
-    "speculate": "what drafts do for tokens per second, by kind of text",
-    "invariance": "whether a request's output depends on how it is served, to the bit",
-    "schedule": "who waits how long under each order of admission, simulated",
-    "scheduler": "time per step of the control plane, without a model",
+    "engine": "measure prefill and decode rates of the engine, without a server",
+    "serve": "measure latencies and rates of a server over gRPC",
+    "kernels": "compare the speed of each kernel with the limits of this machine",
+    "prefix": "measure how the prefix cache shortens the time to first token",
+    "quality": "measure the loss in quality and the memory of each page format",
+    "speculate": "measure tokens per second with and without drafts, by kind of text",
+    "invariance": "check that a request's output has the same bits however it is served",
+    "schedule": "simulate waiting times under each order of admission",
+    "scheduler": "measure the time per step of the control plane, without a model",
 }
 
 

@@ -19,11 +19,13 @@ LONGEST_REASON = 160  # characters in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="modules of mlx_lm.models to survey (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="modules of mlx_lm.models to try (all)")
     parser.add_argument(
-        "--backend", choices=get_args(Backend), default="auto", help="backend that serves them"
+        "--backend", choices=get_args(Backend), default="auto", help="backend on which to try the models"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the table as it stands in the docs")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the Markdown table of docs/architectures.md"
+    )
     add_json_argument(parser)
 
 

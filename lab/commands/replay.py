@@ -20,34 +20,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..cache_sim.workloads import SEED
 
     add = parser.add_argument
-    add(
-        "trace",
-        type=Path,
-        metavar="TRACE.jsonl",
-        help="one request per line: timestamp (ms), input_length, output_length, hash_ids (one per page)",
-    )
-    add("--page-size", type=positive, default=512, metavar="N", help="tokens that one id stands for")
-    add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool")
+    add("trace", type=Path, metavar="TRACE.jsonl", help="JSON lines, one request each: timestamp (ms), "
+        "input_length, output_length, hash_ids (one per page)")  # fmt: skip
+    add("--page-size", type=positive, default=512, metavar="N",
+        help="number of tokens per page, for each of which the trace has one hash id")  # fmt: skip
+    add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool in pages")
     add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="eviction order of idle pages")
-    add("--salt-field", metavar="F", help="a field of the trace: pages are shared where it is equal")
-    add("--timed", action="store_true", help="hold pages as long as a request runs, not just an instant")
+    add("--salt-field", metavar="F", help="field of the trace to use as cache salt; requests share pages "
+        "only if it is equal")  # fmt: skip
+    add("--timed", action="store_true", help="hold a request's pages while it runs, instead of for one "
+        "instant")  # fmt: skip
     add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
-        help="with --timed: milliseconds per generated token")  # fmt: skip
-    add("--optimum", action="store_true", help="also say what a policy that knows the future would find")
+        help="duration of a generated token in milliseconds, for --timed")  # fmt: skip
+    add("--optimum", action="store_true", help="also print the hit ratio of a policy that knows the future")
     add("--compare", action="store_true",
-        help="a table of every policy and several sizes, for the trace and for made-up traffic")  # fmt: skip
+        help="print a table of all policies and several pool sizes, for the trace and for synthetic "
+        "traffic")  # fmt: skip
     add("--state-bytes", type=checked(parse_size), metavar="SIZE",
-        help="size of one sequence's recurrent state; prints hit ratios by the share of memory given to "
+        help="size of a sequence's recurrent state; prints hit ratios by the share of memory given to "
         "snapshots (needs --page-bytes)")  # fmt: skip
     add("--snapshot-bytes", type=checked(parse_size), metavar="SIZE",
-        help="with --state-bytes: of a snapshot, if it is kept in fewer bytes than the state")  # fmt: skip
+        help="size of a snapshot, if smaller than --state-bytes")  # fmt: skip
     add("--state-share", type=_shares, default=None, metavar="F,F",
-        help="with --state-bytes: which shares of the bytes slots get (0.01 to 0.75)")  # fmt: skip
-    add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="with --state-bytes: of one page")
-    add("--seed", type=whole_number, default=SEED, metavar="N", help="with --compare: of the made-up traffic")
+        help="shares of memory to give to snapshots, for --state-bytes (0.01 to 0.75)")  # fmt: skip
+    add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="size of a page, for --state-bytes")
+    add("--seed", type=whole_number, default=SEED, metavar="N",
+        help="seed of the synthetic traffic, for --compare")  # fmt: skip
     add("--plot", type=Path, metavar="F.png",
-        help="draw hit ratio against size for every policy, and the optimum; with --state-bytes for every "
-        "choice of snapshots, from an eighth of the bytes to all of them (needs matplotlib)")  # fmt: skip
+        help="image file for a plot of hit ratio against pool size, for every policy and the optimum; with "
+        "--state-bytes for every snapshot policy (needs matplotlib)")  # fmt: skip
     add_json_argument(parser)
 
 
