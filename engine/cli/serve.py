@@ -96,6 +96,12 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         for exporter in (tracing, exported):
             if exporter is not None:
                 stack.push_async_callback(_close_exporter, exporter)
+        publisher = None
+        if options.kv_events is not None:
+            from ..kv_events.zmq_publisher import KvEventPublisher
+
+            publisher = KvEventPublisher(options.kv_events)
+            stack.push_async_callback(publisher.close)
         stack.push_async_callback(engine.stop)
         if not await _load(engine, stopping, deadline):
             return 0
@@ -111,6 +117,10 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             write_timeout_s=options.write_timeout,
             begin=tracing.begin if tracing is not None else None,
         )
+        if publisher is not None:
+            if security.tokens is not None:
+                logger.warning("--kv-events-endpoint shows token ids of all tenants' prompts to every reader")
+            publisher.start(engine, server.handler.page_events)
         grpc_address = await server.start(options.listen)
         probes.server = server
         http_socket, http_address = None, None

@@ -20,9 +20,11 @@ from ..arguments.security import (
 from ..arguments.sources import CONFIG_FLAG
 from ..arguments.usage import Parser, checked, seconds
 from .serve_http import add_http_arguments, http_address
+from .serve_kv_events import add_kv_event_arguments, kv_event_options
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
+    from ..kv_events.zmq_publisher import KvEventOptions
 
 MODEL = "model_to_serve"
 MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
@@ -44,6 +46,7 @@ class ServeOptions:
     metrics_tls, metrics_token_file   likewise, of the metrics port
     api_key   a bearer token beside those of the file
     http      where HTTP listens; None: nowhere
+    kv_events   where changes of the prefix cache are published; None: nowhere
     """
 
     listen: Address
@@ -62,6 +65,7 @@ class ServeOptions:
     metrics_token_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     http: Address | None = None
+    kv_events: KvEventOptions | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     add_http_arguments(parser)
+    add_kv_event_arguments(parser)
     add_security_arguments(parser)
     add_metrics_security_arguments(parser)
     add_log_level_argument(parser, "info")
@@ -166,4 +171,5 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         metrics_tls=metrics_tls_files(args),
         metrics_token_file=args.metrics_token_file,
         http=http,
+        kv_events=kv_event_options(args),
     )

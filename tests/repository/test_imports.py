@@ -65,6 +65,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "inspection": {"api"},
     "observability": {"api"},
     "http": {"api", "chat", "frontend", "grpc", "tokenizer"},
+    "kv_events": {"api", "core", "grpc"},
     "structured_output": {"api", "chat", "memory", "tokenizer"},
     "kv_store": {"api", "memory"},
     "executor": {"api", "kv_store", "memory", "structured_output"},
@@ -77,7 +78,8 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
     "cli": {
-        "api", "arguments", "client", "executor", "frontend", "grpc", "http", "memory", "observability",
+        "api", "arguments", "client", "executor", "frontend", "grpc", "http", "kv_events", "memory",
+        "observability",
     },
 }  # fmt: skip
 TENSOR_LIBRARIES = {"mlx", "mlx_lm"}

@@ -1,0 +1,215 @@
+"""Publishes KV events over ZMQ in vLLM's schema, which Dynamo, llm-d, AIBrix and others read.
+
+Source of the format: vllm/distributed/kv_events.py of vLLM. A message has three frames: topic, sequence
+number (8 bytes, big-endian), and msgpack of a batch with a time, events and the data-parallel rank. vLLM
+wrote structures as arrays until 2026 and writes maps since; readers of one do not read the other.
+
+A page is a block. Its hash is the last 8 bytes of its digest, which serve to find it, not to tell contents
+apart. Sequence numbers are those of the engine's event log, from 0. After a restart they begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from octavo.block_manager import Digest, PageEvent
+from octavo.block_manager.digests import unpack
+from octavo.block_manager.page_index import parents_first
+
+from ..api.errors import EngineDead, FellBehind, InvalidConfig
+from ..api.tenant import NO_TENANT
+from ..core.commands import CachedContents, GetCachedContents
+from ..grpc.interface import Engine
+from ..grpc.page_events import PageEventHub
+
+logger = logging.getLogger(__name__)
+
+MEDIUM = "GPU"  # vLLM's word for the pool that attention reads, on every device
+REPLAY_MESSAGES = 10_000  # vLLM's buffer_steps
+REPLAY_BYTES = 64 * 2**20
+HEARTBEAT_S = 60.0
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEventOptions:
+    """Where KV events go.
+
+    endpoint   of the PUB socket. As in vLLM, an address with ``*`` and ``ipc://`` are bound; any other is
+               connected to
+    replay     bound by a ROUTER socket that sends lost messages again; None: nowhere
+    topic      first frame of each message
+    encoding   how structures are written: vLLM's older way or its present one
+    """
+
+    endpoint: str
+    replay: str | None = None
+    topic: str = ""
+    encoding: Literal["array", "map"] = "array"
+
+
+class KvEventPublisher:
+    """Publishes every change of the prefix cache from ``start`` until ``close``.
+
+    The sockets ask nobody who they are, and events carry the token ids of all tenants' prompts.
+    """
+
+    def __init__(self, options: KvEventOptions) -> None:
+        """Open the sockets. InvalidConfig where a package is missing or an endpoint cannot be used."""
+        try:
+            import msgspec
+            import zmq.asyncio
+        except ImportError as error:
+            raise InvalidConfig(
+                f"--kv-events-endpoint needs pyzmq and msgspec ({error}); in the checkout run "
+                "`pip install '.[zmq]'`, or leave the option out"
+            ) from error
+        self._options = options
+        self._encode = msgspec.msgpack.encode
+        self._sent: deque[tuple[int, bytes]] = deque()
+        self._sent_bytes = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._context = zmq.asyncio.Context()
+        self._pub = self._open(zmq.PUB, options.endpoint, "--kv-events-endpoint")
+        self._router = None
+        if options.replay is not None:
+            self._router = self._open(zmq.ROUTER, options.replay, "--kv-events-replay-endpoint")
+
+    def _open(self, kind: int, endpoint: str, option: str) -> Any:
+        import zmq
+
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        # ROUTER drops what exceeds the limit of a reader: a whole replay must fit.
+        socket.sndhwm = 2 * REPLAY_MESSAGES
+        binds = kind == zmq.ROUTER or "*" in endpoint or endpoint.startswith("ipc://")
+        try:
+            (socket.bind if binds else socket.connect)(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise InvalidConfig(
+                f"{option} must be an address that ZMQ can {'bind' if binds else 'connect to'}, such as "
+                f"tcp://*:5557, got {endpoint} ({error}); give another"
+            ) from error
+        return socket
+
+    def start(self, engine: Engine, hub: PageEventHub) -> None:
+        """Begin to publish. Call it before requests are served: pages stored before are left out."""
+        self._tasks.append(asyncio.create_task(self._publish(engine, hub)))
+        if self._router is not None:
+            self._tasks.append(asyncio.create_task(self._serve_replays()))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def _publish(self, engine: Engine, hub: PageEventHub) -> None:
+        try:
+            async with hub.watching(NO_TENANT, tokens=True):
+                while True:
+                    try:
+                        await self._follow(engine, hub)
+                    except FellBehind as error:
+                        logger.warning("KV events: %s; readers get the whole cache again", error)
+        except EngineDead:
+            pass  # the server says so itself
+        except Exception:
+            logger.exception("KV events are published no longer")
+
+    async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
+        """Send what is cached now, then every change."""
+        page_size = engine.info.page_size
+        contents = await engine.ask(GetCachedContents())
+        if self._sent or contents.pages:
+            events = await asyncio.to_thread(_snapshot, contents)
+            await self._send(contents.number, events, page_size)
+        async with aclosing(hub.events_from(contents.number + 1, heartbeat_s=HEARTBEAT_S)) as stream:
+            async for events in stream:
+                for event in events:
+                    await self._send(event.number, (event,), page_size)
+
+    async def _send(self, number: int, events: Iterable[PageEvent], page_size: int) -> None:
+        sequence = number - 1
+        payload = self._payload(events, page_size)
+        await self._pub.send_multipart([self._options.topic.encode(), _frame(sequence), payload])
+        self._sent.append((sequence, payload))
+        self._sent_bytes += len(payload)
+        while len(self._sent) > REPLAY_MESSAGES or self._sent_bytes > REPLAY_BYTES:
+            self._sent_bytes -= len(self._sent.popleft()[1])
+
+    def _payload(self, events: Iterable[PageEvent], page_size: int) -> bytes:
+        as_map = self._options.encoding == "map"
+        structures = [_structure(event, page_size) for event in events]
+        now = time.time()
+        if as_map:
+            tagged = [{"type": tag, **fields} for tag, fields in structures]
+            return self._encode({"ts": now, "events": tagged, "data_parallel_rank": 0})
+        return self._encode([now, [[tag, *fields.values()] for tag, fields in structures], 0])
+
+    async def _serve_replays(self) -> None:
+        """A reader sends the first sequence number that it lacks, and gets each kept message from there on,
+        then one that is empty."""
+        assert self._router is not None
+        while True:
+            frames = await self._router.recv_multipart()
+            if len(frames) != 3:
+                logger.warning("KV events: a request for a replay must have 3 frames, got %d", len(frames))
+                continue
+            reader, _, first = frames
+            for sequence, payload in tuple(self._sent):
+                if sequence >= int.from_bytes(first, "big"):
+                    await self._router.send_multipart([reader, b"", _frame(sequence), payload])
+            await self._router.send_multipart([reader, b"", END, b""])
+
+
+def _frame(sequence: int) -> bytes:
+    return sequence.to_bytes(8, "big")
+
+
+def _snapshot(contents: CachedContents) -> list[PageEvent]:
+    """The events after which a reader holds exactly the cached pages whose whole prefix is known."""
+    number = contents.number
+    stored = [
+        PageEvent(number, "stored", (digest,), page.parent, page.salt, (page.tokens,))
+        for digest, page in parents_first(contents.pages)
+    ]
+    return [PageEvent(number, "cleared"), *stored]
+
+
+def _structure(event: PageEvent, page_size: int) -> tuple[str, dict[str, Any]]:
+    """Return vLLM's name of the event and its fields in vLLM's order."""
+    if event.kind == "cleared":
+        return "AllBlocksCleared", {}
+    hashes = [_block_hash(digest) for digest in event.digests]
+    if event.kind == "removed":
+        return "BlockRemoved", {"block_hashes": hashes, "medium": MEDIUM}
+    return "BlockStored", {
+        "block_hashes": hashes,
+        "parent_block_hash": None if event.parent is None else _block_hash(event.parent),
+        "token_ids": [token for packed in event.contents for token in unpack(packed)],
+        "block_size": page_size,
+        "lora_id": None,
+        "medium": MEDIUM,
+        "lora_name": None,
+        "extra_keys": _extra_keys(event),
+    }
+
+
+def _extra_keys(event: PageEvent) -> Sequence[Sequence[str] | None] | None:
+    """What a page's hash is made of besides tokens, per page: the salt, in a sequence's first page."""
+    if not event.salt or event.parent is not None:
+        return None
+    return [[event.salt.decode(errors="replace")], *[None] * (len(event.digests) - 1)]
+
+
+def _block_hash(digest: Digest) -> int:
+    return int.from_bytes(digest[-8:], "big")
