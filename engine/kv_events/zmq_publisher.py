@@ -58,7 +58,7 @@ class KvEventOptions:
 class KvEventPublisher:
     """Publishes every change of the prefix cache from ``start`` until ``close``.
 
-    The sockets ask nobody who they are, and events carry the token ids of all tenants' prompts.
+    The sockets are open to every reader, and events carry the token ids of all tenants' prompts.
     """
 
     def __init__(self, options: KvEventOptions) -> None:

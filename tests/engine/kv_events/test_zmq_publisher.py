@@ -203,10 +203,10 @@ async def test_a_replay_sends_what_is_kept_and_survives_nonsense(
         request.connect(f"ipc://{tmp_path}/replay")
         await request.send_multipart([b"nonsense"])
         await request.send_multipart([b"", (0).to_bytes(8, "big")])
-        numbers = []
+        numbers: list[int] = []
         while not numbers or numbers[-1] != -1:
-            _, number, _ = await asyncio.wait_for(request.recv_multipart(), 20)
-            numbers.append(int.from_bytes(number, "big", signed=True))
+            _, frame, _ = await asyncio.wait_for(request.recv_multipart(), 20)
+            numbers.append(int.from_bytes(frame, "big", signed=True))
         assert len(numbers) == 3
         assert numbers[1] == numbers[0] + 1 == publisher._sent[-1][0]
         context.destroy(linger=0)
