@@ -25,7 +25,7 @@ from .step_cost import decode_shape, shape_of
 from .step_draft import StepDraft
 from .targets import Targets
 from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
-from .waiting import FirstComeQueue, WaitingQueue
+from .waiting import WaitingQueue
 
 
 class Scheduler:
@@ -75,7 +75,7 @@ class Scheduler:
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
         self._draft_times: DraftTimes | None = None  # once somebody asks for them
-        queue = FirstComeQueue() if waiting is None else waiting
+        queue = WaitingQueue() if waiting is None else waiting
         self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
         self._targets = Targets(limits, self._queues)

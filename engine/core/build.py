@@ -13,10 +13,9 @@ from typing import Literal, cast, get_args
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
 from octavo.scheduler.waiting import (
-    Costs,
+    PROMPT_COST,
     DeficitQueue,
     FairQueue,
-    FirstComeQueue,
     WaitingQueue,
 )
 
@@ -205,12 +204,12 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
     """Who is let in next, as configured."""
-    costs = Costs(weights=config.tenant_weight_by_name)
+    weights = config.tenant_weight_by_name
     if config.schedule_policy == "vtc":
-        return FairQueue(costs, head_start=config.max_step_tokens * costs.prompt)
+        return FairQueue(weights, head_start=config.max_step_tokens * PROMPT_COST)
     if config.schedule_policy == "dlpm":
-        return DeficitQueue(blocks, costs)
-    return FirstComeQueue(blocks if config.schedule_policy == "lpm" else None)
+        return DeficitQueue(blocks, weights)
+    return WaitingQueue(blocks if config.schedule_policy == "lpm" else None)
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:

@@ -1,19 +1,17 @@
-"""Queues of waiting sequences, one policy a file: they say which is admitted next."""
+"""The queue of waiting sequences and its orders: first come or longest prefix, and two that are fair."""
 
 from .age_order import MAX_PASSED
-from .base import WaitingQueue
 from .cached_lengths import cached_tokens
 from .deficits import DeficitQueue
-from .fair import Costs, FairQueue
-from .first_come import LOOK_AHEAD, FirstComeQueue
+from .fair import PROMPT_COST, FairQueue
+from .queue import LOOK_AHEAD, WaitingQueue
 
 __all__ = [
     "LOOK_AHEAD",
     "MAX_PASSED",
-    "Costs",
+    "PROMPT_COST",
     "DeficitQueue",
     "FairQueue",
-    "FirstComeQueue",
     "WaitingQueue",
     "cached_tokens",
 ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 
 from octavo.block_manager import BlockManager
 
 from ..types import Sequence
-from .age_order import AgeOrder
-from .fair import Costs, FairQueue
-from .lanes import LOOK_AHEAD, PriorityClass
+from .fair import FairQueue
+from .queue import LOOK_AHEAD, PriorityClass
 
 DEFAULT_QUANTUM = 4096.0  # of cost: some prompts, or one long one
 
@@ -28,9 +27,13 @@ class DeficitQueue(FairQueue):
     """
 
     def __init__(
-        self, blocks: BlockManager, costs: Costs | None = None, *, quantum: float = DEFAULT_QUANTUM
+        self,
+        blocks: BlockManager,
+        weights: Mapping[str, float] | None = None,
+        *,
+        quantum: float = DEFAULT_QUANTUM,
     ) -> None:
-        super().__init__(costs, order=AgeOrder(blocks))
+        super().__init__(weights, blocks=blocks)
         if not quantum > 0:
             raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
         self.quantum = quantum

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections import abc, deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from operator import itemgetter
 
+from octavo.block_manager import BlockManager
+
 from ..types import ScheduledChunk, Sequence
-from .age_order import AgeOrder
-from .lanes import LOOK_AHEAD, PriorityClass, TenantLanes
+from .queue import LOOK_AHEAD, PriorityClass, WaitingQueue
+
+PROMPT_COST = 1.0  # of a prompt token that was not in the prefix cache
+OUTPUT_COST = 2.0  # of a generated token
 
 SHORT_STEPS = 8
 """Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
-
-MAX_COST = 1e12  # of one token: counters stay far from infinity
 
 MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
 
@@ -24,43 +25,7 @@ _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What service costs, and what tenants pay of it.
-
-    prompt   of a prompt token that was not in the prefix cache
-    output   of a generated token
-    weights  of tenants by name: one of weight 2 gets twice as much as one of weight 1, as all others have it
-    """
-
-    prompt: float = 1.0
-    output: float = 2.0
-    weights: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming the price or weight that no counter can have."""
-        if not (self.prompt >= 0 and self.output > 0):
-            raise ValueError(
-                "a prompt token must cost at least 0 and an output token more than 0, got "
-                f"{self.prompt:g} and {self.output:g}"
-            )
-        for tenant, weight in self.weights.items():
-            if not 0 < weight < float("inf"):
-                raise ValueError(
-                    f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is the usual one"
-                )
-        dearest = max(self.prompt, self.output) / min([1.0, *self.weights.values()])
-        if not dearest <= MAX_COST:
-            raise ValueError(
-                f"a token must cost at most {MAX_COST:g} after division by its tenant's weight, got "
-                f"{dearest:g}; lower the costs or raise the weights"
-            )
-
-    def weight_of(self, tenant: str) -> float:
-        return self.weights.get(tenant, 1.0)
-
-
-class FairQueue(TenantLanes):
+class FairQueue(WaitingQueue):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
     A counter per tenant and priority says what it has been served, over its weight. Of those who wait the
@@ -71,14 +36,24 @@ class FairQueue(TenantLanes):
     """
 
     def __init__(
-        self, costs: Costs | None = None, *, head_start: float = 0.0, order: AgeOrder | None = None
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        head_start: float = 0.0,
+        blocks: BlockManager | None = None,
     ) -> None:
-        """Begin without tenants. ``order``: among those of one tenant.
+        """Begin without tenants. Raise ValueError for a weight that is not above 0.
 
-        ``head_start``: how far below the others a tenant comes back, as long as it has had no more: with the
-        cost of a step's prompt tokens, a short prompt need not wait for a chunk of a long one."""
-        super().__init__(order)
-        self.costs = costs or Costs()
+        weights      of tenants by name: a tenant of weight 2 gets twice the service of the others, with 1
+        head_start   how far below the others a tenant returns, as long as it has had no more: with the cost
+                     of a step's prompt tokens, a short prompt need not wait for a chunk of a long one
+        blocks       of the prefix cache, where its contents decide among sequences that may be served
+        """
+        super().__init__(blocks)
+        self._weights = dict(weights or {})
+        for tenant, weight in self._weights.items():
+            if not 0 < weight < float("inf"):
+                raise ValueError(f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is usual")
         self.head_start = head_start
         self._since_short = SHORT_STEPS  # steps
         self._is_short = False  # the step that is being planned
@@ -95,6 +70,17 @@ class FairQueue(TenantLanes):
     def offers(self) -> Iterator[Sequence]:
         self._settle()
         return super().offers()
+
+    def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
+        return islice(self._lane(running), LOOK_AHEAD)
+
+    def first_claims(self, running: Sequence) -> Iterable[Sequence]:
+        """Sequences of other tenants that would still have had no more service when they are done."""
+        lanes = self._class(running.priority).lanes
+        others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
+        claim = self._service(running) + self._rest(running)
+        behind = (lane for lane in others if self._service(lane[0]) + self._rest(lane[0]) <= claim)
+        return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """By what their tenants will have been charged when they are done, as in weighted fair queueing.
@@ -167,8 +153,8 @@ class FairQueue(TenantLanes):
         if tenant not in known:
             if len(known) >= MAX_COUNTERS:
                 known.clear()
-            unit = self.costs.prompt if known is self._prompt_cost else self.costs.output
-            known[tenant] = unit / self.costs.weight_of(tenant)
+            unit = PROMPT_COST if known is self._prompt_cost else OUTPUT_COST
+            known[tenant] = unit / self._weights.get(tenant, 1.0)
         return known[tenant]
 
     def _rest(self, sequence: Sequence) -> float:
@@ -178,8 +164,8 @@ class FairQueue(TenantLanes):
     def _service(self, sequence: Sequence) -> float:
         return self.service_of(sequence.tenant, sequence.priority)
 
-    def _goes_first(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._service(waiting) + self._rest(waiting) <= self._service(running) + self._rest(running)
+    def _lane_name(self, sequence: Sequence) -> str:
+        return sequence.tenant
 
     def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
         self._settle()

@@ -9,7 +9,7 @@ from octavo.scheduler import Sequence
 from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.step_cost import StepCost
 from octavo.scheduler.types import ScheduledChunk, StepShape
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, FirstComeQueue, cached_tokens
+from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue, cached_tokens
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, MAX_PASSED, AgeOrder
 from waiting_queues import QUEUES
 
@@ -121,7 +121,7 @@ def test_who_gave_way_is_its_tenants_first() -> None:
 
 
 def test_a_long_prompt_holds_back_nobody_more_urgent() -> None:
-    queue, urgent, later = FirstComeQueue(), sequence("urgent", priority=-1), sequence("later", priority=1)
+    queue, urgent, later = WaitingQueue(), sequence("urgent", priority=-1), sequence("later", priority=1)
     assert queue.holds_back(urgent, later)
     assert not queue.holds_back(later, urgent)
 

@@ -13,15 +13,14 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, S
 from octavo.scheduler.waiting import (
     DeficitQueue,
     FairQueue,
-    FirstComeQueue,
     WaitingQueue,
 )
 from serving import check_shares
 
 SLOTS = 16
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
-    "fcfs": lambda _: FirstComeQueue(),
-    "lpm": FirstComeQueue,
+    "fcfs": lambda _: WaitingQueue(),
+    "lpm": WaitingQueue,
     "vtc": lambda _: FairQueue(head_start=64.0),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=64.0),
 }

@@ -8,13 +8,12 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler.waiting import (
     DeficitQueue,
     FairQueue,
-    FirstComeQueue,
     WaitingQueue,
 )
 
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
-    "fcfs": lambda _blocks: FirstComeQueue(),
+    "fcfs": lambda _blocks: WaitingQueue(),
     "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=24.0),
-    "lpm": FirstComeQueue,
+    "lpm": WaitingQueue,
 }

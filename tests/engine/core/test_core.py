@@ -18,7 +18,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import assemble
 from octavo.engine.core.request import Request
 from octavo.engine.executor.sampling.sampler import Sampled
-from octavo.scheduler.waiting import FirstComeQueue
+from octavo.scheduler.waiting import WaitingQueue
 from oracle import alone
 
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -204,7 +204,7 @@ def test_requests_that_no_step_can_serve_fail_alone(monkeypatch: pytest.MonkeyPa
     harness = Harness()
     stuck = [harness.add(b"stuck", replace(FOUR, n=n)) for n in (1, 3)]
     with monkeypatch.context() as patch:
-        patch.setattr(FirstComeQueue, "offers", lambda self: iter(()))  # noqa: ARG005
+        patch.setattr(WaitingQueue, "offers", lambda self: iter(()))  # noqa: ARG005
         harness.step()
         harness.step()
     for request in stuck:

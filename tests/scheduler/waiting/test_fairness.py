@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
-from octavo.scheduler.waiting import Costs, DeficitQueue, FairQueue, FirstComeQueue, WaitingQueue
+from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
 from serving import Served, check_outputs
 from strategies import Workload, workloads
 
@@ -23,7 +23,7 @@ QUANTUM, HEAD_START = 24.0, 16.0
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "vtc": lambda _blocks: FairQueue(),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
-    "lpm": FirstComeQueue,
+    "lpm": WaitingQueue,
 }
 
 
@@ -67,11 +67,10 @@ class Backlogged:
             -(-(prompt + outputs) // PAGE_SIZE) for jobs in traffic.tenants for prompt, outputs, _ in jobs
         )
         self.blocks = BlockManager(largest + traffic.spare_pages, PAGE_SIZE)
-        costs = Costs(1.0, 2.0, self.weights)
         queue: WaitingQueue = (
-            FairQueue(costs, head_start=HEAD_START)
+            FairQueue(self.weights, head_start=HEAD_START)
             if kind == "vtc"
-            else DeficitQueue(self.blocks, costs, quantum=QUANTUM)
+            else DeficitQueue(self.blocks, self.weights, quantum=QUANTUM)
         )
         limits = Limits(traffic.budget, min(traffic.max_running, traffic.budget))
         self.scheduler = Scheduler(self.blocks, limits, waiting=queue)
