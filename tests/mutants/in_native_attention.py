@@ -12,19 +12,9 @@ ATTENTION = (
         "largest / kLargestByte",
     ),
     bug(
-        "two rows get the scale of one key",
-        "_mm256_broadcast_ps(reinterpret_cast<const __m128*>(scales))",
-        "_mm256_broadcast_ss(scales)",
-    ),
-    bug(
         "codes keep the offset that made them unsigned",
         "_mm256_mullo_epi16(sums, _mm256_set1_epi16(Code::kLargestValue))",
         "_mm256_mullo_epi16(sums, _mm256_set1_epi16(Code::kLargestValue - 1))",
-    ),
-    bug(
-        "queries are not rotated",
-        "if (format.rotated) hadamard(row, format.dim);\n}\n\n// A row's integers",
-        "}\n\n// A row's integers",
     ),
     bug(
         "rounding errors of weights are lost",
@@ -32,16 +22,10 @@ ATTENTION = (
         "fixed[i] = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[i], to_fixed));",
     ),
     bug(
-        "weights have half their bits",
-        "constexpr float kLargestWeight = 254;",
-        "constexpr float kLargestWeight = 15;",
-    ),
-    bug(
         "scales of hidden rows are read",
         "to[i] = mask >> i & 1 ? to[i] : 0.0f;",
         "to[i] = mask >> i & 1 ? to[i] : to[i] + 0.0f;",
     ),
-    bug("lowest bits are those of the first dims", "planes + dim / 8, 8", "planes, 8"),
     # products of bytes: attention over groups
     bug(
         "groups of keys have each other's scales",
@@ -49,19 +33,9 @@ ATTENTION = (
         "0x0706050403020100",
     ),
     bug(
-        "codes of groups keep what made them unsigned",
-        "_mm256_set1_epi32(-Nvfp4::kLargestValue)",
-        "_mm256_set1_epi32(1 - Nvfp4::kLargestValue)",
-    ),
-    bug(
         "both stretches of a tile have the first one's weights",
         "_mm256_loadu_ps(from + kStretch + i)",
         "_mm256_loadu_ps(from + i)",
-    ),
-    bug(
-        "weights lose what their fractions borrow",
-        "_mm256_sub_epi8(_mm256_castps_si256(odd)",
-        "_mm256_sub_epi32(_mm256_castps_si256(odd)",
     ),
 )
 
@@ -73,19 +47,9 @@ GROUPS = (
         "largest = largest_of(row, dim);",
     ),
     bug(
-        "few rows multiply without the start of their sums",
-        "add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(queries.sums[at])),",
-        "add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(kMagicBits)),",
-    ),
-    bug(
         "queries do not fit a byte",
         "factor = with_zeros(largest / float(queries.kLargest));",
         "factor = 0.5f * with_zeros(largest / float(queries.kLargest));",
-    ),
-    bug(
-        "even and odd groups take turns in none of the vectors",
-        "return set / 2 * 2 * kGroups + 2 * i + set % 2;",
-        "return set * kGroups + i;",
     ),
     bug(
         "rounding errors of a group's weights are lost",
