@@ -2,7 +2,7 @@
 
 Parsing takes 10 ns and up to 50 bytes of memory per field, however small: a megabyte of empty chat messages
 becomes 26 MB. Packed numbers take four to eight bytes each, and as much again while their list grows: each
-counts as a field, but for the tokens of a prompt, which are one field whatever its length.
+counts as a field. The ids of a prompt are one field whatever their number, and stay packed (``packed_ids``).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from ..api.errors import InvalidRequest
+from .packed_ids import CARRIER, NO_END
 
 Parse: TypeAlias = Callable[[bytes], Any]
 
 MAX_FIELDS = 10_000  # of one message and the messages in it
 SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes: a field takes two at least
-PROMPTS = frozenset(  # packed lists that may be long
+PROMPTS = frozenset(  # packed lists that may be long, the first of a message
     (
         "octavo.v1.TokenIds.ids",
         "octavo.v1.DetokenizeRequest.token_ids",
@@ -27,13 +28,15 @@ PROMPTS = frozenset(  # packed lists that may be long
     )
 )
 _FIXED = {1: 8, 5: 4}  # wire type: bytes
-_NO_END = bytes(range(128, 256))  # bytes that do not end a varint
 
 
 def parsed(data: bytes, parse: Parse) -> Any:
     """Return the message. Raise InvalidRequest if it is malformed or has more than ``MAX_FIELDS`` fields."""
     if len(data) > SHORT_MESSAGE and (descriptor := _descriptor(parse)) is not None:
-        _check_fields(data, descriptor)
+        key = _check_fields(data, descriptor)
+        if key is not None:
+            seen = memoryview(data)
+            data = b"".join((seen[:key], bytes((CARRIER << 3 | 2,)), seen[key + 1 :]))
     try:
         return parse(data)
     except DecodeError as error:
@@ -46,16 +49,18 @@ def _descriptor(parse: Parse) -> Descriptor | None:
     return descriptor
 
 
-def _check_fields(data: bytes, descriptor: Descriptor) -> None:
+def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
     """Walk along the wire format, into messages but not into map entries. Malformed data ends the walk:
-    the parser stops there too."""
-    count = 0
+    the parser stops there too. Return where the key of a long prompt is, if there is one."""
+    count, has_prompt = 0, False
+    found: int | None = None
     parts: list[tuple[int, int, Descriptor]] = [(0, len(data), descriptor)]
     while parts:
         at, end, described = parts.pop()
         fields = described.fields_by_number
         while at < end:
             count += 1
+            key_at = at
             key, at = _varint(data, at, end)
             kind = key & 7
             if kind == 0:
@@ -63,8 +68,12 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> None:
             elif kind == 2:
                 size, at = _varint(data, at, end)
                 inner = None if (field := fields.get(key >> 3)) is None else field.message_type
-                if field is not None and field.is_packed and field.full_name not in PROMPTS:
-                    count += len(data[at : at + size].translate(None, _NO_END))
+                if field is not None and field.is_packed:
+                    if field.full_name not in PROMPTS or has_prompt:
+                        count += len(data[at : at + size].translate(None, NO_END))
+                    elif size > SHORT_MESSAGE and at + size <= end and data[at + size - 1] < 128:
+                        found = key_at if data[key_at] == key else None
+                    has_prompt = has_prompt or field.full_name in PROMPTS
                 if inner is not None and not inner.GetOptions().map_entry:
                     parts.append((at, min(at + size, end), inner))
                 at += size
@@ -73,8 +82,9 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> None:
             if count > MAX_FIELDS:
                 raise InvalidRequest(
                     f"a message must have at most {MAX_FIELDS} fields, got more (of {len(data)} bytes); send "
-                    "less at once, and token ids as a packed list"
+                    "less at once, and token ids as one packed list"
                 )
+    return found
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from ...api.stats import Gauges
 from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
+from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from .messages import chat_prompt
 
@@ -49,8 +50,9 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
         case "text":
             return prefix.text
         case "token_ids":
-            check_num_ids(len(prefix.token_ids.ids), max_tokens)
-            return prefix.token_ids.ids  # a list is made of them once the request has its place
+            ids = ids_of(prefix.token_ids, prefix.token_ids.ids)
+            check_num_ids(len(ids), max_tokens)
+            return ids  # a list is made of them once the request has its place
         case "chat":
             return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")

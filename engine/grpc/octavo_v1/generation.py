@@ -20,6 +20,7 @@ from ...api.errors import (
     RequestTooLong,
 )
 from ...api.outputs import Delta
+from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
 from . import judgements, messages
@@ -141,14 +142,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        if len(request.token_ids) > self._longest:
+        ids = ids_of(request, request.token_ids)
+        if len(ids) > self._longest:
             raise RequestTooLong(
-                f"{len(request.token_ids)} token ids were sent, but at most {self._longest} are decoded at "
+                f"{len(ids)} token ids were sent, but at most {self._longest} are decoded at "
                 f"once ({TEXT_LENGTHS} times the model's length); send them in pieces"
             )
-        text = await self._handler.texts.run(
-            self._handler.tenant_of(context), self._decode, request.token_ids
-        )
+        text = await self._handler.texts.run(self._handler.tenant_of(context), self._decode, ids)
         return pb.DetokenizeResponse(text=text)
 
     @property

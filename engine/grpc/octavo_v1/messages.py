@@ -19,6 +19,7 @@ from ...api.prompt import ChatPrompt, Prompt
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ...chat.tool_choice import tool_use
+from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
 from ..status import status_of
@@ -107,8 +108,9 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
         case "text":
             return request.text
         case "token_ids":
-            check_num_ids(len(request.token_ids.ids), max_tokens)
-            return request.token_ids.ids  # a list is made of them once the request has its place
+            ids = ids_of(request.token_ids, request.token_ids.ids)
+            check_num_ids(len(ids), max_tokens)
+            return ids  # a list is made of them once the request has its place
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
                 raise InvalidRequest("chat.tool_choice is for Generate alone; leave it out")

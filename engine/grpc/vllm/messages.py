@@ -18,6 +18,7 @@ from ...api.errors import InvalidRequest
 from ...api.outputs import Delta, TokenLogprob
 from ...api.prompt import Prompt
 from ...api.sampling_params import SamplingParams
+from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields
 from ..structured_messages import structured_of
@@ -53,9 +54,9 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
     at, if it has more than ``max_tokens`` ids."""
     match request.WhichOneof("input"):
         case "tokenized":
-            check_num_ids(len(request.tokenized.input_ids), max_tokens)
-            ids: Prompt = request.tokenized.input_ids  # a list is made of them once the request has its place
-            return ids
+            ids = ids_of(request.tokenized, request.tokenized.input_ids)
+            check_num_ids(len(ids), max_tokens)
+            return ids  # a list is made of them once the request has its place
         case "text":
             return str(request.text)
         case _:

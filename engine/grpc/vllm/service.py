@@ -24,6 +24,7 @@ from ...api.embedding import finished
 from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
 from ...api.sampling_params import SamplingParams
+from ..packed_ids import ids_of
 from ..request_handler import RequestHandler, check_num_ids
 from ..status import Context, errors_as_status
 from . import kv_events, model_files
@@ -176,7 +177,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """The last token's state, normalized, as vLLM does by default for models that generate."""
-        ids = request.tokenized.input_ids
+        ids = ids_of(request.tokenized, request.tokenized.input_ids)
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
         deltas = self._handler.generate(

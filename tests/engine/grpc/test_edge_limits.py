@@ -489,3 +489,17 @@ async def test_a_connection_has_so_many_streams_however_fast_it_resets_them(
         assert await its.client.tokenize("a") == [97], "others are served"
         await connection.close()
     assert seen < 2 * most, f"{seen} of {5 * most} came through"
+
+
+async def test_long_prompts_of_ids_are_read_as_they_were_sent() -> None:
+    """They stay packed until the request has its place."""
+    core = FakeCore(max_model_len=40_000, verify=False)
+    ids = [97 + number % 20 for number in range(30_000)]
+    async with served(core, config=small_config(num_pages=8000)) as its:
+        whole = await collect(its.client.generate(ids, SHORT))
+        assert whole[0].prompt_tokens == len(ids)
+        assert await its.client.detokenize(ids) == "".join(map(chr, ids))
+        with pytest.raises(InvalidRequest, match="token id 999, "):
+            await collect(its.client.generate([*ids, 999], SHORT))
+        with pytest.raises(InvalidRequest, match="60000 token ids"):
+            await collect(its.client.generate(ids + ids, SHORT))

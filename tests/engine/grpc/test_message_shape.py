@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hostile_messages import field, varint
 from octavo.engine.api.errors import InvalidRequest
-from octavo.engine.grpc import message_shape
+from octavo.engine.grpc import message_shape, packed_ids
 from octavo.engine.grpc.message_shape import MAX_FIELDS, SHORT_MESSAGE, parsed
+from octavo.engine.grpc.packed_ids import PackedIds, ids_of
 from octavo.proto import generation_pb2 as pb
 
 PARSE: Any = pb.GenerateRequest.FromString
@@ -30,9 +31,44 @@ def test_as_many_fields_as_allowed_are_parsed() -> None:
         parsed(chat(most + 1), PARSE)
 
 
-def test_token_ids_are_one_field_however_many() -> None:
-    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(300_000)))
-    assert parsed(request.SerializeToString(), PARSE) == request
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50), st.integers(0, 5), st.booleans())
+def test_many_ids_stay_packed_and_read_as_they_were(few: list[int], shift: int, has_more: bool) -> None:
+    ids = [0] * shift + few * 10
+    more: Any = {"sampling": pb.SamplingParams(max_tokens=3), "request_id": "a"} if has_more else {}
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), **more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_shape, "SHORT_MESSAGE", 9)
+        patch.setattr(packed_ids, "_PIECE", 16)
+        found = parsed(request.SerializeToString(), PARSE)
+        read = list(ids_of(found.token_ids, found.token_ids.ids))
+    assert len(found.token_ids.ids) == 0
+    packed = ids_of(found.token_ids, found.token_ids.ids)
+    assert (len(packed), packed[0], packed[-1], read) == (len(ids), ids[0], ids[-1], ids)
+    found.token_ids.Clear()
+    request.token_ids.Clear()
+    assert found == request
+
+
+def test_many_ids_are_one_list() -> None:
+    def request(count: int) -> bytes:
+        return pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * count)).SerializeToString()
+
+    long, short = request(SHORT_MESSAGE), request(10)
+    found = parsed(long + short, PARSE)
+    with pytest.raises(InvalidRequest, match="must be one packed list"):
+        ids_of(found.token_ids, found.token_ids.ids)
+    for several in (long + long, short + long + short):
+        with pytest.raises(InvalidRequest, match="fields"):
+            parsed(several, PARSE)
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\x01\x80", b"\x80" * 11 + b"\x01", b"\x80" * 200_000])
+def test_packed_ids_that_do_not_end_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="no packed numbers"):
+        list(PackedIds(data))
+    request = field(3, field(1, data + b"\x80" * SHORT_MESSAGE))
+    with pytest.raises(InvalidRequest, match="cannot be parsed"):
+        parsed(request, PARSE)
 
 
 def test_numbers_of_other_packed_lists_count_once_each() -> None:
