@@ -81,6 +81,10 @@ class EngineConfig:
         True, "run projections and other operations of a layer as fused kernels", shown="yes", kind="switch",
         more="A fusion is used only if its outputs passed the comparison at load.",
     )  # fmt: skip
+    tensor_parallel: int = setting(
+        1, "number of processes that compute the model together, each with a part of its heads", kind="int",
+        metavar="N", low=1, aliases=("--tensor-parallel-size",),
+    )  # fmt: skip
     kv_format: str = setting(
         "bf16", f"format of the KV pages, or K's and V's as K/V: {', '.join(FORMAT_NAMES)}; auto chooses",
         kind="formats", metavar="F|K/V|auto",
@@ -287,6 +291,7 @@ class EngineConfig:
             )
         self._check_residual()
         self._check_streaming()
+        self._check_ranks()
         self._check_fairness()
         _ = self.lora_paths
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
@@ -305,6 +310,21 @@ class EngineConfig:
             raise InvalidConfig(
                 f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
                 f"least 0, got {self.max_kv_size}; raise the first or lower the second"
+            )
+
+    def _check_ranks(self) -> None:
+        if self.tensor_parallel == 1:
+            return
+        for name in ("cache_dir", "save_dir", "swap_memory", "lora_bytes", "draft_model", "async_steps"):
+            if getattr(self, name):
+                raise InvalidConfig(
+                    f"{name.removesuffix('_bytes')} must be left out with tensor_parallel, which has no such "
+                    f"part yet, got tensor_parallel={self.tensor_parallel}; leave out one of them"
+                )
+        if self.kv_format == AUTO or self.speculate == "mtp":
+            name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
+            raise InvalidConfig(
+                f"{name} must not be {value} with tensor_parallel, which has no such part yet; choose another"
             )
 
     def _check_fairness(self) -> None:

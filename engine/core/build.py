@@ -28,6 +28,7 @@ from ..api.stats import Observer
 from ..executor.base import ModelRunner
 from ..executor.draft_config import draft_config
 from ..executor.load import load_runner, model_folder
+from ..executor.parallel import load_ranks
 from ..kv_store.disk_tier import DiskTier
 from ..kv_store.host_tier import HostTier
 from ..kv_store.transfer import PageTransfer
@@ -74,7 +75,7 @@ def build_core(
         ids = text_ids(tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         return score_tokens(assemble(of_trial, trial, tokenizer), tokenizer, ids)
 
-    runner = load_runner(config, score=score)
+    runner = load_ranks(config) if config.tensor_parallel > 1 else load_runner(config, score=score)
     if config.kv_format == AUTO:
         config = config.with_format(runner.info.kv_format)
     drafts: BatchDrafter | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.kernels.backends import BackendSelection, row_tile
@@ -48,17 +50,30 @@ from .warm_up import try_adapters, warm_up
 log = logging.getLogger(__name__)
 
 
+class ModelPart(Protocol):
+    """One of several processes that compute a model together; see ``RankGroup``."""
+
+    def shard(self, model: Module) -> None: ...
+
+    def smallest(self, value: int) -> int: ...
+
+
 def load_paged_runner(
-    config: EngineConfig, *, is_draft: bool = False, score: ScoreText | None = None
+    config: EngineConfig,
+    *,
+    is_draft: bool = False,
+    score: ScoreText | None = None,
+    part: ModelPart | None = None,
 ) -> PagedRunner:
-    """See ``load_runner``. What can be refused without reading the weights is refused first."""
+    """See ``load_runner``. What can be refused without reading the weights is refused first. ``part``: load
+    a part of the model, and as many pages as the others; None: the whole model."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
     prepare_device(config, read_config(path), weight_bytes)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
-    loaded = load_model(path, weights=config.weights, ops=ops)
+    loaded = load_model(path, weights=config.weights, ops=ops, change=None if part is None else part.shard)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
     windowed = with_windows(layout.layers, sliding_windows(read_config(path)))
     if windowed != layout.layers:
@@ -75,10 +90,13 @@ def load_paged_runner(
     if adapter_bytes and not choice.backend.has_model_ops:
         adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - adapter_bytes)
+    available //= config.tensor_parallel  # the ranks share this machine
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
     size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
+    if part is not None:
+        num_pages = part.smallest(num_pages)
     ready = make_ready(
         loaded,
         probed,
@@ -157,9 +175,9 @@ def load_paged_runner(
         info,
         gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
-        fused_argmax=ready.fused_argmax,
+        fused_argmax=ready.fused_argmax and part is None,  # the head may have a part of the vocabulary
         sampling=ops.sampler(),
-        on_device=not choice.backend.has_model_ops or config.async_steps is True,
+        on_device=part is None and (not choice.backend.has_model_ops or config.async_steps is True),
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
         head=head,
         adapters=adapters,

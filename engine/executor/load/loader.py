@@ -55,9 +55,15 @@ class LoadedModel:
     weights: str
 
 
-def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> LoadedModel:
+def load_model(
+    path: Path,
+    *,
+    weights: Weights,
+    ops: ModelOps | None = None,
+    change: Callable[[Module], None] | None = None,
+) -> LoadedModel:
     """The model of ``path`` by mlx-lm's own code, with the hook in place, its weights not read until
-    ``materialize``. ``ops`` None: MLX's own.
+    ``materialize``. ``ops`` None: MLX's own. ``change`` is applied before weights are converted.
 
     Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
     become what was asked.
@@ -91,6 +97,8 @@ def load_model(path: Path, *, weights: Weights, ops: ModelOps | None = None) -> 
     adapt_models()
     install_cut_points()
     model.eval()
+    if change is not None:
+        change(model)
     if weights != "keep":
         convert_weights(model, weights, ops)
     return LoadedModel(model, architecture, describe_weights(model))

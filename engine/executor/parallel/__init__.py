@@ -1,0 +1,18 @@
+"""Tensor parallel: several processes (ranks), each with a part of every layer's heads and columns.
+
+Rank 0 has the scheduler, the page tables, sampling and the servers. It sends each step's ``Batch`` to the
+other ranks, which compute their part of it; page ids count pages and not heads, so one batch serves all.
+"""
+
+from __future__ import annotations
+
+from ...api.config import EngineConfig
+from ..base import ModelRunner
+
+
+def load_ranks(config: EngineConfig) -> ModelRunner:
+    """Load the model in ``config.tensor_parallel`` processes, of which this one is the first. See
+    ``load_runner``."""
+    from .runner import load_leading_runner  # with MLX
+
+    return load_leading_runner(config)

@@ -1,0 +1,139 @@
+"""The ranks of a group: MLX's ring for arrays, and a connection from rank 0 to each other rank for steps."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ...api.config import EngineConfig
+from ...api.errors import InvalidConfig
+from .shards import shard
+
+logger = logging.getLogger(__name__)
+
+END_GRACE_S = 2.0  # for rank 0 to say what went wrong before another rank's end ends it
+STOP_S = 10.0
+_started = False  # MLX makes one group per process, and keeps it
+
+
+class RankGroup:
+    """This process's place among the ranks. Made on the thread that computes: MLX's streams are its own.
+
+    steps   rank 0: connections to ranks 1, 2, ...; other ranks: the one to rank 0
+    """
+
+    def __init__(self, variables: Mapping[str, str], steps: Sequence[Connection[Any, Any]]) -> None:
+        with _environment(variables):
+            self._mlx = mx.distributed.init(strict=True, backend="ring")
+        self.rank, self.size = self._mlx.rank(), self._mlx.size()
+        self.steps = tuple(steps)
+
+    def shard(self, model: Any) -> None:
+        """Leave this rank's part of the model. InvalidConfig says why it cannot be."""
+        shard(model, self._mlx)
+
+    def smallest(self, value: int) -> int:
+        """Return the smallest of all ranks' values; every rank asks at the same time."""
+        return int(np.array(mx.distributed.all_min(mx.array([value]), group=self._mlx))[0])
+
+
+class LeadingGroup(RankGroup):
+    """Rank 0, which starts the others on this machine and ends with them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """InvalidConfig where this process has had a group before."""
+        global _started
+        if _started:
+            raise InvalidConfig(
+                "tensor_parallel must be 1 in a process that has had a group of ranks, because MLX keeps the "
+                f"first one, got {config.tensor_parallel}; start another process"
+            )
+        _started = True
+        self._ending = False
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        addresses = json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(config.tensor_parallel)])
+        steps = []
+        for rank in range(1, config.tensor_parallel):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-m", "octavo.engine.executor.parallel", str(theirs.fileno())]
+                variables = os.environ | {"MLX_RANK": str(rank), "OCTAVO_RING": addresses}
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, env=variables, pass_fds=(theirs.fileno(),)
+                )
+            self._ranks.append(process)
+            steps.append(Connection(ours.detach()))
+            steps[-1].send_bytes(pickle.dumps(config))
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+        with ring_file(addresses) as variables:
+            super().__init__({"MLX_RANK": "0", **variables}, steps)
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """End this process when a rank ends: no step can be computed without it."""
+        code = process.wait()
+        time.sleep(END_GRACE_S)
+        if not self._ending:
+            print(
+                f"octavo: rank {rank} has ended with code {code}, and all end with it",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._ending = True
+        for connection in self.steps:
+            connection.close()
+        for process in self._ranks:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@contextmanager
+def ring_file(addresses: str) -> Iterator[dict[str, str]]:
+    """MLX's variable that names a file with the address of each rank."""
+    read, write = os.pipe()
+    with ExitStack() as stack:
+        stack.callback(os.close, read)
+        with os.fdopen(write, "w") as file:
+            file.write(addresses)
+        yield {"MLX_HOSTFILE": f"/dev/fd/{read}"}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

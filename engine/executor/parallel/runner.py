@@ -1,0 +1,94 @@
+"""Rank 0's runner, which sends every step to the other ranks, and what those do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from octavo.kernels.cpus import available_threads
+from octavo.kernels.interface import PageStorage
+from octavo.kernels.page_bytes import PageBytes
+
+from ...api.config import EngineConfig
+from ...api.engine_info import EngineInfo
+from ...api.sampling_params import SamplingParams
+from ...kv_store.page_runs import PageLayoutKey
+from ..base import Adapters, HeadRunner, Pending, Resolved, RunOutput, with_failed_rows
+from ..batch import Batch
+from ..load.load import load_paged_runner
+from ..model_runner import PagedRunner
+from ..sampling.sampler import SampleState
+from .group import LeadingGroup, RankGroup
+
+
+def load_leading_runner(config: EngineConfig) -> LeadingRunner:
+    """Start the other ranks and load this one's part of the model. Raises what ``load_runner`` raises."""
+    if config.threads is None:
+        config = replace(config, threads=max(1, available_threads() // config.tensor_parallel))
+    group = LeadingGroup(config)
+    try:
+        return LeadingRunner(load_paged_runner(config, part=group), group)
+    except BaseException:
+        group.close()
+        raise
+
+
+class LeadingRunner:
+    """``ModelRunner`` of rank 0."""
+
+    head: HeadRunner | None = None
+    adapters: Adapters | None = None
+
+    def __init__(self, inner: PagedRunner, group: LeadingGroup) -> None:
+        self._inner, self._group = inner, group
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._inner.info
+
+    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
+        assert after is None, "steps of ranks do not overlap"
+        return Resolved(self.run(batch, states))
+
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        step = batch._replace(inputs=dict(batch.inputs))  # a view cannot be sent
+        for connection in self._group.steps:
+            connection.send(step)
+        output = self._inner.run(batch, states)
+        failed = set(output.failed_rows)
+        for connection in self._group.steps:
+            failed.update(connection.recv())  # K/V of a row may be NaN on one rank only
+        return with_failed_rows(batch, output._replace(failed_rows=tuple(sorted(failed))))
+
+    @property
+    def page_layout_key(self) -> PageLayoutKey:
+        return self._inner.page_layout_key
+
+    @property
+    def storages(self) -> tuple[PageStorage, ...]:
+        return self._inner.storages
+
+    def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
+        raise AssertionError(f"pages {pages} of group {group} lie in several processes")
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
+        raise AssertionError(f"pages {pages} of group {group}, {data!r:.20}, lie in several processes")
+
+    def close(self) -> None:
+        self._group.close()
+        self._inner.close()
+
+
+def follow(config: EngineConfig, group: RankGroup) -> None:
+    """Compute this rank's part of every step until rank 0 is gone. Tokens drawn here are not used."""
+    runner = load_paged_runner(config, part=group)
+    greedy = SampleState(
+        SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
+    )
+    (leader,) = group.steps
+    while True:
+        try:
+            batch = leader.recv()
+        except EOFError:
+            return
+        leader.send(runner.run(batch, [greedy] * len(batch.sample_rows)).failed_rows)
