@@ -157,8 +157,9 @@ def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
     configuration does not say.
 
     YaRN reaches ``factor`` times the length before scaling, also where ``max_position_embeddings`` is that
-    length. Linear and dynamic scaling may be given ``factor`` times ``max_position_embeddings``, which some
-    checkpoints have raised already. In other kinds it is the scaled length.
+    length. Linear scaling may be given ``factor`` times ``max_position_embeddings``, which some checkpoints
+    have raised already. Dynamic scaling is served up to ``max_position_embeddings``: beyond, it turns pages
+    that were written before. In other kinds it is the scaled length.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)
@@ -171,6 +172,6 @@ def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
     if kind == "yarn" and _is_number(before := main.get("original_max_position_embeddings")):
         reached = max(limit or 0, int(before * factor))
         return reached, reached
-    if kind in ("linear", "dynamic") and limit is not None and flat.get("model_type") not in _SCALED_ALREADY:
+    if kind == "linear" and limit is not None and flat.get("model_type") not in _SCALED_ALREADY:
         return limit, max(limit, int(limit * factor))
     return None if limit is None else (limit, limit)

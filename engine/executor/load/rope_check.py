@@ -33,10 +33,9 @@ _KINDS = (
     rope_utils.YarnRoPE,
     rope_utils.Llama3RoPE,
     rope_utils.ProportionalRoPE,
-    rope_utils.DynamicNTKScalingRoPE,
 )
 _SCALED_HERE = ("linear", "llama3", "yarn")
-_BY_LENGTH = {"dynamic": rope_utils.DynamicNTKScalingRoPE, "proportional": rope_utils.ProportionalRoPE}
+_BY_LENGTH = {"proportional": rope_utils.ProportionalRoPE}
 
 Doubles = NDArray[np.float64]
 
@@ -61,6 +60,7 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
     mlx-lm's kinds pass."""
     flat = text_config(config)
     settings = rope_settings(flat)
+    _replace_dynamic(model)
     used = set(flat.get("layer_types") or settings)
     for name, wanted in settings.items():
         modules = [module for _, module in model.named_modules() if isinstance(module, _KINDS)]
@@ -84,6 +84,18 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
             f"{key}{where} in {origin} must be one that mlx-lm's {config['model_type']!r} computes, got "
             f"{shown}, of which it makes {_described(modules)}; serve a model without it"
         )
+
+
+def _replace_dynamic(model: Module) -> None:
+    """Replace dynamic scaling by what it is up to the model's length, which no sequence exceeds
+    (``lengths_of``): none. mlx-lm's computes one length for all rows."""
+    plain = [
+        (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
+        for path, module in model.named_modules()
+        if isinstance(module, rope_utils.DynamicNTKScalingRoPE)
+    ]
+    if plain:
+        model.update_modules(tree_unflatten(plain))
 
 
 def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -159,7 +171,7 @@ def _wanted(settings: Mapping[str, Any], dims: int, config: Mapping[str, Any]) -
     length of a sequence, or on a kind that is not known here."""
     plain = _plain(float(settings["rope_theta"]), dims)
     kind, factor = settings["rope_type"], settings.get("factor")
-    if kind in ("default", "mrope"):
+    if kind in ("default", "mrope", "dynamic"):
         return Rotation(plain, 1.0)
     if kind == "linear":
         return Rotation(plain / settings["factor"], 1.0)

@@ -105,7 +105,7 @@ def test_scaling_that_is_no_number_is_refused() -> None:
         (LLAMA3, 2048, 2048),
         ({"rope_type": "longrope", "factor": 8.0}, 2048, 2048),
         ({"type": "linear", "factor": 2.0}, 2048, 4096),
-        ({"type": "dynamic", "factor": 4.0}, 2048, 8192),
+        ({"type": "dynamic", "factor": 4.0}, 2048, 2048),
         ({"rope_type": "default", "factor": 4.0}, 2048, 2048),
     ],
 )

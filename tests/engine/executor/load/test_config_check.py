@@ -17,25 +17,13 @@ from octavo.engine.executor.load.config_check import check_keys, recorded
 from octavo.engine.executor.load.loader import load_model, model_classes
 from octavo.engine.executor.load.rope_check import match_rope
 from octavo.engine.memory.configuration import normalized
-
-PUBLISHED: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parents[3] / "data" / "published_configs.json").read_text()
-)
+from published_models import CONFIGS, written_out
 
 
-def written_out(value: Any) -> Any:
-    """``{"repeat": [...], "times": n}`` as the list that it stands for."""
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"repeat", "times"}:
-        return value["repeat"] * value["times"]
-    return {name: written_out(one) for name, one in value.items()}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_published_checkpoints_are_built_with_all_they_say(name: str) -> None:
     """Of their full size, with no weight computed."""
-    config = normalized(written_out(PUBLISHED[name]), name)
+    config = normalized(written_out(CONFIGS[name]), name)
     with recorded() as readings:
         model_class, arguments = cast("tuple[Any, Any]", model_classes(config))
         model: Any = model_class(arguments.from_dict(config))
@@ -51,6 +39,7 @@ def changed(tmp_path: Path, kind: str, **changes: Any) -> Path:
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+NTK = {"rope_type": "ntk", "factor": 2.0}
 BY_LAYER = {
     "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},
     "sliding_attention": {"rope_theta": 77.0, "rope_type": "linear", "factor": 2.0},
@@ -63,7 +52,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("kind", "changes", "named"),
     [
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act in .* must be 'silu', got 'gelu'"),
-        ("qwen3_moe", {"rope_scaling": DYNAMIC}, "rope_scaling in .*'dynamic'.* of which it makes RoPE"),
+        ("qwen3_moe", {"rope_scaling": NTK}, "rope_scaling in .*'ntk'.* of which it makes RoPE"),
         ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
         ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers in .*77"),
         ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
@@ -102,6 +91,19 @@ def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> N
         model: Any = load_model(changed(tmp_path / kind, kind, rope_scaling=scaling), weights="keep").model
         turned.append(model.layers[-1].self_attn.rope(x, offset=100))
     assert mx.allclose(turned[0], turned[1], atol=1e-4).item()
+
+
+@pytest.mark.parametrize("kind", ["internlm2", "qwen3", "qwen3_moe"])
+def test_dynamic_scaling_is_none_up_to_the_models_length(tmp_path: Path, kind: str) -> None:
+    """mlx-lm's own module computes with one length, and fails where a step's rows have several."""
+    prompts: list[list[int]] = [[1, 2, 3, 4, 5], [7, 8, 9]]
+    params = SamplingParams(max_tokens=4, temperature=0, logprobs=1, ignore_eos=True)
+    found = []
+    for scaling in (None, DYNAMIC):
+        folder = changed(tmp_path / str(scaling is None), kind, rope_scaling=scaling)
+        with LLM(EngineConfig(model=str(folder), num_pages=16)) as llm:
+            found.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, progress=False)])
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("extra", [{}, {"truncate": False}, {"attention_factor": 1.5}, {"mscale": 2.0}])
