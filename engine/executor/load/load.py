@@ -32,6 +32,7 @@ from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..adapters.layers import padded_bytes
 from ..adapters.slots import load_adapters
 from ..cache_layout import CacheLayout
+from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
@@ -48,6 +49,8 @@ from .probe import ProbeResult, describe
 from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
+
+SCORED_AT_ONCE = 32  # positions of the text in a step: logits of more take more memory than serving does
 
 
 class ModelPart(Protocol):
@@ -109,9 +112,11 @@ def load_paged_runner(
     bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))
     settled = config
     if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
-        settled = settle_format(
-            config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
-        )
+        with nothing_cached(choice.backend.name):
+            settled = settle_format(
+                config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
+            )
+        give_freed_memory_back(choice.backend.name)  # before pages are made
     elif config.kv_format == AUTO:  # nothing has pages, or nobody has a text
         settled = config.with_format("bf16")
     if settled != config:
@@ -202,8 +207,8 @@ def _trial(
     slot = slot_bytes(result.entries)
     config = replace(
         config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
-        keep_tokens=None, speculate="off", max_pinned_pages=0, cache_dir=None, cache_dir_bytes=None,
-        save_dir=None, swap_memory=0, state_memory=8 * slot or None, async_steps=False,
+        keep_tokens=None, speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
+        cache_dir_bytes=None, save_dir=None, swap_memory=0, state_memory=8 * slot or None, async_steps=False,
     )  # fmt: skip
     assert config.num_pages is not None
     size = sizing_of(config, layout.layers, length)

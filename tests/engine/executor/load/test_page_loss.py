@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,16 @@ from octavo.engine import LLM, EngineConfig
 from octavo.engine.api.config import CHOSEN_FROM
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import TokenLogprob
-from octavo.engine.executor.load.page_loss import MIN_TOKENS, Scores, divergence, settle_format
+from octavo.engine.executor.batch import Batch
+from octavo.engine.executor.load import load
+from octavo.engine.executor.load.page_loss import (
+    MAX_TEXT,
+    MIN_TOKENS,
+    Scores,
+    divergence,
+    settle_format,
+)
+from octavo.engine.executor.model_runner import PagedRunner
 
 DEMO = Path(octavo.engine.__file__).parent / "demo"
 
@@ -80,6 +89,29 @@ def test_auto_is_settled_before_the_pool_is_made(model: str) -> None:
         assert model == "demo-hybrid" or chosen == "fp4"
         assert llm.info.residual_pages == (0 if chosen == "bf16" else 2)
         assert len(llm.generate(["Once there was"], progress=False)[0].outputs[0].token_ids) > 1
+
+
+def test_scoring_takes_few_rows_at_once_and_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of the whole text in one step take more memory than the planner gives to steps."""
+    rows: list[int] = []
+    submit, create = PagedRunner.submit, load._create_kv_cache
+
+    def counted(runner: PagedRunner, batch: Batch, *rest: Any) -> Any:
+        rows.append(len(batch.token_ids))
+        return submit(runner, batch, *rest)
+
+    def created(config: EngineConfig, *rest: Any) -> Any:
+        if config.num_pages == 32:  # of the pool that is served from
+            rows.append(-mx.get_cache_memory())
+        return create(config, *rest)
+
+    monkeypatch.setattr(PagedRunner, "submit", counted)
+    monkeypatch.setattr(load, "_create_kv_cache", created)
+    LLM(EngineConfig(num_pages=32, kv_format="fp4", backend="cpu")).close()
+    *scored, cached = rows
+    assert len(scored) > MAX_TEXT / load.SCORED_AT_ONCE
+    assert max(scored) <= load.SCORED_AT_ONCE
+    assert cached == 0
 
 
 def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
