@@ -11,11 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from behind_nginx import NGINX
+
 from .attack import Attack
 from .attacks import ATTACKS, BY_CLIENTS
 from .disks import PHASES
 from .run import Chaos, run_attackers
-from .setups import Folder, Server, started
+from .setups import BEHIND_NGINX, Folder, Server, started
 from .verdict import HEADER, Bounds, Phase
 
 SECONDS = 6.0  # of an attack that could go on for ever
@@ -79,10 +81,13 @@ def main() -> int:
 
 
 async def _run(chaos: Chaos, chosen: list[str]) -> None:
-    for setup in ("usual", "tiny", "recurrent", "recurrent-disk"):
+    for setup in ("usual", "tiny", "recurrent", "recurrent-disk", BEHIND_NGINX):
         attacks = [ATTACKS[name] for name in chosen if name in ATTACKS and ATTACKS[name].setup == setup]
         last = [name for name in LAST if name in chosen] if setup == "usual" else []
-        if attacks or last:
+        if setup == BEHIND_NGINX and NGINX is None:
+            for each in attacks:
+                chaos.add(Phase(each.name, each.finding, skipped="nginx is not installed"))
+        elif attacks or last:
             await _attack_in_turn(chaos, setup, attacks, last)
     for name in chosen:
         if name in PHASES:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from behind_nginx import proxy
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
@@ -28,7 +29,9 @@ SETUPS: dict[str, tuple[str, ...]] = {
     "disk": ("--num-pages", "256", "--page-size", "16"),
     "recurrent": (*_HYBRID, "--swap-memory", "64MiB"),
     "recurrent-disk": _HYBRID,
+    "nginx": ("--num-pages", "1024"),
 }
+BEHIND_NGINX = "nginx"
 WITH_FOLDER = {"recurrent-disk"}  # setups that keep pages on a disk
 WITH_OWN_MODEL = {"recurrent", "recurrent-disk"}
 IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "$@"'
@@ -83,11 +86,13 @@ class Server:
         if disk or setup in WITH_FOLDER:
             flags += ["--cache-dir", str(folder.cache if disk else folder.path / "states")]
         self.folder = folder
+        self.setup = setup
+        self.proxy: str | None = None  # where clients connect instead
         self.process = ServerProcess(flags, stop_timeout=EXIT_S + 20, launcher=launcher)
 
     @property
     def address(self) -> str:
-        return self.process.ready["grpc"]
+        return self.proxy or self.process.ready["grpc"]
 
     @property
     def metrics(self) -> str:
@@ -138,7 +143,11 @@ async def started(server: Server) -> AsyncIterator[Server]:
     """A server that is killed on the way out, if it has not ended by then."""
     await server.process.start()
     try:
-        yield server
+        async with contextlib.AsyncExitStack() as stack:
+            if server.setup == BEHIND_NGINX:
+                made = proxy(server.folder.path, server.process.ready["grpc"])
+                server.proxy = await stack.enter_async_context(made)
+            yield server
     finally:
         if server.runs:
             await server.kill()

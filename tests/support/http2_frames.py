@@ -64,9 +64,11 @@ class Connection:
         self._drain = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, address: str, **settings: int) -> Connection:
+    async def open(cls, address: str, *, source: str | None = None, **settings: int) -> Connection:
+        """``source``: address of this side."""
         host, _, port = address.rpartition(":")
-        made = cls(*await asyncio.open_connection(host, int(port)))
+        local = None if source is None else (source, 0)
+        made = cls(*await asyncio.open_connection(host, int(port), local_addr=local))
         await made.send(begin(**settings))
         return made
 

@@ -17,6 +17,7 @@ from . import (
     http_states,
     idle_calls,
     idle_cpu,
+    many_connections,
     many_fields,
     many_pins,
     many_samples,
@@ -74,6 +75,7 @@ BY_CLIENTS: tuple[Attack, ...] = (
     resumed_states.MEMORY,
     resumed_states.DISK,
     http_states.ATTACK,
+    many_connections.ATTACK,
 )
 ATTACKS: dict[str, Attack] = {
     attack.name: attack for attack in (*BY_CLIENTS, *(module.ATTACK for module in _HELPERS))
