@@ -13,6 +13,7 @@ from .events import (
     Event,
     ReasoningText,
 )
+from .harmony import HarmonyCalls, read_messages
 from .reasoning import Reasoning
 from .text_source import Malformed, Steps, TextSource, Unfinished
 from .tool_formats import ToolFormat
@@ -66,6 +67,16 @@ class AnswerReader:
         return found
 
     def _answer(self) -> Steps[None]:
+        reasoning, form = self._reasoning, self._format
+        if reasoning is not None and reasoning.is_harmony and isinstance(form, HarmonyCalls | None):
+            yield from read_messages(
+                self._source,
+                self._calls,
+                is_thinking=self._is_thinking,
+                has_tools=form is not None,
+                was_cut=lambda: self._was_cut,
+            )
+            return
         if self._reasoning is not None:
             yield from self._read_reasoning(self._reasoning)
         yield from self._read_content()

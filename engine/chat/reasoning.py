@@ -14,12 +14,14 @@ class Reasoning:
 
     header   may stand behind ``start`` and is not part of the reasoning (Gemma 4's "thought")
     direct   may begin an answer without reasoning, and is not part of it
+    is_harmony   an answer is messages, each with a header
     """
 
     start: str
     end: str
     header: str = ""
     direct: str = ""
+    is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning."""
@@ -39,6 +41,7 @@ _PAIRS: Mapping[str, Reasoning] = {
         "<|channel|>analysis<|message|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
         direct="<|channel|>final<|message|>",
+        is_harmony=True,
     ),
     "longcat": Reasoning("<longcat_think>", "</longcat_think>"),
     "think_tokens": Reasoning("<|think:start|>", "<|think:end|>"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..api.errors import InvalidRequest
+from ..api.sampling_params import SamplingParams
 from ..api.structured_output import StructuredOutput
 from .answer import AnswerReader
 from .call_grammar import call_grammar
 from .call_writer import Tools
 from .chat_format import ChatFormat
+from .harmony import HarmonyCalls
 from .tool_formats import ToolFormat, tool_format
 
 MAX_TOOLS = 512
@@ -47,12 +49,14 @@ class ToolUse:
 
     shown        tools that the chat template gets
     structured   a constraint of the whole answer behind its reasoning; None: it is free
+    is_whole     the constraint has the reasoning in it, and begins with the first token
     form         the notation in which calls are read; None: they are not
     max_calls    calls that an answer may have; None: any number
     """
 
     shown: Tools = ()
     structured: StructuredOutput | None = None
+    is_whole: bool = False
     form: ToolFormat | None = None
     max_calls: int | None = None
 
@@ -60,6 +64,11 @@ class ToolUse:
     def needs_marks(self) -> bool:
         """Whether special tokens must be part of the text."""
         return self.form is not None
+
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the constraint."""
+        from_first = self.is_whole or params.structured_from_first_token
+        return replace(params, structured=self.structured, structured_from_first_token=from_first)
 
     def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
         """A reader of one answer to a prompt. Without ``prompt_ids`` reasoning is not told apart."""
@@ -86,9 +95,11 @@ def tool_use(
     *,
     is_parallel: bool = True,
     structured: StructuredOutput | None = None,
+    is_bounded: bool = False,
 ) -> ToolUse:
     """The use of tools that a request asks for, in the form of the OpenAI API. ``structured``: what content
-    must look like otherwise. InvalidRequest names what cannot be served."""
+    must look like otherwise; ``is_bounded``: the reasoning has a budget. InvalidRequest names what cannot be
+    served."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
@@ -109,44 +120,49 @@ def tool_use(
             + ("writes calls in no known notation" if tokenizer.shows_tools else "does not show them to it")
             + "; start the server with --chat-template or --tool-call-parser, or set tool_choice to required"
         )
-    grammar = _grammar(
-        form, tokenizer, named or list(tools), structured, is_forced=is_forced, is_many=is_parallel
-    )
-    return ToolUse(shown=list(tools), structured=grammar, form=form, max_calls=None if is_parallel else 1)
-
-
-def _grammar(
-    form: ToolFormat,
-    tokenizer: ChatTokenizer,
-    tools: Tools,
-    structured: StructuredOutput | None,
-    *,
-    is_forced: bool,
-    is_many: bool,
-) -> StructuredOutput | None:
-    """A grammar of the answer; None where nothing is asked of it."""
-    is_strict = any(tool["function"].get("strict") is True for tool in tools)
-    if not (is_forced or is_strict or structured is not None):
-        return None
-    schema = None
-    if structured is not None and not is_forced:
-        if structured.kind not in ("json_schema", "json_object"):
-            raise InvalidRequest(
-                f"{structured.kind} must not come with tools that may be called or not; give a JSON "
-                "schema, or set tool_choice to required or none"
+    callable_tools, max_calls = named or list(tools), None if is_parallel else 1
+    if not _needs_grammar(callable_tools, structured, is_forced=is_forced):
+        return ToolUse(shown=list(tools), form=form, max_calls=max_calls)
+    schema = None if structured is None or is_forced else _schema_of(structured)
+    if isinstance(form, HarmonyCalls):
+        whole = form.whole_grammar(
+            callable_tools, added_id=tokenizer.added_id, is_forced=is_forced, or_schema=schema
+        )
+        if whole is not None and not is_bounded:
+            grammar = StructuredOutput(grammar=whole)
+            return ToolUse(
+                shown=list(tools), structured=grammar, is_whole=True, form=form, max_calls=max_calls
             )
-        schema = {"type": "object"} if structured.json_object else json.loads(structured.source)
+        form = tool_format(_FORCED_FORMAT)  # within the final message, behind the reasoning
+        assert form is not None
     source = call_grammar(
         form.shape,
-        tools,
+        callable_tools,
         start="" if form.is_bare else form.start,
         marks=form.marks,
         added_id=tokenizer.added_id,
-        is_many=is_many,
+        is_many=is_parallel,
         with_text=not is_forced and schema is None,
         or_schema=schema,
     )
-    return StructuredOutput(grammar=source)
+    return ToolUse(
+        shown=list(tools), structured=StructuredOutput(grammar=source), form=form, max_calls=max_calls
+    )
+
+
+def _needs_grammar(tools: Tools, structured: StructuredOutput | None, *, is_forced: bool) -> bool:
+    is_strict = any(tool["function"].get("strict") is True for tool in tools)
+    return is_forced or is_strict or structured is not None
+
+
+def _schema_of(structured: StructuredOutput) -> Any:
+    """The schema of an answer that may be a call instead. InvalidRequest for other forms."""
+    if structured.kind not in ("json_schema", "json_object"):
+        raise InvalidRequest(
+            f"{structured.kind} must not come with tools that may be called or not; give a JSON "
+            "schema, or set tool_choice to required or none"
+        )
+    return {"type": "object"} if structured.json_object else json.loads(structured.source)
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:

@@ -11,11 +11,12 @@ from typing import Any, TypeAlias, cast
 from ..api.errors import InvalidConfig
 from .call_grammar import CallShape, Parameters
 from .call_writer import Tools
+from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
 from .quoted_calls import GemmaCalls, WholeCalls
 from .tag_calls import Parse, TagCalls
 
-ToolFormat: TypeAlias = JsonCalls | HeadedCalls | TagCalls | GemmaCalls | WholeCalls
+ToolFormat: TypeAlias = JsonCalls | HeadedCalls | TagCalls | GemmaCalls | WholeCalls | HarmonyCalls
 
 ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router have for them
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
@@ -24,7 +25,7 @@ ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router hav
     "llama": "llama3_json", "llama3": "llama3_json", "llama4_json": "llama3_json",
     "deepseek": "deepseek_v3", "deepseek_v31": "deepseek_v3", "deepseek31": "deepseek_v3",
     "kimik2": "kimi_k2", "minimax": "minimax_m2", "gemma": "gemma4", "functiongemma": "function_gemma",
-    "lfm2": "pythonic",
+    "lfm2": "pythonic", "gpt_oss": "harmony", "openai": "harmony",
 }  # fmt: skip
 
 
@@ -63,6 +64,7 @@ def _tags(name: str, start: str, **parts: object) -> Callable[[], ToolFormat]:
 
 
 _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
+    "harmony": HarmonyCalls,
     "json_tools": lambda: JsonCalls(
         start="<tool_call>", end="</tool_call>",
         shape=CallShape(
@@ -194,6 +196,7 @@ TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
 
 # Which parser a chat template asks for: all texts of a row must be in it. The order counts.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<|channel|>commentary", "functions."), "harmony"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<|tool_call>", "<tool_call|>"), "gemma4"),
     (("<start_function_call>",), "function_gemma"),

@@ -198,6 +198,7 @@ class LLM:
                 tool_choice,
                 is_parallel=parallel_tool_calls,
                 structured=each.structured,
+                is_bounded=each.max_reasoning_tokens is not None,
             )
             for each in given
         ]
@@ -210,11 +211,7 @@ class LLM:
         ]
         has_marks = bool(self.tokenizer.chat_format.marks)
         asked = [
-            replace(
-                each,
-                structured=use.structured,
-                skip_special_tokens=each.skip_special_tokens and not has_marks,
-            )
+            replace(use.applied(each), skip_special_tokens=each.skip_special_tokens and not has_marks)
             for each, use in zip(given, uses, strict=True)
         ]
         outputs = self.generate(prompts, asked, progress=progress)

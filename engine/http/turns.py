@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -29,6 +29,12 @@ from .generation import Job, Usage, run
 NO_THINKING = {"enable_thinking": False, "thinking": False}  # the names that templates have for it
 MAX_PARTS = 2048  # of one conversation: messages, parts of contents, and tools, which the event loop reads
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
+
+
+def unseen(kind: str) -> str:
+    """Return the text that stands for a part that a model of texts cannot read. Agents send their whole
+    conversation each time: refused, a picture in it would end the conversation for good."""
+    return f"[{kind} is here, which this model cannot read: it reads text alone]"
 
 
 def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None) -> None:
@@ -81,19 +87,28 @@ async def prepare_turn(
     tools: Sequence[Mapping[str, Any]] | None = None,
     choice: str | Mapping[str, Any] | None = None,
     is_parallel: bool = True,
+    encode: Callable[[Prompt], Awaitable[Prompt]] | None = None,
 ) -> Turn:
-    """Return what the engine is asked; tools are in the form of the OpenAI API. Raise InvalidRequest for what
-    is not served, RequestTooLong and Overloaded."""
+    """Return what the engine is asked; tools are in the form of the OpenAI API, and ``encode`` may cut the
+    prompt. Raise InvalidRequest for what is not served, RequestTooLong and Overloaded."""
     engine = services.handler.engine
     tokenizer = engine.tokenizer
-    use = tool_use(tokenizer, tools, choice, is_parallel=is_parallel, structured=params.structured)
+    use = tool_use(
+        tokenizer,
+        tools,
+        choice,
+        is_parallel=is_parallel,
+        structured=params.structured,
+        is_bounded=params.max_reasoning_tokens is not None,
+    )
     reasoning = tokenizer.chat_format.reasoning
     if use.form is not None or reasoning is not None:  # whose marks may be special tokens
-        params = replace(params, structured=use.structured, skip_special_tokens=False)
+        params = replace(use.applied(params), skip_special_tokens=False)
     chat = replace(chat, tools=use.shown or None)
+    prompt: Prompt = chat if encode is None else await encode(chat)
     if reasoning is None:
-        return Turn(prompt=chat, params=params, use=use, services=services)
-    prompt_ids = await engine.encode(chat)
+        return Turn(prompt=prompt, params=params, use=use, services=services)
+    prompt_ids = await engine.encode(prompt)
     return Turn(prompt=prompt_ids, params=params, use=use, services=services, prompt_ids=prompt_ids)
 
 

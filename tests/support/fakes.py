@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,20 @@ CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor
 
 
 def byte_tokenizer(
-    *, eos_ids: frozenset[int] = frozenset({EOS}), template: str = CHAT_TEMPLATE, **parsers: Any
+    *,
+    eos_ids: frozenset[int] = frozenset({EOS}),
+    template: str = CHAT_TEMPLATE,
+    specials: Sequence[str] = (),
+    **parsers: Any,
 ) -> Tokenizer:
-    """Ids 0 to 255 are bytes, 256 ends a text, 257 is another special token."""
+    """Ids 0 to 255 are bytes, 256 ends a text, 257 and further ``specials`` are special tokens."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[])
     )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<eos>", "<pad>"])
+    backend.add_special_tokens(["<eos>", "<pad>", *specials])
     return Tokenizer(backend, eos_ids=eos_ids, chat_template=ChatTemplate(template, {}), **parsers)
 
 

@@ -96,9 +96,15 @@ def with_tools(
     choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
     if choice not in ("auto", "none", "required"):
         choice = {"type": "function", "function": {"name": choice}}
-    use = tool_use(tokenizer, prompt.tools, choice, structured=params.structured)
+    use = tool_use(
+        tokenizer,
+        prompt.tools,
+        choice,
+        structured=params.structured,
+        is_bounded=params.max_reasoning_tokens is not None,
+    )
     shown = replace(prompt, tools=use.shown or None)
-    return shown, replace(params, structured=use.structured)
+    return shown, use.applied(params)
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:

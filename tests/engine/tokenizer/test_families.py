@@ -62,7 +62,7 @@ VARIABLES: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thin
 # By family: its calls are read as the parser of this name says, and its reasoning.
 FORMATS = {
     "deepseek_r1": ("deepseek_v3", "deepseek_r1"), "gemma3": (None, None), "glm45": ("glm47", "glm45"),
-    "gpt_oss": (None, "gpt_oss"), "kimi_k2": ("kimi_k2", None), "llama3": ("llama3_json", None),
+    "gpt_oss": ("harmony", "gpt_oss"), "kimi_k2": ("kimi_k2", None), "llama3": ("llama3_json", None),
     "mistral": ("mistral", None), "phi4": (None, None), "qwen3": ("hermes", "qwen3"),
     "qwen3_coder": ("qwen3_coder", None), "smollm3": ("hermes", "smollm3"),
 }  # fmt: skip
