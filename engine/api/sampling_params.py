@@ -16,6 +16,8 @@ Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 128
 MAX_SAMPLES = 64
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite in float32
 _FLOAT32_EPSILON = 2.0**-23  # gRPC carries 0.01 as a float32, which is slightly smaller
@@ -85,6 +87,21 @@ class SamplingParams:
         (), "token id that ends the output, in addition to the model's end tokens; repeatable", shown="none",
         kind="ints", metavar="N", flag="--stop-id", vllm="stop_token_ids",
     )  # fmt: skip
+    include_stop_str_in_output: bool = parameter(
+        False, "keep the stop string, or the text of the stop id, that ends the output", shown="",
+        kind="switch", flag="--include-stop",
+    )  # fmt: skip
+    bad_words: tuple[str, ...] = parameter(
+        (), "text that must not be generated, alone or behind a space; repeatable", shown="none",
+        kind="texts", metavar="S", flag="--bad-word",
+        more="The last token of its spelling is forbidden behind the others, as in vLLM: other tokens may "
+        "spell the same.",
+    )  # fmt: skip
+    allowed_token_ids: tuple[int, ...] = parameter(
+        (), "token id that may be generated, and no other; repeatable", shown="all",
+        kind="ints", metavar="N", flag="--allowed-id",
+        more="End tokens are no exception: without one, the output ends with max_tokens.",
+    )  # fmt: skip
     ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
         True, "leave special tokens out of the text; a token that ends the output is always left out",
@@ -151,13 +168,19 @@ class SamplingParams:
 
     def _check_stop(self) -> None:
         _within("number of stop strings", len(self.stop), 0, MAX_STOPS)
+        _within("number of bad_words", len(self.bad_words), 0, MAX_BAD_WORDS)
         if "" in self.stop:
             raise InvalidRequest(
                 "stop must not contain the empty string, which would end every output at once; remove it"
             )
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_LENGTH:
-            raise InvalidRequest(f"a stop string must be at most {MAX_STOP_LENGTH} characters, got {longest}")
+        if not all(map(str.strip, self.bad_words)):
+            raise InvalidRequest("bad_words must be words, got one of nothing but spaces; leave it out")
+        for what, texts, most in (
+            ("a stop string", self.stop, MAX_STOP_LENGTH),
+            ("a bad word", self.bad_words, MAX_BAD_WORD_LENGTH),
+        ):
+            if (longest := max(map(len, texts), default=0)) > most:
+                raise InvalidRequest(f"{what} must be at most {most} characters, got {longest}")
 
 
 PARAMETERS: Mapping[str, tuple[Parameter, Any]] = settings_of(SamplingParams)

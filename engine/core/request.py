@@ -63,6 +63,7 @@ class Request:
         self.pooled: Any = 0.0  # sum of hidden states so far, when asked for
         self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        bad_ids = tokenizer.ids_of_words(params.bad_words) if params.bad_words else ()
         constraints: list[AnyConstraint | None] = [None] * params.n
         if constraint is not None:
             constraints = list(constraint.copies(params.n))
@@ -92,6 +93,7 @@ class Request:
                     prompt_ids=prompt_ids,
                     vocab_size=vocab_size,
                     end_ids=self.end_ids,
+                    bad_ids=bad_ids,
                     constraint=constraints[index],
                 ),
                 tokenizer,
@@ -156,7 +158,9 @@ class Sample:
         self._detokenizer = tokenizer.detokenizer(
             context=sequence.tokens[-8:], shows_special=not request.params.skip_special_tokens
         )
-        self._stops = tokenizer.stop_checker(request.params.stop)
+        self._stops = tokenizer.stop_checker(
+            request.params.stop, shows_match=request.params.include_stop_str_in_output
+        )
 
     @property
     def room(self) -> int:
@@ -175,6 +179,8 @@ class Sample:
         match: str | int | None
         if token in self.request.end_ids:
             text = self._stops.flush()
+            if self.request.params.include_stop_str_in_output:
+                text += self._detokenizer.add(token)
             reason, match = FinishReason.STOP, token
         else:
             text = self._detokenizer.add(token)

@@ -129,6 +129,7 @@ class InputProcessor:
             )
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
+        self.check_ids("allowed_token_ids", params.allowed_token_ids)
         if params.pooling is not None and not self._info.embeds:
             raise InvalidRequest(
                 f"{self._info.name} has no embeddings: its output head was not found, nor what it gets"

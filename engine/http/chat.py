@@ -32,6 +32,7 @@ from .exchange import Exchange
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
+from .prompts import prompt_cut
 from .request_model import only
 from .turns import NO_THINKING, check_parts, prepare_turn
 
@@ -48,7 +49,7 @@ class Conversation:
 async def serve_chat(services: Services, request: ChatRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream."""
     name = services.check_model(request.model)
-    conversation = await prepare(services, request)
+    conversation = await prepare(services, request, exchange)
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
     prompt: Prompt = conversation.prompt
@@ -74,11 +75,15 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
             await exchange.answer(await answer.whole(deltas))
 
 
-async def prepare(services: Services, request: ChatRequest) -> Conversation:
+async def prepare(services: Services, request: ChatRequest, exchange: Exchange) -> Conversation:
     """Return what the engine is asked. Raise InvalidRequest for what is not served."""
+    max_tokens = _max_tokens(request)
+    cut = prompt_cut(
+        services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
+    )
     params = request.sampling(
         services.files.sampling,
-        max_tokens=_max_tokens(request),
+        max_tokens=max_tokens,
         logprobs=_num_logprobs(request),
         structured=request.structured(),
     )
@@ -86,12 +91,17 @@ async def prepare(services: Services, request: ChatRequest) -> Conversation:
         services,
         conversation_prompt(request),
         params,
+        encode=lambda prompt: cut.encoded(services, exchange, prompt),
         tools=request.tools,
         choice=request.tool_choice,
         is_parallel=request.parallel_tool_calls is not False,
     )
     return Conversation(
-        prompt=turn.prompt, params=turn.params, make_reader=lambda: AnswerReply(turn.reader())
+        prompt=turn.prompt,
+        params=turn.params,
+        make_reader=lambda: AnswerReply(
+            turn.reader(), shows_reasoning=request.include_reasoning is not False
+        ),
     )
 
 
@@ -258,7 +268,7 @@ class _Answer:
         request, logprobs = self._request, None
         if request.logprobs:
             logprobs = chat_logprobs(
-                shown_logprobs(delta),
+                shown_logprobs(delta, self._params),
                 self._services.texts,
                 self._params.logprobs or 0,
                 as_ids=bool(request.return_tokens_as_token_ids),

@@ -52,8 +52,9 @@ class ReplyReader(Protocol):
 class AnswerReply:
     """Reads a sample with the parsers of the model's family."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: AnswerReader, *, shows_reasoning: bool = True) -> None:
         self._reader = reader
+        self._shows_reasoning = shows_reasoning
         self.has_called_tools = False
 
     def read(self, delta: Delta) -> ReplyPart:
@@ -66,7 +67,7 @@ class AnswerReply:
             match event:
                 case ContentText(text):
                     content.append(text)
-                case ReasoningText(text):
+                case ReasoningText(text) if self._shows_reasoning:
                     reasoning.append(text)
                 case CallBegin(index, call_id, name):
                     calls[index] = _piece(index, "", call_id, name)

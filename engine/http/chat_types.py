@@ -90,7 +90,6 @@ class ChatRequest(SamplingFields, ConversationFields):
         only("store", self.store, (False,), "nothing is stored")
         only("service_tier", self.service_tier, ("auto", "default"))
         only("verbosity", self.verbosity, ("medium",))
-        only("include_reasoning", self.include_reasoning, (True,))
 
 
 class FunctionCall(AnswerModel):

@@ -24,7 +24,6 @@ class CompletionRequest(SamplingFields):
     def check_served(self) -> None:
         super().check_served()
         only("suffix", self.suffix, (), "text is not filled in before a suffix")
-        only("add_special_tokens", self.add_special_tokens, (True,), "send token ids for others")
 
 
 class CompletionChoice(AnswerModel):

@@ -20,6 +20,7 @@ from .exchange import Exchange
 from .generation import MAX_PROMPTS, Job, Usage, new_id, run
 from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
+from .prompts import prompt_cut
 from .request_model import only
 
 DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
@@ -28,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream."""
     name = services.check_model(request.model)
-    answer = await _prepare(services, request, name)
+    answer = await _prepare(services, request, exchange, name)
     job = Job(
         prompts=answer.prompts,
         params=answer.params,
@@ -59,12 +60,19 @@ def prompts_of(name: str, given: PromptField) -> list[Prompt]:
     return list(cast(Sequence[Prompt], given))
 
 
-async def _prepare(services: Services, request: CompletionRequest, name: str) -> _Answer:
-    prompts = prompts_of("prompt", request.prompt)
+async def _prepare(services: Services, request: CompletionRequest, exchange: Exchange, name: str) -> _Answer:
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    cut = prompt_cut(
+        services,
+        request.truncate_prompt_tokens,
+        request.truncation_side,
+        max_tokens=max_tokens,
+        special=request.add_special_tokens is not False,
+    )
+    prompts = [
+        await cut.encoded(services, exchange, prompt) for prompt in prompts_of("prompt", request.prompt)
+    ]
     asked_logprobs = request.prompt_logprobs
-    if request.echo and request.stream:
-        only("echo", request.echo, (False,), "a stream has no prompt")
     if request.stream:
         only("prompt_logprobs", asked_logprobs, (), "a stream has none")
     await _check_json_object(services, request, prompts)
@@ -134,13 +142,12 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}
+        self._echoed: set[int] = set()  # choices that have begun with their prompt
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
         choices = []
         async for prompt, delta in deltas:
-            if self.without_output:
-                delta.token_ids, delta.text, delta.logprobs = (), "", ()
-            self._usage.add(prompt, delta)
+            self._take(prompt, delta)
             choices.append(self._choice(prompt, delta))
         choices.sort(key=lambda choice: choice.index)
         return self._completion(choices, with_usage=True)
@@ -149,17 +156,29 @@ class _Answer:
         options = self._request.stream_options
         plain, is_plain = PlainEvents(), self._request.has_plain_events
         async for prompt, delta in deltas:
-            self._usage.add(prompt, delta)
+            self._take(prompt, delta)
             if not exchange.is_started:
                 await exchange.start_events()
-            if is_plain and delta.text and delta.finish_reason is None:
-                index = prompt * self.params.n + delta.index
+            index = prompt * self.params.n + delta.index
+            if self._is_echoed(index) and is_plain and delta.text and delta.finish_reason is None:
                 await exchange.event(plain.event(index, delta.text, partial(self._plain, index)))
-            elif delta.text or delta.logprobs or delta.finish_reason is not None:
+            elif (
+                delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index)
+            ):
                 await exchange.event(self._completion([self._choice(prompt, delta)]))
         if options is not None and options.include_usage:
             await exchange.event(self._completion([], with_usage=True))
         await exchange.end_events()
+
+    def _take(self, prompt: int, delta: Delta) -> None:
+        """Count what is new, and drop it where nothing but the prompt is wanted."""
+        if self.without_output:
+            delta.token_ids, delta.text, delta.logprobs = (), "", ()
+        self._usage.add(prompt, delta)
+
+    def _is_echoed(self, index: int) -> bool:
+        """Whether a choice has begun with its prompt, or need not."""
+        return not self._request.echo or index in self._echoed
 
     def _plain(self, index: int, text: str) -> bytes:
         """An event of a sample that has no more than text."""
@@ -180,14 +199,16 @@ class _Answer:
     def _choice(self, prompt: int, delta: Delta) -> CompletionChoice:
         request = self._request
         index = prompt * self.params.n + delta.index
+        echoes = not self._is_echoed(index)
+        self._echoed.add(index)
         fields: dict[str, Any] = {
             "index": index,
-            "text": self.texts[prompt] + delta.text if request.echo else delta.text,
+            "text": self.texts[prompt] + delta.text if echoes else delta.text,
             "logprobs": None,
             "finish_reason": None if delta.finish_reason is None else delta.finish_reason.value,
         }
         if request.logprobs is not None:
-            fields["logprobs"] = self._logprobs(index, delta)
+            fields["logprobs"] = self._logprobs(index, delta, echoes=echoes)
         if delta.finish_reason is not None:
             fields["stop_reason"] = self._services.stop_reason(delta, self.params)
             if self.without_output:
@@ -198,7 +219,7 @@ class _Answer:
             fields["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, self._services.texts)
         return CompletionChoice.model_construct(**fields)
 
-    def _logprobs(self, index: int, delta: Delta) -> Any:
+    def _logprobs(self, index: int, delta: Delta, *, echoes: bool) -> Any:
         request = self._request
         writer = self._writers.get(index)
         if writer is None:
@@ -207,10 +228,10 @@ class _Answer:
             writer = CompletionLogprobWriter(self._services.texts, request.logprobs, as_ids=as_ids)
             self._writers[index] = writer
         found = writer.write(())
-        if request.echo:
+        if echoes:
             if delta.prompt_logprobs is None:
                 raise InvalidRequest("the prompt's log probabilities did not come with its output; ask again")
             writer.add_first(found, delta.prompt_logprobs.first_id)
             writer.add(found, delta.prompt_logprobs.rest)
-        writer.add(found, shown_logprobs(delta))
+        writer.add(found, shown_logprobs(delta, self.params))
         return found

@@ -16,7 +16,8 @@ from .completions import prompts_of
 from .endpoint import Services
 from .exchange import Exchange
 from .generation import Job, Usage, run
-from .request_model import RequestModel, only
+from .prompts import Side, prompt_cut
+from .request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):
@@ -31,6 +32,7 @@ class EmbeddingRequest(RequestModel):
     normalize: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -56,10 +58,15 @@ class EmbeddingAnswer(AnswerModel):
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
     """Answer with an embedding for each input."""
     name = services.check_model(request.model)
-    only("add_special_tokens", request.add_special_tokens, (True,), "send token ids for others")
-    only("truncate_prompt_tokens", request.truncate_prompt_tokens, ())
     check_dimensions(request.dimensions)
-    prompts = prompts_of("input", request.input)
+    cut = prompt_cut(
+        services,
+        request.truncate_prompt_tokens,
+        request.truncation_side,
+        default_side="right",
+        special=request.add_special_tokens is not False,
+    )
+    prompts = [await cut.encoded(services, exchange, each) for each in prompts_of("input", request.input)]
     job = Job(
         prompts=prompts,
         params=SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last"),

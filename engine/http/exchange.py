@@ -103,6 +103,10 @@ class Exchange:
                 415,
                 f"content-type must be application/json, got {kind.decode() or 'none'}; send it, and JSON",
             )
+        if (coding := self.header("content-encoding").strip().lower()) not in ("", "identity"):
+            raise HttpRefusal(
+                415, f"content-encoding must be left out, got {coding:.60}; send the body as it is"
+            )
         declared = self.header("content-length")
         budget.check(int(declared) if declared.isdigit() else 0)
         pieces: list[bytes] = []

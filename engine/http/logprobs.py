@@ -6,6 +6,7 @@ import codecs
 from typing import Any
 
 from ..api.outputs import Delta, PromptLogprobs, TokenLogprob
+from ..api.sampling_params import SamplingParams
 from .answer_models import AnswerModel
 from .answer_models import PromptLogprobs as PromptEntries
 from .token_texts import TokenTexts
@@ -41,9 +42,11 @@ class CompletionLogprobs(AnswerModel):
     text_offset: list[int]
 
 
-def shown_logprobs(delta: Delta) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a delta without that of the token which ended the output: no text comes of it."""
+def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
+    """Return the entries of a delta, without that of the token which ended the output if no text comes of
+    it."""
     ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
+    ended_by_token = ended_by_token and not params.include_stop_str_in_output
     return delta.logprobs[:-1] if ended_by_token else delta.logprobs
 
 

@@ -15,7 +15,18 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .messages_types import ContentBlock, CountRequest, InputMessage, MessageFields, MessagesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, check_parts, one_system_message, prepare_turn
+from .sampling import keep_likeliest
+from .turns import (
+    NO_THINKING,
+    Block,
+    Step,
+    Turn,
+    TurnAnswer,
+    check_parts,
+    one_system_message,
+    prepare_turn,
+    unseen,
+)
 
 _BILLING = "x-anthropic-billing-header"  # a text of Claude Code for Anthropic's server alone, new each time
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
@@ -48,6 +59,7 @@ def _params(services: Services, request: MessagesRequest) -> SamplingParams:
     for field in ("temperature", "top_p", "top_k"):
         if (value := getattr(request, field)) is not None:
             given[field] = value
+    keep_likeliest(given)
     thinking, output = request.thinking, request.output_config
     thinks = services.handler.engine.tokenizer.chat_format.reasoning is not None
     if thinking is not None and thinks:  # other models keep every budget
@@ -153,10 +165,12 @@ def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
     for place, block in enumerate(blocks):
         name = f"{where}.content[{place}]"
         match block.type, message.role:
-            case "text", _:
-                texts.append(_given(block.text, f"{name}.text"))
+            case (("text" | "image" | "document"), ("user" | "assistant" | "system")):
+                texts.append(_text(block, name))
             case "thinking", "assistant":
                 found["reasoning_content"] = _given(block.thinking, f"{name}.thinking")
+            case "redacted_thinking", "assistant":
+                pass  # encrypted: only the server that wrote it can read it
             case "tool_use", "assistant":
                 function = {"name": _given(block.name, f"{name}.name"), "arguments": block.input or {}}
                 call = {"id": _given(block.id, f"{name}.id"), "type": "function", "function": function}
@@ -176,21 +190,47 @@ def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
                     "this model reads text alone",
                 )
     found["content"] = "\n".join(texts)
-    if texts or message.role != "user":
+    if texts or message.role != "user" or not blocks:
         yield found
 
 
 def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> str:
     if isinstance(content, str):
         return content
-    for place, block in enumerate(content):
-        if block.type != "text":
-            raise FieldError(
-                f"{where}[{place}].type",
-                f'{where}[{place}].type must be "text" here, got {block.type!r:.60}; this model reads '
-                "text alone",
-            )
-    return between.join(_given(block.text, f"{where}[{place}].text") for place, block in enumerate(content))
+    return between.join(_text(block, f"{where}[{place}]") for place, block in enumerate(content))
+
+
+def _text(block: ContentBlock, where: str) -> str:
+    """The text of a block; of images and files, a text that says so."""
+    match block.type:
+        case "text":
+            return _given(block.text, f"{where}.text")
+        case "image":
+            return unseen("An image")
+        case "document":
+            return "\n".join(filter(None, (block.title, block.context, _document(block, f"{where}.source"))))
+    raise FieldError(
+        f"{where}.type",
+        f"{where}.type must be text, image or document here, got {block.type!r:.60}; leave it out",
+    )
+
+
+def _document(block: ContentBlock, where: str) -> str:
+    source = block.source or {}
+    match source.get("type"), source.get("data"), source.get("content"):
+        case "text", str(data), _:
+            return data
+        case "content", _, str(text):
+            return text
+        case "content", _, list(blocks) if all(isinstance(each, dict) for each in blocks):
+            texts = (each.get("text") if each.get("type") == "text" else None for each in blocks)
+            return "\n".join(text if isinstance(text, str) else unseen("An image") for text in texts)
+        case (("base64" | "url" | "file"), _, _):
+            return unseen("A file")
+    raise FieldError(
+        where,
+        f"{where} must be of type text, content, base64, url or file, got {block.source!r:.60}; correct it",
+    )
 
 
 def _given(value: str | None, where: str) -> str:

@@ -17,14 +17,18 @@ class ContentBlock(RequestModel):
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
+    data: str | None = None  # of redacted_thinking
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[ContentBlock] | None = None
+    source: dict[str, Any] | None = None  # of images and documents
+    title: str | None = None
+    context: str | None = None
     is_error: bool | None = None
     cache_control: dict[str, Any] | None = None  # prefixes are cached without being asked
-    citations: list[Any] | None = None
+    citations: list[Any] | dict[str, Any] | None = None
     caller: dict[str, Any] | None = None
 
 

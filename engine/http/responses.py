@@ -17,9 +17,21 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
-from .turns import NO_THINKING, Block, Step, Turn, TurnAnswer, check_parts, one_system_message, prepare_turn
+from .sampling import keep_likeliest
+from .turns import (
+    NO_THINKING,
+    Block,
+    Step,
+    Turn,
+    TurnAnswer,
+    check_parts,
+    one_system_message,
+    prepare_turn,
+    unseen,
+)
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_UNSEEN = {"input_image": "An image", "input_file": "A file"}
 _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -41,6 +53,7 @@ async def _turn(services: Services, request: ResponsesRequest) -> Turn:
     for field in ("temperature", "top_p"):
         if (value := getattr(request, field)) is not None:
             given[field] = value
+    keep_likeliest(given)
     variables: dict[str, Any] = {}
     if request.reasoning is not None and request.reasoning.effort is not None:
         variables["reasoning_effort"] = request.reasoning.effort
@@ -172,15 +185,19 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
 def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
+    texts = []
     for index, part in enumerate(content):
-        if part.type not in _PARTS or part.text is None:
+        if part.type in _UNSEEN:
+            texts.append(unseen(_UNSEEN[part.type]))
+        elif part.type in _PARTS and part.text is not None:
+            texts.append(part.text)
+        else:
             raise FieldError(
                 f"{where}[{index}].type",
                 f"{where}[{index}].type must be input_text or output_text with a text, got "
-                f"{part.type!r:.60}; this "
-                "model reads text alone",
+                f"{part.type!r:.60}; other parts are not served",
             )
-    return "".join(part.text or "" for part in content)
+    return "".join(texts)
 
 
 def _encoded(text: str) -> str:

@@ -16,6 +16,12 @@ class InputPart(RequestModel):
     text: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    image_url: str | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    detail: str | None = None
 
 
 class InputItem(RequestModel):

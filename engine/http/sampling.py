@@ -10,6 +10,7 @@ from ..api.errors import InvalidRequest
 from ..api.sampling_params import SamplingParams, Speculate
 from ..api.structured_output import StructuredOutput
 from .errors import FieldError
+from .prompts import Side
 from .request_model import RequestModel, only
 
 MAX_BIASES = 4096
@@ -17,7 +18,11 @@ _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
     "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
+    "include_stop_str_in_output",
 )  # fmt: skip
+_LISTS = {
+    "stop_token_ids": "stop_ids", "bad_words": "bad_words", "allowed_token_ids": "allowed_token_ids",
+}  # fmt: skip
 
 
 def _without_underscore(name: str) -> str:
@@ -37,10 +42,13 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """``response_format``: text, json_object or json_schema."""
+    """``response_format``: text, json_object, json_schema, or vLLM's structural_tag with its fields."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
     def structured(self) -> StructuredOutput | None:
         match self.type:
@@ -55,10 +63,12 @@ class ResponseFormat(RequestModel):
                         "response_format.json_schema must have a schema, got none; give one",
                     )
                 return StructuredOutput(json_schema=self.json_schema.schema_)
+            case "structural_tag":
+                return StructuredOutput(structural_tag=self.model_dump(exclude_none=True))
         raise FieldError(
             "response_format.type",
-            f"response_format.type must be text, json_object or json_schema, got {self.type!r:.60}; "
-            "use one of them",
+            "response_format.type must be text, json_object, json_schema or structural_tag, got "
+            f"{self.type!r:.60}; use one of them",
         )
 
 
@@ -100,6 +110,7 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    session_id: str | None = None  # a label, too
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -114,6 +125,7 @@ class SamplingFields(RequestModel):
     n: int | None = None
     best_of: int | None = None
     use_beam_search: bool | None = None
+    length_penalty: float | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -125,7 +137,10 @@ class SamplingFields(RequestModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Side | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -151,9 +166,8 @@ class SamplingFields(RequestModel):
             "the best of more samples is not chosen",
         )
         only("use_beam_search", self.use_beam_search, (False,))
-        only("include_stop_str_in_output", self.include_stop_str_in_output, (False,))
+        only("length_penalty", self.length_penalty, (1.0,), "beams are not searched")
         only("spaces_between_special_tokens", self.spaces_between_special_tokens, (True, False))
-        only("truncate_prompt_tokens", self.truncate_prompt_tokens, ())
         if self.stream_options is not None:
             only("stream_options.include_obfuscation", self.stream_options.include_obfuscation, (False,))
             if not self.stream:
@@ -206,6 +220,7 @@ class SamplingFields(RequestModel):
         self.check_served()
         given: dict[str, Any] = {"temperature": 1.0, **defaults}
         given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        keep_likeliest(given)
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.seed is not None:
@@ -217,13 +232,25 @@ class SamplingFields(RequestModel):
                     f"logit_bias must have at most {MAX_BIASES} tokens, got {count}; drop some",
                 )
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
-        if self.thinking_token_budget is not None:  # vLLM's name
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise FieldError(
+                "allowed_token_ids",
+                "allowed_token_ids must have at least one id, got none; leave it out for all",
+            )
+        if self.thinking_token_budget not in (None, -1):  # vLLM's name; -1 is no bound
             given.setdefault("max_reasoning_tokens", self.thinking_token_budget)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if self.stop_token_ids is not None:
-            given["stop_ids"] = tuple(self.stop_token_ids)
+        for field, name in _LISTS.items():
+            if (items := getattr(self, field)) is not None:
+                given[name] = tuple(items)
         return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, structured=structured)
+
+
+def keep_likeliest(given: dict[str, Any]) -> None:
+    """Write a ``top_p`` of 0, which the OpenAI API takes, as one that keeps the likeliest token alone."""
+    if given.get("top_p") == 0:
+        given["top_p"] = 2.0**-30
 
 
 def _token_id(text: str) -> int:

@@ -11,9 +11,8 @@ from .chat import conversation_prompt
 from .chat_types import ConversationFields
 from .endpoint import Services
 from .exchange import Exchange
+from .prompts import TEXT_LENGTHS
 from .request_model import RequestModel
-
-TEXT_LENGTHS = 4  # times the model's length: what is converted at once
 
 
 class TokenizeRequest(ConversationFields):

@@ -83,8 +83,11 @@ class StopChecker:
         *,
         forms: Mapping[str, str] | None = None,
         markers: Mapping[int, str] | None = None,
+        shows_match: bool = False,
     ) -> None:
+        """``shows_match``: the match is part of the text."""
         self._asked: dict[str, str] = {stop: stop for stop in stops} | dict(forms or {})
+        self._shows_match = shows_match
         self._markers = dict(markers or {})
         self._unshown = dict.fromkeys(map(ord, self._markers.values()))
         self._stops = tuple(self._asked)
@@ -108,7 +111,8 @@ class StopChecker:
         if found:
             end, _, form = min(found)
             self.match, self._held = self._asked[form], ""
-            return text[: end - len(form)].translate(self._unshown)
+            shown = text[: end - len(form)].translate(self._unshown)
+            return shown + self.match if self._shows_match else shown
         start = self._undecided_from(text)
         self._held = text[start:]
         return text[:start].translate(self._unshown)

@@ -173,8 +173,21 @@ class Tokenizer:
             shown=self._shown if shows_special else {},
         )
 
-    def stop_checker(self, stops: Sequence[str]) -> StopChecker:
-        """Return a fresh checker for stop strings, which may contain special tokens."""
+    def ids_of_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of each word, alone and behind a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare, spaced = (
+                tuple(self.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
+            )
+            found[bare] = None
+            if spaced[-len(bare) :] != bare:  # which are found behind a token that is the space, too
+                found[spaced] = None
+        return tuple(filter(None, found))
+
+    def stop_checker(self, stops: Sequence[str], *, shows_match: bool = False) -> StopChecker:
+        """Return a fresh checker for stop strings, which may contain special tokens; ``shows_match``: the
+        match is part of the text."""
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
@@ -183,7 +196,10 @@ class Tokenizer:
 
         forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}
         return StopChecker(
-            stops, forms={form: stop for form, stop in forms.items() if form != stop}, markers=markers
+            stops,
+            forms={form: stop for form, stop in forms.items() if form != stop},
+            markers=markers,
+            shows_match=shows_match,
         )
 
     @functools.cached_property

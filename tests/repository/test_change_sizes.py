@@ -81,7 +81,7 @@ PARAMETER: Change = {
         self._bias_ids = np.append(self._bias_ids, np.array(params.banned_ids, np.intp))
         self._bias = np.append(self._bias, np.full(len(params.banned_ids), -np.inf, np.float32))
 """,
-        "self.any = bool(params.logit_bias) or self.follows": " or bool(params.banned_ids)",
+        "self.any = bool(params.logit_bias or bad_ids) or self.follows": " or bool(params.banned_ids)",
     },
     "proto/octavo/v1/generation.proto": {
         "  repeated uint32 stop_ids = 13;\n": "  // Token ids that never come.\n"

@@ -63,7 +63,9 @@ class LogitsProcessors:
         prompt_ids: Sequence[int],
         vocab_size: int,
         end_ids: Collection[int],
+        bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
+        """``bad_ids``: sequences of which the last token must not come behind the others."""
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -72,22 +74,31 @@ class LogitsProcessors:
         self._bias: Floats = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._seen = _TokenCounts(prompt_ids) if params.repetition_penalty != 1 else None
         self._output = _TokenCounts(()) if counts else None
-        self.follows = self._seen is not None or counts
-        self.any = bool(params.logit_bias) or self.follows
+        self._bad_ids = bad_ids
+        self._num_recent = max(map(len, bad_ids), default=1) - 1
+        self._recent: tuple[int, ...] = ()  # output tokens that a bad word may begin with
+        self.follows = self._seen is not None or counts or self._num_recent > 0
+        self.any = bool(params.logit_bias or bad_ids) or self.follows
 
     def record(self, token: int) -> None:
         """The sample's next token is ``token``."""
         for counts in (self._seen, self._output):
             if counts is not None:
                 counts.add(token)
+        self._add_recent((token,))
+
+    def _add_recent(self, tokens: Sequence[int]) -> None:
+        if self._num_recent:
+            self._recent = (*self._recent, *tokens)[-self._num_recent :]
 
     def after(self, tokens: Sequence[int]) -> LogitsProcessors:
         """Return a copy as it is once the sample's next tokens have been these."""
-        if self._seen is None and self._output is None:
+        if not self.follows:
             return self
         ahead = copy.copy(self)
         ahead._seen = None if self._seen is None else self._seen.after(tokens)
         ahead._output = None if self._output is None else self._output.after(tokens)
+        ahead._add_recent(tokens)
         return ahead
 
     def changes(self, *, suppress: bool) -> LogitAdjustments:
@@ -103,8 +114,15 @@ class LogitsProcessors:
             _NO_VALUES if output is None else output.counts,
             params.frequency_penalty,
             params.presence_penalty,
-            self.suppressed_ids if suppress else _NO_IDS,
+            self._suppressed(suppress),
         )
+
+    def _suppressed(self, suppress: bool) -> Ids:
+        """Return the tokens that must not come next: end tokens with ``suppress``, and ends of bad words."""
+        ends = self.suppressed_ids if suppress else _NO_IDS
+        recent = self._recent
+        bad = {ids[-1] for ids in self._bad_ids if len(ids) == 1 or recent[1 - len(ids) :] == tuple(ids[:-1])}
+        return np.union1d(ends, np.array(sorted(bad), np.intp)) if bad else ends
 
 
 class _TokenCounts:

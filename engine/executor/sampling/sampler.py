@@ -64,10 +64,11 @@ class SampleState:
         prompt_ids: Sequence[int],
         vocab_size: int,
         end_ids: Collection[int] = (),
+        bad_ids: Sequence[Sequence[int]] = (),
         constraint: AnyConstraint | None = None,
     ) -> None:
-        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``constraint`` is
-        this sample's own.
+        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``bad_ids``: see
+        ``LogitsProcessors``; ``constraint`` is this sample's own.
 
         Raises InvalidRequest if the logit bias names a token outside the vocabulary.
         """
@@ -86,9 +87,11 @@ class SampleState:
         )
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
-            params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids
+            params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids, bad_ids=bad_ids
         )
-        adjusts = constraint is not None or self._processors.any
+        self._vocab_size = vocab_size
+        self._listed: Mask | None = None  # the tokens of params.allowed_token_ids, made when first asked for
+        adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
         self._asks_nothing = not adjusts and params.logprobs is None  # once it may end
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
@@ -151,11 +154,16 @@ class SampleState:
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
     def allowed(self) -> Mask | None:
-        """[V] tokens that structured output lets come next; None: any. Raises ConstraintFailed, MaskLate."""
+        """[V] tokens that structured output and ``params.allowed_token_ids`` let come next; None: any. Raises
+        ConstraintFailed, MaskLate."""
         grammar = self.constraint if self._behind is None else self._behind
+        if self._listed is None and self.params.allowed_token_ids:
+            self._listed = np.zeros(self._vocab_size, np.bool_)
+            self._listed[list(self.params.allowed_token_ids)] = True
         if grammar is None:
-            return None
-        return grammar.allowed(may_end=self.may_end, may_be_late=self.mask_may_be_late)
+            return self._listed
+        allowed = grammar.allowed(may_end=self.may_end, may_be_late=self.mask_may_be_late)
+        return allowed if self._listed is None else allowed & self._listed
 
     def adjust_in_place(self, logits: Floats) -> None:
         """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises

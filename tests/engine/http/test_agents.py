@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -215,6 +216,78 @@ async def test_a_request_of_claude_code_is_served(model: Scripted) -> None:
     )
 
 
+async def test_conversations_with_images_and_files_go_on(model: Scripted) -> None:
+    """Agents send them again with every turn: a refusal would never end."""
+    model.says("</think>Yes")
+    data = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    image: Any = {"type": "image", "source": data}
+    text: Any = {"type": "document", "title": "notes", "source": {"type": "text", "data": "Hugo bakes."}}
+    use: Any = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
+    turns: list[Any] = [
+        {"role": "user", "content": [image, {"type": "document", "source": data}, text]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [image]}]},
+    ]
+    said = await message(model, messages=turns, tools=[CLAUDE_TOOL])
+    assert said.content[0].text == "Yes"
+    seen, unread = "[An image is here, which this model cannot read", "[A file is here"
+    assert model.prompt.count(seen) == 2
+    assert model.prompt.count(unread) == 1
+    assert "notes\nHugo bakes." in model.prompt
+    assert "iVBOR" not in model.prompt
+    parts = [
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo=", "detail": "auto"},
+        {"type": "input_file", "filename": "a.pdf", "file_data": "x"},
+        {"type": "input_text", "text": "What is it?"},
+    ]
+    response = await model.openai.responses.create(model="fake", input=[{"role": "user", "content": parts}])  # type: ignore[list-item,misc]
+    assert response.output_text == "Yes"
+    assert seen in model.prompt
+    assert unread in model.prompt
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Where? Köln.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "Let me look.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json"
+    '<|message|>{"city": "Köln"}'
+)
+
+
+async def test_channels_and_calls_of_gpt_oss() -> None:
+    folder = Path(__file__).parents[1] / "tokenizer" / "templates"
+    async with scripted((folder / "gpt_oss.jinja").read_text()) as model:
+        model.says(HARMONY)
+        choice = (await complete(model, tools=[TOOL, OTHER])).choices[0]
+        said = choice.message
+        assert (said.reasoning_content, said.content) == ("Where? Köln.", "Let me look.")
+        [call] = said.tool_calls
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Köln"}')
+        assert choice.finish_reason == "tool_calls"
+        pieces: dict[str, str] = {"reasoning_content": "", "content": "", "arguments": ""}
+        async for chunk in await complete(model, tools=[TOOL], stream=True):
+            delta = chunk.choices[0].delta
+            for name in ("reasoning_content", "content"):
+                pieces[name] += getattr(delta, name, None) or ""
+            for part in delta.tool_calls or ():
+                pieces["arguments"] += part.function.arguments
+        assert pieces == {
+            "reasoning_content": "Where? Köln.", "content": "Let me look.", "arguments": '{"city": "Köln"}'
+        }  # fmt: skip
+        blocks = (await message(model, tools=[CLAUDE_TOOL])).content
+        assert [block.type for block in blocks] == ["thinking", "text", "tool_use"]
+        async with model.anthropic.messages.stream(
+            model="fake", max_tokens=99, messages=USER, tools=[CLAUDE_TOOL]
+        ) as stream:
+            last: Any = (await stream.get_final_message()).content[-1]
+        assert last.input == {"city": "Köln"}
+        asked: dict[str, Any] = {"model": "fake", "input": "Weather?", "tools": [RESPONSES_TOOL]}
+        response = await model.openai.responses.create(**asked)
+        assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+        hidden = await complete(model, tools=[TOOL], extra_body={"include_reasoning": False})
+        assert not hasattr(hidden.choices[0].message, "reasoning_content")
+        assert hidden.choices[0].message.content == "Let me look."
+
+
 async def test_an_answer_that_the_client_has_begun_goes_on(model: Scripted) -> None:
     model.says(' "Köln"}')
     said = await message(model, messages=[*USER, {"role": "assistant", "content": '{"city":'}])
@@ -282,7 +355,8 @@ async def test_choices_of_anthropics_api_become_constraints(model: Scripted) -> 
     [
         ({"container": "c"}, "container"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\].type"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}, r"content\[0\].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "source"),
         ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role"),
         ({"tool_choice": {"type": "sometimes"}, "tools": [CLAUDE_TOOL]}, "tool_choice.type"),
         ({"thinking": {"type": "deeply"}}, "thinking.type"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ import openai.types.completion_create_params as completion_params
 import openai.types.embedding_create_params as embedding_params
 import pytest
 import pytest_asyncio
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from http_served import HttpServed, Reply, demo_http
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
@@ -22,8 +25,10 @@ from octavo.engine.http.chat_types import ChatRequest
 from octavo.engine.http.completion_types import CompletionRequest
 from octavo.engine.http.embeddings import EmbeddingRequest
 from octavo.engine.http.errors import FieldError
+from octavo.engine.http.messages_types import MessagesRequest
 from octavo.engine.http.request_model import RequestModel, parse
 from octavo.engine.http.rerank import RerankRequest
+from octavo.engine.http.responses_types import ResponsesRequest
 from octavo.engine.http.sampling import SamplingFields
 from octavo.engine.http.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -66,6 +71,9 @@ SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
     "n": (3, {"n": 3}),
     "stop": ("x", {"stop": ("x",)}),
     "stop_token_ids": ([5, 6], {"stop_ids": (5, 6)}),
+    "include_stop_str_in_output": (True, {"include_stop_str_in_output": True}),
+    "bad_words": (["a", "b c"], {"bad_words": ("a", "b c")}),
+    "allowed_token_ids": ([5, 6], {"allowed_token_ids": (5, 6)}),
     "ignore_eos": (True, {"ignore_eos": True}),
     "prompt_logprobs": (2, {"prompt_logprobs": 2}),
     "speculate": ("ngram", {"speculate": "ngram"}),
@@ -126,6 +134,10 @@ def _usage(answer: Any) -> Any:
     return answer["usage"]
 
 
+def _words(answer: Any) -> set[str]:
+    return {word.strip(".,") for word in text_of(answer).split()}
+
+
 def _joined(answer: Any) -> bytes:
     return b"".join(bytes(e["bytes"] or ()) for e in answer["choices"][0]["logprobs"]["content"])
 
@@ -149,7 +161,23 @@ BOTH: dict[str, Served] = {
     "response_format": Served({"response_format": FORMAT, "max_tokens": 40}, _is_b_or_c),
     "guided_choice": Served({"guided_choice": ["left", "right"]}, lambda a: text_of(a) in ("left", "right")),
     "seed": Served({"seed": 1, "temperature": 0.0}, lambda a: text_of(a) != ""),
-    "include_stop_str_in_output": Served({"include_stop_str_in_output": False}, lambda a: text_of(a) != ""),
+    "include_stop_str_in_output": Served(
+        {"stop": ["e"], "include_stop_str_in_output": True, "max_tokens": 30},
+        lambda a: text_of(a).count("e") == 1 and text_of(a).endswith("e"),
+    ),
+    "bad_words": Served({"bad_words": ["baker", "there"]}, lambda a: not {"baker", "there"} & _words(a)),
+    "allowed_token_ids": Served(
+        {"allowed_token_ids": [300, 301], "return_token_ids": True},
+        lambda a: set(a["choices"][0]["token_ids"]) <= {300, 301},
+    ),
+    "truncate_prompt_tokens": Served(
+        {"truncate_prompt_tokens": 3, "return_token_ids": True}, lambda a: _usage(a)["prompt_tokens"] == 3
+    ),
+    "truncation_side": Served(
+        {"truncate_prompt_tokens": 2, "truncation_side": "right"}, lambda a: _usage(a)["prompt_tokens"] == 2
+    ),
+    "length_penalty": Served({"length_penalty": 1.0}, lambda a: text_of(a) != ""),
+    "session_id": Served({"session_id": "mine"}, lambda a: text_of(a) != ""),
     "skip_special_tokens": Served({"skip_special_tokens": True}, lambda a: text_of(a) != ""),
     "spaces_between_special_tokens": Served(
         {"spaces_between_special_tokens": True}, lambda a: text_of(a) != ""
@@ -203,6 +231,7 @@ SERVED: dict[str, dict[str, Served]] = {
         "metadata": Served({"metadata": {"label": "x"}}, lambda a: text_of(a) != ""),
         "echo": Served({"echo": False}, lambda a: text_of(a) != ""),
         "add_special_tokens": Served({"add_special_tokens": False}, lambda a: text_of(a) != ""),
+        "include_reasoning": Served({"include_reasoning": False}, lambda a: text_of(a) != ""),
     },
     COMPLETIONS: BOTH
     | {
@@ -223,7 +252,7 @@ SERVED: dict[str, dict[str, Served]] = {
             {"prompt_logprobs": 1},
             lambda a: len(a["choices"][0]["prompt_logprobs"]) == _usage(a)["prompt_tokens"],
         ),
-        "add_special_tokens": Served({"add_special_tokens": True}, lambda a: text_of(a) != ""),
+        "add_special_tokens": Served({"add_special_tokens": False}, lambda a: text_of(a) != ""),
     },
     EMBEDDINGS: {
         "input": Served({"input": ["a", "b"]}, lambda a: [d["index"] for d in a["data"]] == [0, 1]),
@@ -237,7 +266,14 @@ SERVED: dict[str, dict[str, Served]] = {
         ),
         "pooling": Served({"pooling": "mean"}, lambda a: len(a["data"]) == 1),
         "user": Served({"user": "x"}, lambda a: len(a["data"]) == 1),
-        "add_special_tokens": Served({"add_special_tokens": True}, lambda a: len(a["data"]) == 1),
+        "add_special_tokens": Served({"add_special_tokens": False}, lambda a: len(a["data"]) == 1),
+        "truncate_prompt_tokens": Served(
+            {"truncate_prompt_tokens": 2}, lambda a: a["usage"]["prompt_tokens"] == 2
+        ),
+        "truncation_side": Served(
+            {"truncate_prompt_tokens": 1, "truncation_side": "left"},
+            lambda a: a["usage"]["prompt_tokens"] == 1,
+        ),
         "priority": Served({"priority": 1}, lambda a: len(a["data"]) == 1),
         "cache_salt": Served({"cache_salt": "x"}, lambda a: len(a["data"]) == 1),
         "request_id": Served({"request_id": "x"}, lambda a: len(a["data"]) == 1),
@@ -285,11 +321,14 @@ SERVED: dict[str, dict[str, Served]] = {
     },
 }  # fmt: skip
 SAMPLING_REFUSED: dict[str, Any] = {
-    "best_of": 3, "use_beam_search": True, "include_stop_str_in_output": True, "truncate_prompt_tokens": 5,
-    "length_penalty": 1.0, "bad_words": ["x"], "allowed_token_ids": [1],
-    "guided_decoding_backend": "xgrammar",
-    "guided_whitespace_pattern": " ", "logits_processors": [], "mm_processor_kwargs": {},
-    "kv_transfer_params": {}, "vllm_xargs": {}, "enable_thinking": False, "invented": 1,
+    "best_of": 3, "use_beam_search": True, "truncate_prompt_tokens": 0, "length_penalty": 0.5,
+    "allowed_token_ids": [], "bad_words": [" "], "truncation_side": "middle",
+    "guided_decoding_backend": "xgrammar", "guided_whitespace_pattern": " ", "logits_processors": [],
+    "mm_processor_kwargs": {}, "media_io_kwargs": {}, "kv_transfer_params": {}, "ec_transfer_params": {},
+    "vllm_xargs": {}, "prompt_embeds": "x", "watermarking": True, "logprob_token_ids": [1],
+    "repetition_detection": {}, "stream_interval": 2, "return_prompt_text": True,
+    "return_token_offsets": True, "return_mm_kwargs": False, "routed_experts_prompt_start": 1,
+    "enable_thinking": False, "invented": 1,
 }  # fmt: skip
 REFUSED: dict[str, dict[str, Any]] = {
     CHAT: SAMPLING_REFUSED
@@ -302,8 +341,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "top_logprobs": 3, "stream_options": {"include_usage": True}, "suffix": "x",
     },
     COMPLETIONS: SAMPLING_REFUSED
-    | {"suffix": "x", "add_special_tokens": False, "messages": HI, "stream_options": {"include_usage": True}},
-    EMBEDDINGS: {"truncate_prompt_tokens": 5, "messages": HI, "task": "x", "invented": 1},
+    | {"suffix": "x", "messages": HI, "stream_options": {"include_usage": True}},
+    EMBEDDINGS: {"truncate_prompt_tokens": 0, "messages": HI, "task": "x", "invented": 1},
     RERANK: {"max_chunks_per_doc": 1, "max_tokens_per_doc": 1, "truncate_prompt_tokens": 5, "invented": 1},
     TOKENIZE: {"invented": 1},
     DETOKENIZE: {"invented": 1},
@@ -335,7 +374,48 @@ async def test_a_field_that_is_not_served_is_refused_by_name(demo: HttpServed, p
     reply = await demo.post(path, BASE[path] | {name: REFUSED[path][name]})
     assert reply.status == 400, reply.body
     assert name in reply.json["error"]["message"]
-    assert reply.json["error"]["param"].startswith(name)
+    param = reply.json["error"]["param"]
+    assert param is None or param.startswith(name)
+
+
+# Fields of the two APIs of agents, which tests/engine/http/test_agents.py asks for their effects.
+AGENTS: dict[str, tuple[type[RequestModel], Any, dict[str, Any], dict[str, Any]]] = {
+    "/v1/messages": (
+        MessagesRequest,
+        MessageCreateParamsBase,
+        {"messages": HI, "max_tokens": 2},
+        {
+            "container": "x", "inference_geo": "eu", "speed": "fast", "diagnostics": {},
+            "user_profile_id": "x", "workspace_id": "x", "mcp_servers": [], "betas": ["x"],
+            "kv_transfer_params": {}, "invented": 1, "service_tier": "priority",
+            "thinking": {"type": "deeply"},
+        },
+    ),
+    "/v1/responses": (
+        ResponsesRequest,
+        ResponseCreateParamsBase,
+        {"input": "Hi", "max_output_tokens": 2},
+        {
+            "max_tool_calls": 1, "access_programs": [], "moderation": {}, "prompt_cache_options": {},
+            "context_management": [], "prompt_cache_retention": "24h", "background_options": {}, "image": {},
+            "previous_response_id": "x", "conversation": "x", "prompt": {"id": "x"}, "store": True,
+            "background": True, "truncation": "auto", "top_logprobs": 2, "service_tier": "flex",
+            "vllm_xargs": {}, "kv_transfer_params": {}, "invented": 1,
+        },
+    ),
+}  # fmt: skip
+
+
+@on_demo
+@pytest.mark.parametrize("path", AGENTS)
+async def test_agents_fields_are_served_or_refused_by_name(demo: HttpServed, path: str) -> None:
+    kind, params, base, refused = AGENTS[path]
+    assert params.__annotations__.keys() <= {*kind.model_fields, *refused}
+    assert (await demo.post(path, base | {"user": "x"} if path != "/v1/messages" else base)).status == 200
+    for name, value in refused.items():
+        reply = await demo.post(path, base | {name: value})
+        assert reply.status == 400, (name, reply.body)
+        assert name in reply.json["error"]["message"]
 
 
 def test_no_field_of_the_api_is_missing_from_the_tables() -> None:
@@ -365,6 +445,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "no prompts": (COMPLETIONS, {"prompt": []}, "prompt must have between 1 and"),
     "a float as a count": (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens must be an integer"),
     "two shapes": (CHAT, {"messages": HI, "regex": "a", "guided_choice": ["b"]}, "regex and guided_choice"),
+    "half a surrogate, and no JSON": (CHAT, b'{"messages": "\\ud83d', "the body must be JSON"),
     "an image": (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -392,6 +473,75 @@ async def test_a_wrong_request_is_told_what_is_wrong(demo: HttpServed, name: str
     assert reply.status == 400, reply.body
     assert text in reply.json["error"]["message"]
     assert reply.json["error"]["type"] == "invalid_request_error"
+
+
+ODD: dict[str, tuple[str, Any]] = {
+    "a byte order mark": (CHAT, b"\xef\xbb\xbf" + json.dumps(BASE[CHAT]).encode()),
+    "half a surrogate": (
+        CHAT,
+        b'{"messages": [{"role": "user", "content": "\\ud83d \\\\ud83d"}], "max_tokens": 1}',
+    ),
+    "no parts": (CHAT, {"messages": [{"role": "user", "content": []}], "max_tokens": 1}),
+    "no content": (CHAT, {"messages": [*HI, {"role": "assistant", "content": None}, *HI], "max_tokens": 1}),
+    "no id of a call": (CHAT, {"messages": [*HI, {"role": "tool", "content": "x"}], "max_tokens": 1}),
+    "top_p 0": (CHAT, BASE[CHAT] | {"top_p": 0, "temperature": 1}),
+    "no tools": (CHAT, BASE[CHAT] | {"tools": [], "tool_choice": "auto"}),
+    "a request of vllm bench serve": (
+        COMPLETIONS,
+        {
+            "model": "demo", "prompt": [300, 301], "temperature": 0.0, "repetition_penalty": 1.0,
+            "max_tokens": 2, "logprobs": None, "stream": True, "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+        },
+    ),
+    "a request of guidellm": (
+        CHAT,
+        {
+            "model": "demo", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+            "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "max_completion_tokens": 2, "stop": None, "ignore_eos": True,
+        },
+    ),
+    "the prompt in a stream": (COMPLETIONS, BASE[COMPLETIONS] | {"echo": True, "stream": True}),
+    "no blocks": ("/v1/messages", {"messages": [{"role": "user", "content": []}], "max_tokens": 1}),
+    "encrypted thinking": (
+        "/v1/messages",
+        {
+            "messages": [
+                *HI,
+                {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]},
+                *HI,
+            ],
+            "max_tokens": 1,
+        },
+    ),
+    "no text": ("/v1/responses", {"input": [{"role": "user", "content": []}], "max_output_tokens": 1}),
+}  # fmt: skip
+
+
+@on_demo
+@pytest.mark.parametrize("name", ODD)
+async def test_odd_requests_that_clients_send_are_served(demo: HttpServed, name: str) -> None:
+    path, body = ODD[name]
+    reply = await demo.post(path, body)
+    assert reply.status == 200, reply.body
+
+
+@on_demo
+async def test_a_compressed_body_is_refused_for_what_it_is(demo: HttpServed) -> None:
+    body = gzip.compress(json.dumps(BASE[CHAT]).encode())
+    reply = await demo.ask(
+        "POST", CHAT, body, {"content-type": "application/json", "content-encoding": "gzip"}
+    )
+    assert reply.status == 415
+    assert "content-encoding" in reply.json["error"]["message"]
+
+
+@on_demo
+async def test_top_p_of_0_keeps_the_likeliest_token(demo: HttpServed) -> None:
+    greedy = await demo.post(CHAT, BASE[CHAT])
+    cut = await demo.post(CHAT, BASE[CHAT] | {"temperature": 1, "top_p": 0, "seed": 5})
+    assert text_of(cut.json) == text_of(greedy.json)
 
 
 @on_demo
@@ -437,7 +587,7 @@ def unknown_fields(model: Any) -> set[str]:
 @on_demo
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_stream_is_the_answer_in_pieces(demo: HttpServed, path: str) -> None:
-    form = {"logprobs": True, "top_logprobs": 1} if path == CHAT else {"logprobs": 1}
+    form = {"logprobs": True, "top_logprobs": 1} if path == CHAT else {"logprobs": 1, "echo": True}
     body = BASE[path] | form | {"n": 2, "max_tokens": 24, "ignore_eos": True}
     whole = (await demo.post(path, body)).json
     options = {"stream": True, "stream_options": {"include_usage": True}}

@@ -110,6 +110,32 @@ def test_logit_bias_moves_the_greedy_choice_and_must_name_tokens() -> None:
         state(logit_bias={5: 1.0})
 
 
+def test_bad_words_forbid_their_last_token_behind_the_others() -> None:
+    one = SampleState(SamplingParams(), seed=0, prompt_ids=[2], vocab_size=5, bad_ids=[(1,), (2, 3)])
+
+    def forbidden(state: SampleState) -> list[int]:
+        adjusted = np.zeros(5, np.float32)
+        state.adjust_in_place(adjusted)
+        return np.flatnonzero(np.isinf(adjusted)).tolist()
+
+    assert forbidden(one) == [1], "the prompt is no output"
+    assert forbidden(one.after((2,))) == [1, 3]
+    assert not one.is_foreseen
+    one.record(2)
+    assert forbidden(one) == [1, 3]
+    one.record(4)
+    assert forbidden(one) == [1]
+    assert sample(LOGITS, [one])[0].token == 3
+
+
+def test_only_listed_tokens_are_drawn() -> None:
+    for temperature in (0.0, 1.0):
+        one = state(allowed_token_ids=(0, 2), temperature=temperature)
+        assert sample(LOGITS, [one])[0].token in (0, 2)
+    assert one.is_foreseen
+    assert not one.is_argmax
+
+
 def test_logprobs_are_those_before_temperature_and_truncation() -> None:
     (drawn,) = sample(LOGITS, [state(temperature=0.1, top_k=1, logprobs=3)])
     assert drawn.logprob is not None

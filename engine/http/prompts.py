@@ -1,0 +1,72 @@
+"""Prompts as requests have them cut, or encoded without special tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+from ..api.prompt import ChatPrompt, Prompt
+from .endpoint import Services
+from .errors import FieldError
+from .exchange import Exchange
+
+Side: TypeAlias = Literal["left", "right"]
+TEXT_LENGTHS = 4  # times the model's length: text that is encoded at once, whatever is kept of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCut:
+    """The tokens that are kept of a prompt.
+
+    most      tokens that are kept; None: all
+    side      where others are dropped
+    special   whether text is framed as the model expects it
+    """
+
+    most: int | None = None
+    side: Side = "left"
+    special: bool = True
+
+    async def encoded(self, services: Services, exchange: Exchange, prompt: Prompt) -> Prompt:
+        """Return the prompt, as token ids where it must be cut or encoded in another way."""
+        if self.most is None and (self.special or not isinstance(prompt, str)):
+            return prompt
+        handler = services.handler
+        tokenizer, longest = handler.engine.tokenizer, TEXT_LENGTHS * handler.engine.info.max_model_len
+        encode: Callable[..., list[int]]
+        if isinstance(prompt, str):
+            encode = functools.partial(tokenizer.encode, prompt, add_special_tokens=self.special)
+        elif isinstance(prompt, ChatPrompt):
+            encode = functools.partial(tokenizer.apply_chat_template, prompt)
+        else:
+            return self._kept(cast(Sequence[Any], prompt))
+        tenant = handler.tenant_of(exchange)
+        return self._kept(await handler.texts.run(tenant, functools.partial(encode, max_tokens=longest)))
+
+    def _kept(self, ids: Sequence[Any]) -> list[Any]:
+        if self.most is None or len(ids) <= self.most:
+            return list(ids)
+        return list(ids[: self.most] if self.side == "right" else ids[-self.most :])
+
+
+def prompt_cut(
+    services: Services,
+    most: int | None,
+    side: Side | None,
+    *,
+    max_tokens: int = 1,
+    default_side: Side = "left",
+    special: bool = True,
+) -> PromptCut:
+    """Return the cut that ``truncate_prompt_tokens`` (``most``) and ``truncation_side`` ask for; -1 keeps
+    what fits before ``max_tokens``. FieldError for other numbers."""
+    if most == -1:
+        most = max(services.handler.engine.info.max_model_len - max_tokens, 1)
+    if most is not None and most < 1:
+        raise FieldError(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens must be -1 or at least 1, got {most}; leave it out to keep all",
+        )
+    return PromptCut(most=most, side=side or default_side, special=special)
