@@ -49,6 +49,8 @@ class ChatTemplate:
         if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
         messages = [_for_template(index, message) for index, message in enumerate(chat.messages)]
+        if "message.thinking" in self.source:
+            messages = list(map(_with_thinking, messages))
         names = {"tools": None, "documents": None, **self._special_tokens, **chat.variables}
         if chat.tools:
             names["tools"] = list(chat.tools)
@@ -95,6 +97,17 @@ def _one_text(index: int, content: object) -> object:
                 "this model reads text alone"
             )
     return "".join(part["text"] for part in content)
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its reasoning under the name of gpt-oss's template, whose calls have no content next to
+    it."""
+    reasoning, content = message.get("reasoning_content"), message["content"]
+    if not reasoning:
+        return message
+    if content and message.get("tool_calls"):
+        reasoning, content = f"{reasoning}\n\n{content}", ""
+    return {**message, "thinking": reasoning, "content": content}
 
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:

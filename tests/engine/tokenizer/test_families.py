@@ -103,6 +103,13 @@ def test_templates_are_rendered_as_transformers_does(family: str) -> None:
     assert num_equal >= len(VARIABLES) * len(CHATS)
 
 
+def test_reasoning_is_given_under_the_name_of_gpt_oss() -> None:
+    source = "{% for message in messages %}{{ message.thinking }}|{{ message.content }};{% endfor %}"
+    reply = {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm."}
+    text = ChatTemplate(source, {}).render(ChatPrompt([reply, {**reply, "tool_calls": [CALLED]}, USER]))
+    assert text == "Hm.|Let me look.;Hm.\n\nLet me look.|;| Wie <ist> es? ;"
+
+
 def test_arguments_are_given_as_a_template_takes_them() -> None:
     """As objects, whatever the client sends; as text to the templates that join texts."""
     for family in FAMILIES:
