@@ -155,6 +155,7 @@ async def _serve_http(
         check=probes.ready,
         render=functools.partial(metrics.scrape, probes),
         write_timeout_s=options.write_timeout,
+        allowed_origins=options.allowed_origins,
     )
     await http.start(http_socket, options.tls)
     stack.push_async_callback(http.stop)

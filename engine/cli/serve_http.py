@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from ..api.address import Address, parse_address
 from ..api.errors import InvalidConfig
@@ -20,11 +21,20 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
         f"({DEFAULT.port})")  # fmt: skip
     add("--api-key", type=_key, metavar="KEY",
         help="bearer token that clients must send, or one of --auth-token-file (none)")  # fmt: skip
+    add("--allowed-origins", type=_origin, nargs="+", default=[], metavar="ORIGIN",
+        help="origins whose pages may ask from a browser, such as http://localhost:3000; * allows all pages "
+        "(none)")  # fmt: skip
 
 
 def _key(text: str) -> str:
     if not (text.isascii() and text.isprintable() and text) or " " in text:
         raise argparse.ArgumentTypeError("must be a token of printable ASCII characters without spaces")
+    return text
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
+        raise argparse.ArgumentTypeError(f"must be * or SCHEME://HOST:PORT without a path, got {text!r:.60}")
     return text
 
 

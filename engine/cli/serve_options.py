@@ -46,6 +46,7 @@ class ServeOptions:
     metrics_tls, metrics_token_file   likewise, of the metrics port
     api_key   a bearer token beside those of the file
     http      where HTTP listens; None: nowhere
+    allowed_origins   origins of pages that may ask over HTTP from a browser
     kv_events   where changes of the prefix cache are published; None: nowhere
     """
 
@@ -65,6 +66,7 @@ class ServeOptions:
     metrics_token_file: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     http: Address | None = None
+    allowed_origins: tuple[str, ...] = ()
     kv_events: KvEventOptions | None = None
 
 
@@ -171,5 +173,6 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         metrics_tls=metrics_tls_files(args),
         metrics_token_file=args.metrics_token_file,
         http=http,
+        allowed_origins=tuple(args.allowed_origins),
         kv_events=kv_event_options(args),
     )

@@ -7,9 +7,12 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
 
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -50,9 +53,11 @@ class HttpServer:
         render: Render,
         write_timeout_s: float = 30.0,
         max_connections: int = MAX_CONNECTIONS,
+        allowed_origins: Sequence[str] = (),
     ) -> None:
         """``calls``: counts calls, those of gRPC included; ``check``: why the server takes no requests, for
-        /health; ``render``: what /metrics says; ``write_timeout_s``: how long a client need not read."""
+        /health; ``render``: what /metrics says; ``write_timeout_s``: how long a client need not read;
+        ``allowed_origins``: of pages that may ask from a browser."""
         engine = handler.engine
         self.services = Services(
             handler=handler,
@@ -63,8 +68,11 @@ class HttpServer:
         )
         self._write_timeout_s = write_timeout_s
         self._max_connections = max_connections
+        app: ASGIApp = make_app(self.services, check=check, render=render)
+        if allowed_origins:
+            app = CORSMiddleware(app, allow_origins=allowed_origins, allow_methods="*", allow_headers="*")
         self._config = Config(
-            make_app(self.services, check=check, render=render),
+            app,
             http=Connection,
             ws="none",
             lifespan="off",

@@ -15,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from http_served import openai_client
+from http_served import http_served, openai_client
 from octavo.engine.api.errors import InvalidConfig, Unauthenticated
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
@@ -29,6 +29,29 @@ pytestmark = pytest.mark.server
 
 SMALL = ["--num-pages", "256", "--max-running", "16", "--max-step-tokens", "128", "--page-size", "16"]
 HTTP = ["--http", "127.0.0.1:0"]
+
+
+async def test_pages_of_allowed_origins_may_ask_from_a_browser() -> None:
+    preflight = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with http_served(allowed_origins=["http://localhost:3000"]) as its:
+        for origin, allowed in (("http://localhost:3000", "http://localhost:3000"), ("http://evil", None)):
+            asked = await its.ask("OPTIONS", "/v1/chat/completions", b"", {"origin": origin, **preflight})
+            assert (asked.status == 200) is (allowed is not None)
+            assert asked.headers.get("access-control-allow-origin") == allowed
+            found = await its.get("/v1/models", origin=origin)
+            assert found.headers.get("access-control-allow-origin") == allowed
+    async with http_served() as its:
+        asked = await its.ask("OPTIONS", "/v1/chat/completions", b"", {"origin": "http://x", **preflight})
+        assert (asked.status, "access-control-allow-origin" in asked.headers) == (405, False)
+
+
+def test_an_origin_has_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--http", "127.0.0.1:0", "--allowed-origins", "http://localhost:3000/"]
+    assert main(["serve", "demo", *options]) == 2
+    assert "without a path" in capsys.readouterr().err
 
 
 async def test_one_command_serves_the_openai_package() -> None:
