@@ -82,13 +82,14 @@ async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
             smg, "launch", "--host", listen.host, "--port", str(listen.port),
             "--prometheus-host", metrics.host, "--prometheus-port", str(metrics.port),
             "--policy", args.policy, "--log-level", "warn", "--shutdown-grace-period-secs", "20",
-            "--worker-urls", *(f"grpc://{worker.ready['grpc']}" for worker in workers),
+            "--worker-urls", *(f"grpc://{address}" for worker in workers for _, address in _ports(worker)),
             stdout=sys.stderr.fileno(),
             start_new_session=True,  # Ctrl-C comes to us, and we end it
         )  # fmt: skip
         stack.push_async_callback(_end, router)
         model = workers[0].ready["model"]
-        ready = asyncio.create_task(_until_ready(listen, model))
+        names = [name or model for name, _ in _ports(workers[0])]
+        ready = asyncio.create_task(_until_ready(listen, names))
         ends: set[asyncio.Task[Any]] = {
             asyncio.create_task(router.wait()),
             asyncio.create_task(stopping.wait()),
@@ -107,6 +108,15 @@ async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
         if not stopping.is_set():
             raise EngineDead(f"the router ended with {router.returncode}; its words are above")
     return 0
+
+
+def _ports(worker: ServerProcess) -> list[tuple[str, str]]:
+    """Where a worker serves its model (named ""), and its adapters (--lora-listen), by name."""
+    adapters = filter(None, worker.ready.get("adapters", "").split(","))
+    return [
+        ("", worker.ready["grpc"]),
+        *((name, at) for name, _, at in (a.rpartition("=") for a in adapters)),
+    ]
 
 
 def _list(workers: Sequence[ServerProcess], key: str) -> str:
@@ -131,13 +141,13 @@ def _real_port(address: Address, flag: str) -> Address:
         return address.with_port(probe.getsockname()[1])
 
 
-async def _until_ready(listen: Address, model: str) -> None:
-    """Wait until the router serves the model, with its tokenizer."""
+async def _until_ready(listen: Address, names: Sequence[str]) -> None:
+    """Wait until the router serves the model and its adapters, with their tokenizers."""
     for _ in range(round(READY_TIMEOUT_S / 0.1)):
         with contextlib.suppress(OSError, ValueError):
             models = await asyncio.to_thread(_get_json, f"http://{listen}/v1/models")
             tokenizers = await asyncio.to_thread(_get_json, f"http://{listen}/v1/tokenizers")
-            if model in str(models) and model in str(tokenizers):
+            if all(repr(name) in str(models) and repr(name) in str(tokenizers) for name in names):
                 return
         await asyncio.sleep(0.1)
     raise EngineDead(f"the router did not find its workers within {READY_TIMEOUT_S:g} s")

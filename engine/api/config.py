@@ -12,6 +12,7 @@ from octavo.kernels.residual import RESIDUAL_SETTINGS, SIXTEEN_BITS, ResidualSpe
 from .errors import InvalidConfig
 from .sampling_params import Speculate
 from .setting import setting, take_settings
+from .setting_types import split_pair
 
 AUTO = "auto"
 CHOSEN_FROM = ("fp4", "nvfp4", "fp5/fp4", "int8/fp4", "int8")  # by auto: page formats, the smallest first
@@ -237,7 +238,7 @@ class EngineConfig:
     )  # fmt: skip
     lora_modules: tuple[str, ...] = setting(
         (), "LoRA adapters to load at start, each with the name by which requests choose it", shown="none",
-        kind="texts", metavar="NAME=PATH",
+        kind="pairs", metavar="NAME=PATH",
     )  # fmt: skip
     max_loras: int = setting(
         8, "maximum number of different LoRA adapters in a step", kind="int", metavar="N", low=1,
@@ -250,6 +251,10 @@ class EngineConfig:
     lora_memory: int | None = setting(
         None, "memory for LoRA adapters, such as 512MiB", shown="1GiB with --lora-modules or --lora-dir, "
         "else none", kind="size", metavar="SIZE", low=1,
+    )  # fmt: skip
+    lora_tenants: tuple[str, ...] = setting(
+        (), "tenants that may use an adapter, one in each pair; an adapter that is not named is for all",
+        shown="none", kind="pairs", metavar="NAME=TENANT",
     )  # fmt: skip
     lora_dir: Path | None = setting(
         None, "folder from which operators may load LoRA adapters while the server runs", shown="none",
@@ -367,17 +372,21 @@ class EngineConfig:
 
     @property
     def lora_paths(self) -> dict[str, Path]:
-        """The folders of ``lora_modules`` by name. InvalidConfig for one that is not written as such."""
+        """The folders of ``lora_modules`` by name. InvalidConfig for a name that comes twice."""
         paths: dict[str, Path] = {}
-        for text in self.lora_modules:
-            name, _, path = text.partition("=")
-            if not name.strip() or not name.isprintable() or not path or name in paths:
-                raise InvalidConfig(
-                    f"lora_modules must be NAME=PATH with names that differ, got {text!r}; "
-                    "write french=/srv/french"
-                )
+        for name, path in map(split_pair, self.lora_modules):
+            if name in paths:
+                raise InvalidConfig(f"lora_modules must have names that differ, got {name!r} twice; drop one")
             paths[name] = Path(path)
         return paths
+
+    @property
+    def lora_tenants_by_name(self) -> dict[str, tuple[str, ...]]:
+        """Return the tenants of ``lora_tenants`` by adapter."""
+        tenants: dict[str, tuple[str, ...]] = {}
+        for name, tenant in map(split_pair, self.lora_tenants):
+            tenants[name] = (*tenants.get(name, ()), tenant)
+        return tenants
 
     @property
     def lora_bytes(self) -> int:

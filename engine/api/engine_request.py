@@ -11,7 +11,7 @@ from .outputs import Delta
 from .sampling_params import SamplingParams
 
 _NUMBERS = itertools.count()
-_VARIANT = b"\xff"  # no UTF-8, so no salt of a client begins with it
+_VARIANT = b"\xff"  # no UTF-8, so no salt of a client has it
 
 
 class CacheNamespace(NamedTuple):
@@ -28,13 +28,17 @@ class CacheNamespace(NamedTuple):
 
     @property
     def page_salt(self) -> bytes:
-        """The salt that names pages. Tenants are kept apart by their salts."""
-        if not self.variant:
-            return self.salt
-        return _VARIANT + len(self.variant).to_bytes(4, "little") + self.variant + self.salt
+        """The salt that names pages. It begins with ``salt``, by which tenants are kept apart."""
+        return self.salt + _VARIANT + self.variant if self.variant else self.salt
 
 
 NO_NAMESPACE = CacheNamespace()
+
+
+def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
+    """Split a page's salt, without its tenant's, into the salt of the request and the variant."""
+    salt, _, variant = own.partition(_VARIANT)
+    return salt, variant
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -18,7 +18,7 @@ from .structured_output import StructuredOutput
 
 Kind = Literal[
     "text", "int", "float", "size", "path", "names", "switch", "formats", "milliseconds",
-    "texts", "ints", "biases", "structured",
+    "texts", "pairs", "ints", "biases", "structured",
 ]  # fmt: skip
 
 
@@ -29,6 +29,9 @@ def _one_of(*types: type) -> Callable[[Any], Any]:
         return value
 
     return taken
+
+
+_text = _one_of(str)
 
 
 def _int(value: Any) -> int:
@@ -68,13 +71,25 @@ def _tuple_of(each: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return taken
 
 
+def split_pair(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE at the first ``=``. ValueError where one of the two is missing."""
+    name, _, value = text.partition("=")
+    if not name.strip() or not name.isprintable() or not value:
+        raise ValueError(f"must be NAME=VALUE with a name that can be printed, got {text!r:.100}")
+    return name, value
+
+
+def _pair(value: Any) -> str:
+    split_pair(_text(value))
+    return str(value)
+
+
 def _biases(value: Any) -> Mapping[int, float]:
     if not isinstance(value, Mapping):
         raise TypeError
     return {_int(token): _float(bias) for token, bias in value.items()}
 
 
-_text = _one_of(str)
 _TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
     "text": ("text", _text),
     "formats": ("text", _text),
@@ -86,6 +101,7 @@ _TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
     "switch": ("True or False", _one_of(bool)),
     "names": ("a tuple of strings", _tuple_of(_text)),
     "texts": ("a tuple of strings", _tuple_of(_text)),
+    "pairs": ("a tuple of NAME=VALUE strings", _tuple_of(_pair)),
     "ints": ("a tuple of whole numbers", _tuple_of(_int)),
     "biases": ("a mapping of token ids to numbers", _biases),
     "structured": ("a StructuredOutput", _one_of(StructuredOutput)),

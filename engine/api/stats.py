@@ -52,6 +52,14 @@ class TenantTokens(NamedTuple):
     output: int
 
 
+class AdapterLoad(NamedTuple):
+    """How many adapters a step may have, and the names of those with requests that run, and that wait."""
+
+    max_loras: int
+    running: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
 NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
 NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
@@ -63,7 +71,8 @@ class Gauges(NamedTuple):
     before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
     were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who have a name, at
     most a second old. ``prompts_left``: prompt tokens that are still to be computed of each unfinished
-    request that was begun, by its number; None while it is preempted without a first token.
+    request that was begun, by its number; None while it is preempted without a first token. ``adapters``: in
+    use, where the engine may have some.
 
     A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
@@ -81,6 +90,7 @@ class Gauges(NamedTuple):
     tenants: Mapping[str, TenantLoad] = NO_TENANTS
     pages_pinned: int = 0
     prompts_left: Mapping[int, int | None] = NO_PROMPTS
+    adapters: AdapterLoad | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from ..api.config import AUTO, EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.sampling_params import PARAMETERS
 from ..api.setting import Setting, settings_of
+from ..api.setting_types import split_pair
 from ..api.size import parse_size
 from .usage import checked, number, whole_number
 
@@ -96,6 +97,8 @@ def _add_option(
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     elif declared.kind == "names":
         how = {"action": _Several, "nargs": "+"}
+    elif declared.kind == "pairs":
+        how = {"action": _Several, "nargs": "+", "type": checked(pair)}
     elif declared.kind in ("texts", "ints"):
         how = {"action": _Several, "type": whole_number if declared.kind == "ints" else str}
     elif declared.kind == "biases":
@@ -119,9 +122,15 @@ class _Several(argparse.Action):
         _option: Any = None,
     ) -> None:
         given = values if isinstance(values, list) else (values,)
-        if len(given) > 1:
+        if len(given) > 1 and self.type is None:
             namespace.after_one_option = given
         setattr(namespace, self.dest, (*(getattr(namespace, self.dest) or ()), *given))
+
+
+def pair(text: str) -> str:
+    """Return NAME=VALUE as it is. ValueError for what is not written so."""
+    split_pair(text)
+    return text
 
 
 def _bias(text: str) -> tuple[int, float]:

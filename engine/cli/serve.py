@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..api.address import Address, bound_socket, check_free
@@ -67,6 +67,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     check_free(options.listen, "--listen")  # before time is spent on loading
     if options.http is not None:
         check_free(options.http, "--http")
+    for address in options.lora_listen.values():
+        check_free(address, "--lora-listen")
     salts = None
     if options.auth_token_file is not None or options.api_key is not None:
         salts = load_tenant_salts(config.cache_dir or config.save_dir)
@@ -122,6 +124,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
                 logger.warning("--kv-events-endpoint shows token ids of all tenants' prompts to every reader")
             publisher.start(engine, server.handler.page_events)
         grpc_address = await server.start(options.listen)
+        of_adapters = {n: await server.start_adapter(n, at) for n, at in options.lora_listen.items()}
         probes.server = server
         http_socket, http_address = None, None
         if options.http is not None:
@@ -129,7 +132,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             http_socket = stack.enter_context(bound_socket(options.http, "--http"))
             http_socket.listen()  # connections wait until what answers them is imported
             http_address = options.http.with_port(http_socket.getsockname()[1])
-        _announce(engine.info, grpc_address, scrapes.address if scrapes else None, http_address)
+        metrics_address = scrapes.address if scrapes else None
+        _announce(engine.info, grpc_address, metrics_address, http_address, of_adapters)
         if http_socket is not None:
             await _serve_http(server, http_socket, options, metrics, probes, reloads, stack)
         return await _serve_until_end(server, stopping, options.drain_timeout)
@@ -266,15 +270,21 @@ async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_ti
 
 
 def _announce(
-    info: EngineInfo, grpc_address: Address, metrics_address: Address | None, http_address: Address | None
+    info: EngineInfo,
+    grpc_address: Address,
+    metrics_address: Address | None,
+    http_address: Address | None,
+    of_adapters: Mapping[str, Address],
 ) -> None:
     """The memory budget for people, then the one line that programs wait for."""
     for line in budget_lines(info):
         print(line)
     http = "" if http_address is None else f"http={http_address} "
+    ports = ",".join(f"{name}={address}" for name, address in of_adapters.items())
+    adapters = f"adapters={ports} " if ports else ""
     print(
-        f"octavo ready: grpc={grpc_address} {http}metrics={metrics_address or 'off'} model={info.name} "
-        f"backend={info.backend} kv={info.kv_format} pages={info.num_pages}",
+        f"octavo ready: grpc={grpc_address} {http}{adapters}metrics={metrics_address or 'off'} "
+        f"model={info.name} backend={info.backend} kv={info.kv_format} pages={info.num_pages}",
         flush=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ class ServeOptions:
     http      where HTTP listens; None: nowhere
     allowed_origins   origins of pages that may ask over HTTP from a browser
     kv_events   where changes of the prefix cache are published; None: nowhere
+    lora_listen   where vLLM's gRPC service listens with an adapter as its model, by the adapter's name
     """
 
     listen: Address
@@ -68,6 +70,7 @@ class ServeOptions:
     http: Address | None = None
     allowed_origins: tuple[str, ...] = ()
     kv_events: KvEventOptions | None = None
+    lora_listen: Mapping[str, Address] = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest gRPC message that is accepted (1MiB and 8 bytes per token of the model)")  # fmt: skip
     parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
+    parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
+        default=[], metavar="NAME=HOST:PORT",
+        help="address on which vLLM's gRPC service has a LoRA adapter as its model, for routers; the adapter "
+        "may be loaded later")  # fmt: skip
     add_http_arguments(parser)
     add_kv_event_arguments(parser)
     add_security_arguments(parser)
@@ -152,10 +159,24 @@ def _metrics_address(text: str) -> Address | None:
     return None if text == "off" else parse_address(text)
 
 
+def _adapter_address(text: str) -> tuple[str, Address]:
+    name, _, address = text.rpartition("=")
+    if not name.isprintable() or not name or set(" ,") & set(name):
+        raise InvalidConfig(
+            f"must be NAME=HOST:PORT with a name without spaces and commas, got {text!r}; write "
+            "french=127.0.0.1:50052"
+        )
+    return name, parse_address(address)
+
+
 def serve_options(args: argparse.Namespace) -> ServeOptions:
     _check_one_model(args)
     http = http_address(args)
-    check_distinct({"--listen": args.listen, "--metrics": args.metrics, "--http": http})
+    of_adapters = dict(args.lora_listen)
+    flags = {f"--lora-listen {name}": address for name, address in args.lora_listen}
+    if len(flags) < len(args.lora_listen):
+        raise InvalidConfig(f"--lora-listen must name adapters that differ, got {' '.join(flags)}; drop one")
+    check_distinct({"--listen": args.listen, "--metrics": args.metrics, "--http": http, **flags})
     return ServeOptions(
         listen=args.listen,
         metrics=args.metrics,
@@ -175,4 +196,5 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         http=http,
         allowed_origins=tuple(args.allowed_origins),
         kv_events=kv_event_options(args),
+        lora_listen=of_adapters,
     )

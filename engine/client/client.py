@@ -118,6 +118,7 @@ class Client:
         normalize: bool = True,
         dimensions: int | None = None,
         salt: str = "",
+        adapter: str | None = None,
     ) -> list[float]:
         """Embed one prompt, like ``LLM.embed``."""
         SamplingParams(pooling=pooling)  # InvalidRequest
@@ -127,6 +128,7 @@ class Client:
             normalize=normalize,
             dimensions=dimensions,
             cache_salt=salt,
+            adapter=adapter or "",
         )
         put_prompt(request, prompt)
         return list((await self.unary(self.stub.Embed, request)).embedding)
@@ -171,6 +173,19 @@ class Client:
     async def server_info(self) -> pb.GetServerInfoResponse:
         reply: pb.GetServerInfoResponse = await self.unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
         return reply
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> pb.Adapter:
+        """Load an adapter from a folder below the server's ``--lora-dir``, as ``AsyncEngine`` does."""
+        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
+        reply: pb.LoadAdapterResponse = await self.unary(self.stub.LoadAdapter, request)
+        return reply.adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.unary(self.stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))
+
+    async def adapters(self) -> list[pb.Adapter]:
+        """Return the loaded adapters that this client may use."""
+        return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
     async def unary(self, method: Any, request: Any) -> Any:
         """Call a method with one answer; raises the engine's own error."""

@@ -12,6 +12,7 @@ from octavo.scheduler import Admission, Resource, SchedulerOutput, Sequence
 
 from ..api.engine_info import AdapterInfo
 from ..api.errors import InvalidRequest
+from ..api.stats import AdapterLoad
 from ..executor.base import Adapters
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
@@ -22,8 +23,11 @@ ROWS_INPUT = "adapters"  # as the layers call it
 class AdapterPart(StepPart, Resource):
     """Tells every step which row has which adapter. A sequence holds its adapter's slot while it runs."""
 
-    def __init__(self, adapters: Adapters) -> None:
+    def __init__(self, adapters: Adapters, max_loras: int) -> None:
+        """``max_loras``: slots of ``adapters``."""
         self._adapters = adapters
+        self._max_loras = max_loras
+        self._running: Counter[str] = Counter()  # sequences that hold a slot, by adapter
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
         self.samples: Counter[str] = Counter()  # samples that have not ended, by adapter
 
@@ -48,6 +52,12 @@ class AdapterPart(StepPart, Resource):
 
     def infos(self) -> tuple[AdapterInfo, ...]:
         return self._adapters.infos()
+
+    def usage(self) -> AdapterLoad:
+        """Return the adapters whose requests run, and wait."""
+        running = tuple(self._running)
+        waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))
+        return AdapterLoad(self._max_loras, running, waiting)
 
     @property
     def is_live(self) -> bool:
@@ -76,13 +86,22 @@ class AdapterPart(StepPart, Resource):
         return PartRows(inputs={ROWS_INPUT: np.repeat(np.array(slots, np.int32), counts).reshape(-1, 1, 1)})
 
     def hold(self, sequence: Sequence) -> Admission:
-        name = self._names.get(sequence)
-        return Admission.ADMITTED if name is None or self._adapters.hold(name) else Admission.LACKS
+        return Admission.ADMITTED if self._held(self._names.get(sequence)) else Admission.LACKS
 
     def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
-        name = self._names.get(sample)
-        return name is None or self._adapters.hold(name)
+        return self._held(self._names.get(sample))
+
+    def _held(self, name: str | None) -> bool:
+        if name is None:
+            return True
+        if not self._adapters.hold(name):
+            return False
+        self._running[name] += 1
+        return True
 
     def release(self, sequence: Sequence) -> None:
         if (name := self._names.get(sequence)) is not None:
             self._adapters.release(name)
+            self._running[name] -= 1
+            if not self._running[name]:
+                del self._running[name]

@@ -161,7 +161,7 @@ def assemble(
     swap = None
     if config.swap_memory:
         swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
-    adapters = None if runner.adapters is None else AdapterPart(runner.adapters)
+    adapters = None if runner.adapters is None else AdapterPart(runner.adapters, config.max_loras)
     scheduler = Scheduler(
         blocks,
         limits,
@@ -183,6 +183,7 @@ def assemble(
             scheduler,
             store_counts=disk.counts if disk is not None else None,
             swap_counts=(lambda: swap.counts) if swap is not None else None,
+            adapter_load=adapters.usage if adapters is not None else None,
             clock=clock,
         ),
         observer=observer,

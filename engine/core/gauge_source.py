@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler
 
-from ..api.stats import NO_PROMPTS, Gauges
+from ..api.stats import NO_PROMPTS, AdapterLoad, Gauges
 from ..api.store_counters import StoreCounts
 from ..api.swap_counters import SwapCounts
 from .tenant_loads import TenantLoads
@@ -24,11 +24,13 @@ class GaugeSource:
         *,
         store_counts: Callable[[], StoreCounts] | None = None,
         swap_counts: Callable[[], SwapCounts] | None = None,
+        adapter_load: Callable[[], AdapterLoad] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blocks = blocks
         self._scheduler = scheduler
         self._store_counts, self._swap_counts = store_counts, swap_counts
+        self._adapter_load = adapter_load
         self._tenants = TenantLoads(scheduler, clock)
 
     def measure(
@@ -51,4 +53,5 @@ class GaugeSource:
             tenants=self._tenants.measure(),
             pages_pinned=pages_pinned,
             prompts_left=prompts_left,
+            adapters=self._adapter_load() if self._adapter_load is not None else None,
         )

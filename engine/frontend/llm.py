@@ -116,6 +116,7 @@ class LLM:
         pooling: Pooling = "last",
         normalize: bool = True,
         dimensions: int | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[list[float]]:
         """Compute one embedding per prompt, in their order, from the states that the output head would get.
@@ -124,13 +125,14 @@ class LLM:
                     for the last token; for the mean it is
         normalize   to length 1
         dimensions  the first so many numbers (Matryoshka embeddings; None: all of them)
+        adapter     as in ``generate``
 
         Raises InvalidRequest, and RequestFailed for the first that fails.
         """
         check_dimensions(dimensions)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=pooling)
         vectors = []
-        for output in self.generate(prompts, params, progress=progress):
+        for output in self.generate(prompts, params, adapter=adapter, progress=progress):
             if output.embedding is None:
                 raise RequestFailed(output.outputs[0].error or "the request ended without an embedding")
             vectors.append(finished(output.embedding, dimensions=dimensions, normalize=normalize))
@@ -173,6 +175,7 @@ class LLM:
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """``generate`` for one conversation or several, through the model's chat template. Each output has
@@ -182,6 +185,7 @@ class LLM:
         tool_choice           "auto", "none", "required" or one of the tools, likewise
         parallel_tool_calls   whether an answer may have several calls
         chat_template_kwargs  further names of the template, such as enable_thinking
+        adapter               as in ``generate``
         """
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
@@ -214,7 +218,7 @@ class LLM:
             replace(use.applied(each), skip_special_tokens=each.skip_special_tokens and not has_marks)
             for each, use in zip(given, uses, strict=True)
         ]
-        outputs = self.generate(prompts, asked, progress=progress)
+        outputs = self.generate(prompts, asked, adapter=adapter, progress=progress)
         for prompt_ids, use, output in zip(prompts, uses, outputs, strict=True):
             for sample in output.outputs:
                 was_cut = sample.finish_reason is FinishReason.LENGTH
@@ -222,10 +226,11 @@ class LLM:
                 sample.answer = whole_answer(reader, sample.text, was_cut=was_cut)
         return outputs
 
-    def load_adapter(self, name: str, folder: Path | str) -> AdapterInfo:
-        """Load an adapter of mlx-lm's or PEFT's. Raises InvalidRequest if it cannot be served,
-        NotConfigured if this LLM has no memory for adapters."""
-        info = self._ask(LoadAdapter(name, str(folder)))
+    def load_adapter(self, name: str, folder: Path | str, *, replace: bool = False) -> AdapterInfo:
+        """Load an adapter of mlx-lm's or PEFT's. ``replace``: one of this name gives way to it. Raises
+        InvalidRequest, and changes nothing, if it cannot be served or the old one is in use, NotConfigured
+        if this LLM has no memory for adapters."""
+        info = self._ask(LoadAdapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 

@@ -72,8 +72,9 @@ class _Method:
     only_names: bool
 
 
-class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Admits calls, of which a tenant may have its share, and only then receives their messages.
+class CallLimiter:
+    """Admits calls of one server or several, of which a tenant may have its share, and only then receives
+    their messages.
 
     calls          those that are being served, but for health
     health_calls   calls of the health service: ``Watch`` may last, and ``Check`` is always answered
@@ -86,15 +87,11 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
         self._tenant_of = tenant_of
         self._patience_s = patience_s
         self._num_served = self._most_calls = 0  # since the last burst
-        self._admitting: dict[str, Any] = {}  # handlers by method
         self._parser = TextExecutor("parse", max_pending=None)  # bounded by the number of calls
 
-    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        if (known := self._admitting.get(details.method)) is not None:
-            return known
-        if (handler := await continuation(details)) is not None:
-            handler = self._admitting[details.method] = self._wrapped(handler, details.method)
-        return handler
+    def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:
+        """Make the interceptor of one server."""
+        return _Admission(self)
 
     def burst_is_over(self) -> bool:
         """Whether many calls were served, and most of those at once have ended; True once for each burst."""
@@ -107,7 +104,7 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
         """Parse nothing more."""
         self._parser.close()
 
-    def _wrapped(self, handler: Any, name: str) -> Any:
+    def wrapped(self, handler: Any, name: str) -> Any:
         is_open = name.startswith(OPEN_SERVICES)
         method = _Method(
             handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream,
@@ -186,3 +183,18 @@ class CallLimiter(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not 
         if len(data) <= SHORT_MESSAGE:
             return parsed(data, method.parse)
         return await self._parser.run("", parsed, data, method.parse)
+
+
+class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
+    """Puts a limiter before the methods of one server."""
+
+    def __init__(self, limiter: CallLimiter) -> None:
+        self._limiter = limiter
+        self._admitting: dict[str, Any] = {}  # handlers by method
+
+    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        if (known := self._admitting.get(details.method)) is not None:
+            return known
+        if (handler := await continuation(details)) is not None:
+            handler = self._admitting[details.method] = self._limiter.wrapped(handler, details.method)
+        return handler

@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
@@ -41,6 +41,7 @@ MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # requests of one call
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
 SALT_KEY = "octavo-cache-salt"  # of a call's metadata
+ADAPTER_KEY = "octavo-adapter"  # of a call's metadata
 OPERATOR = "operator"  # the tenant that may act on the cache of all
 WRITE_TIMEOUT_S = 30.0
 
@@ -101,7 +102,7 @@ class RequestHandler:
     ) -> AsyncGenerator[Delta, None]:
         """Increments of one request; closing it frees the request's pages. An empty
         ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
-        and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: of one that is loaded."""
+        and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: see ``adapter_of``."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -122,7 +123,7 @@ class RequestHandler:
             priority=priority_of(context, priority),
             final_only=final_only,
             tenant=self.tenant(context),
-            adapter=adapter,
+            adapter=self.adapter_of(context, adapter),
         )
         self._active[name] = engine_id
         if self._begin is not None:
@@ -190,6 +191,33 @@ class RequestHandler:
                 f"only the tenant {OPERATOR!r} may {action}, this token is of another; use a token that the "
                 f"server's file names {OPERATOR!r}"
             )
+
+    def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
+        """Return the adapter's name, from the message or from the metadata. InvalidRequest when those two
+        differ, Forbidden for an adapter that is not the tenant's."""
+        given = [str(value) for key, value in context.invocation_metadata() or () if key == ADAPTER_KEY]
+        names = {name for name in (adapter, *given) if name}
+        if len(names) > 1:
+            raise InvalidRequest(
+                f"the request must name one adapter, got {len(names)}, in the message and in the metadata "
+                f"{ADAPTER_KEY}; give one"
+            )
+        name = next(iter(names), None)
+        if name is not None and not self._may_use(context, name):
+            raise Forbidden(
+                f"adapter must be one that this tenant may use, got {name!r:.100}; ask the operator for it "
+                "(--lora-tenants)"
+            )
+        return name
+
+    def _may_use(self, context: Caller, adapter: str) -> bool:
+        tenant, tenants = self.tenant_of(context), self.engine.config.lora_tenants_by_name.get(adapter)
+        return tenants is None or tenant in ("", OPERATOR) or tenant in tenants
+
+    def adapters(self, context: Caller) -> Mapping[str, AdapterInfo]:
+        """Return the loaded adapters that the caller may use, by name."""
+        loaded = self.engine.adapters
+        return {name: info for name, info in loaded.items() if self._may_use(context, name)}
 
     async def load_adapter(
         self, name: str, path: str, *, context: Caller, replace: bool = False

@@ -103,10 +103,8 @@ class GrpcServer:
         if max_message_bytes is None:
             max_message_bytes = message_bytes(engine.info.max_model_len)
         self.max_message_bytes = max_message_bytes
-        self._server = grpc.aio.server(
-            interceptors=[*self.security.interceptors(), self.limiter],
-            options=[*OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)],
-        )
+        self._server = self._new_server()
+        self._of_adapters: list[grpc.aio.Server] = []
         self.holders = self._registry()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._watches: list[asyncio.Task[None]] = []
@@ -125,6 +123,12 @@ class GrpcServer:
         if with_reflection:
             self.services += (reflection.SERVICE_NAME,)
             reflection.enable_server_reflection(self.services, self._server)
+
+    def _new_server(self) -> grpc.aio.Server:
+        return grpc.aio.server(
+            interceptors=[*self.security.interceptors(), self.limiter.interceptor()],
+            options=[*OPTIONS, ("grpc.max_receive_message_length", self.max_message_bytes)],
+        )
 
     def _registry(self) -> HolderRegistry:
         """All that clients of this server hold, and what their requests hold of the engine."""
@@ -148,22 +152,40 @@ class GrpcServer:
     async def start(self, address: Address) -> Address:
         """Listen and say SERVING; returns the address with its real port.
         InvalidConfig when the address cannot be listened on."""
-        credentials = self.security.credentials()
-        self.security.warn_of_strangers(address)
-        try:
-            if credentials is None:
-                port = self._server.add_insecure_port(str(address))
-            else:
-                port = self._server.add_secure_port(str(address), credentials)
-        except RuntimeError as error:
-            raise port_in_use(address, "--listen") from error
-        if port == 0:
-            raise port_in_use(address, "--listen")
+        port = self._bind(self._server, address, "--listen")
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
         self._watches = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._watch_bursts())]
         return address.with_port(port)
+
+    async def start_adapter(self, adapter: str, address: Address) -> Address:
+        """Serve vLLM's service there too, with an adapter as its model; returns the address with its real
+        port. Routers, which name no adapter in a request, choose it by the worker. It need not be loaded yet.
+        InvalidConfig when the address cannot be listened on."""
+        server = self._new_server()
+        vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
+            VllmEngineServicer(self.handler, adapter=adapter), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = self._bind(server, address, "--lora-listen")
+        await server.start()
+        self._of_adapters.append(server)
+        return address.with_port(port)
+
+    def _bind(self, server: grpc.aio.Server, address: Address, flag: str) -> int:
+        credentials = self.security.credentials()
+        self.security.warn_of_strangers(address)
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(str(address))
+            else:
+                port = server.add_secure_port(str(address), credentials)
+        except RuntimeError as error:
+            raise port_in_use(address, flag) from error
+        if port == 0:
+            raise port_in_use(address, flag)
+        return port
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
         """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
@@ -177,7 +199,7 @@ class GrpcServer:
         if self.handler.num_active:
             logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
-        await self._server.stop(CLOSE_GRACE_S)
+        await asyncio.gather(*(each.stop(CLOSE_GRACE_S) for each in (self._server, *self._of_adapters)))
         self.handler.close()
         self.limiter.close()
 

@@ -109,12 +109,12 @@ class _Status:
         await exchange.answer(body, content_type=kind.encode())
 
     async def models(self, exchange: Exchange) -> None:
-        data = [self._card(name) for name in self._services.names]
+        data = [self._card(name) for name in self._services.names(exchange)]
         await exchange.answer(json.dumps({"object": "list", "data": data}).encode())
 
     async def model(self, exchange: Exchange) -> None:
         name = exchange.scope["path_params"]["name"]
-        if name not in self._services.names:
+        if name not in self._services.names(exchange):
             raise ModelNotServed(f"model {name!r:.200} is not served here; see /v1/models")
         await exchange.answer(json.dumps(self._card(name)).encode())
 

@@ -48,7 +48,7 @@ class Conversation:
 
 async def serve_chat(services: Services, request: ChatRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream."""
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     conversation = await prepare(services, request, exchange)
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")

@@ -28,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream."""
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     answer = await _prepare(services, request, exchange, name)
     job = Job(
         prompts=answer.prompts,

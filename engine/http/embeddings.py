@@ -57,7 +57,7 @@ class EmbeddingAnswer(AnswerModel):
 
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
     """Answer with an embedding for each input."""
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     check_dimensions(request.dimensions)
     cut = prompt_cut(
         services,

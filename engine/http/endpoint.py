@@ -38,19 +38,21 @@ class Services:
     texts: TokenTexts
     calls: Holders
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the model, then of its adapters."""
-        engine = self.handler.engine
-        return (engine.info.name, *engine.info.aliases, *engine.adapters)
+    def names(self, exchange: Exchange) -> tuple[str, ...]:
+        """Names of the model, then of the adapters that the caller may use."""
+        info = self.handler.engine.info
+        return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
-    def check_model(self, name: str | None) -> str:
-        """Return the name that answers carry. Raise ModelNotServed for another model."""
+    def check_model(self, name: str | None, exchange: Exchange) -> str:
+        """Return the name that answers carry. Raise ModelNotServed for another model, Forbidden for an
+        adapter that is not the caller's."""
+        names = self.names(exchange)
         if name is None:
-            return self.names[0]
-        if name not in self.names:
+            return names[0]
+        if name not in names:
+            self.handler.adapter_of(exchange, name)
             raise ModelNotServed(
-                f"model must be {' or '.join(repr(each) for each in self.names)} on this server, got "
+                f"model must be {' or '.join(map(repr, names)):.500} on this server, got "
                 f"{name!r:.200}; see /v1/models"
             )
         return name

@@ -35,7 +35,7 @@ _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 async def serve_messages(services: Services, request: MessagesRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream of events."""
     request.check_served()
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
     answer = _Answer(
         turn, name, shows_thinking=not (request.thinking and request.thinking.display == "omitted")
@@ -48,7 +48,7 @@ async def serve_messages(services: Services, request: MessagesRequest, exchange:
 
 async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:
     """Answer with the number of the prompt's tokens."""
-    services.check_model(request.model)
+    services.check_model(request.model, exchange)
     turn = await _turn(services, request, SamplingParams())
     ids = turn.prompt_ids or await services.handler.engine.encode(turn.prompt)
     await exchange.answer(json.dumps({"input_tokens": len(ids)}).encode())

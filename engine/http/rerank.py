@@ -72,7 +72,7 @@ class RerankAnswer(AnswerModel):
 
 async def serve_rerank(services: Services, request: RerankRequest, exchange: Exchange) -> None:
     """Answer with all documents' scores; with an error if one fails."""
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     for field in ("max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"):
         only(field, getattr(request, field), (), "documents are read whole")
     check_top_n(request.top_n)

@@ -38,7 +38,7 @@ _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 async def serve_responses(services: Services, request: ResponsesRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream of events."""
     request.check_served()
-    name = services.check_model(request.model)
+    name = services.check_model(request.model, exchange)
     answer = _Answer(await _turn(services, request), request, name)
     if request.stream:
         await answer.stream(exchange)

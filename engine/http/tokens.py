@@ -48,7 +48,7 @@ class DetokenizeAnswer(AnswerModel):
 
 async def serve_tokenize(services: Services, request: TokenizeRequest, exchange: Exchange) -> None:
     """Answer with the token ids of a text or a conversation."""
-    services.check_model(request.model)
+    services.check_model(request.model, exchange)
     handler = services.handler
     tokenizer, info = handler.engine.tokenizer, handler.engine.info
     longest = TEXT_LENGTHS * info.max_model_len
@@ -72,7 +72,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
 
 async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:
     """Answer with the text of token ids."""
-    services.check_model(request.model)
+    services.check_model(request.model, exchange)
     handler = services.handler
     longest, size = TEXT_LENGTHS * handler.engine.info.max_model_len, handler.engine.info.vocab_size
     if len(request.tokens) > longest:

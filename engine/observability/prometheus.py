@@ -249,7 +249,7 @@ class Metrics:
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
             text += render_vllm(self._gauges, self._info, self._draft_counts)
-            text += render_mirror(self.registry, self._info)
+            text += render_mirror(self.registry, self._info, self._gauges.adapters)
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:

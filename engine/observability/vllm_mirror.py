@@ -1,7 +1,7 @@
 """Octavo's own counters and histograms a second time, under the names that vLLM has for them.
 
 For dashboards, alerts and gateways that were made for vLLM. Buckets are Octavo's. ``request_success_total``
-counts the endings that vLLM calls success; there are no LoRA adapters, which ``lora_requests_info`` says.
+counts the endings that vLLM calls success.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 from ..api.engine_info import EngineInfo
+from ..api.stats import AdapterLoad
 
 NAMES = {  # Octavo's family: vLLM's
     "octavo_prompt_tokens": "prompt_tokens",
@@ -30,15 +31,16 @@ LABELS = {"finish_reason": "finished_reason"}
 SUCCESS = {"stop", "length", "abort"}
 
 
-def render_mirror(registry: CollectorRegistry, info: EngineInfo) -> bytes:
-    """The Prometheus text format, version 0.0.4."""
+def render_mirror(registry: CollectorRegistry, info: EngineInfo, adapters: AdapterLoad | None) -> bytes:
+    """The Prometheus text format, version 0.0.4. ``adapters``: those in use."""
     families = {family.name: family for family in registry.collect()}
     lines = [line for own, name in NAMES.items() for line in _family(families[own], name, info.name)]
-    no_adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    max_loras, running, waiting = adapters or AdapterLoad(0, (), ())
+    in_use = {"running_lora_adapters": ",".join(running), "waiting_lora_adapters": ",".join(waiting)}
     lines += [
-        "# HELP vllm:lora_requests_info LoRA adapters in use; there are none.",
+        "# HELP vllm:lora_requests_info LoRA adapters whose requests run and wait.",
         "# TYPE vllm:lora_requests_info gauge",
-        f"vllm:lora_requests_info{_labels(no_adapters)} 1.0",
+        f"vllm:lora_requests_info{_labels({'max_lora': str(max_loras)} | in_use)} 1.0",
     ]
     return "".join(f"{line}\n" for line in lines).encode()
 

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+import tiny_adapters
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.memory.model_files import resolve_model
 from openai_checks import (
     chat,
     check_chat,
@@ -85,6 +88,22 @@ async def test_a_full_worker_is_429_and_serves_what_it_took() -> None:
         async with client:
             answers = await asyncio.gather(*(one(number) for number in range(16)))
     assert set(answers) == {"429", "400"}
+
+
+@needs_router
+async def test_adapters_are_models_of_the_router(tmp_path: Path) -> None:
+    tiny_adapters.make_adapter(tmp_path / "tale", resolve_model("demo"), rank=4)
+    flags = [*FLAGS, "--lora-modules", f"tale={tmp_path / 'tale'}", "--lora-listen", "tale=127.0.0.1:0"]
+    with LLM(EngineConfig(num_pages=64, lora_modules=(f"tale={tmp_path / 'tale'}",))) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0)
+        prompt = "Once there was a"
+        wanted = [llm.generate(prompt, params, adapter=each)[0].outputs[0].text for each in (None, "tale")]
+    assert wanted[0] != wanted[1]
+    async with http_server("--", *flags) as ready, openai_client(ready) as client:
+        assert {model.id async for model in client.models.list()} == {"demo", "tale"}
+        for model, text in zip(("demo", "tale"), wanted, strict=True):
+            answer = await client.completions.create(model=model, prompt=prompt, max_tokens=12, temperature=0)
+            assert answer.choices[0].text == text
 
 
 async def test_without_the_router_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:

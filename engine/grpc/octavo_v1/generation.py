@@ -175,6 +175,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         return pb.AbortResponse(request_ids=await self._handler.abort(request.request_ids, context=context))
 
     @errors_as_status
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
+        info = await self._handler.load_adapter(
+            request.name, request.path, context=context, replace=request.replace
+        )
+        return pb.LoadAdapterResponse(adapter=messages.adapter_message(info))
+
+    @errors_as_status
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        await self._handler.unload_adapter(request.name, context=context)
+        return pb.UnloadAdapterResponse()
+
+    @errors_as_status
+    async def ListAdapters(
+        self, _request: pb.ListAdaptersRequest, context: Context
+    ) -> pb.ListAdaptersResponse:
+        infos = self._handler.adapters(context).values()
+        return pb.ListAdaptersResponse(adapters=map(messages.adapter_message, infos))
+
+    @errors_as_status
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:

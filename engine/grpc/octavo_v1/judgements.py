@@ -46,6 +46,7 @@ async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Cont
         cache_salt=request.cache_salt,
         priority=request.priority,
         final_only=True,
+        adapter=request.adapter or None,
     )
     async with aclosing(deltas):
         async for delta in deltas:
@@ -109,6 +110,7 @@ async def _judged(
         cache_salt=request.cache_salt,
         priority=request.priority,
         final_only=True,
+        adapter=request.adapter or None,
     )
     async with aclosing(deltas):
         async for delta in deltas:

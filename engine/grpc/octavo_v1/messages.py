@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import octavo
 from octavo.proto import generation_pb2 as pb
 
-from ...api.engine_info import EngineInfo
+from ...api.engine_info import AdapterInfo, EngineInfo
 from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.prompt import ChatPrompt, Prompt
@@ -249,6 +249,12 @@ def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInf
             pages_bytes=info.memory.pages,
             workspace_bytes=info.memory.workspace,
         ),
+    )
+
+
+def adapter_message(info: AdapterInfo) -> pb.Adapter:
+    return pb.Adapter(
+        name=info.name, path=info.path, rank=info.rank, num_bytes=info.nbytes, digest=info.digest
     )
 
 

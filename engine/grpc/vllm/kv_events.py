@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 
 from smg_grpc_proto.generated import common_pb2 as pb
@@ -22,6 +22,7 @@ from octavo.block_manager import Digest, PageContents, PageEvent
 from octavo.block_manager.digests import unpack
 from octavo.block_manager.page_index import parents_first
 
+from ...api.engine_request import salt_and_variant
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
 from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
@@ -38,11 +39,13 @@ _POLL_S = 0.02
 class KvEventStream:
     """Subscription to KV events: what it has sent, and with which numbers."""
 
-    def __init__(self, handler: RequestHandler, salt: bytes) -> None:
+    def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
+        """``salt``: of the tenant; ``adapter``: its pages alone are told, as those of a model."""
         self._handler = handler
         self._engine = handler.engine
         self._page_size = handler.engine.info.page_size
         self._salt = salt
+        self._adapter = adapter
         self._base = 0
         self._sent = 0  # the latest sequence number; 0: none yet
         self._num_samples = 0
@@ -57,7 +60,7 @@ class KvEventStream:
         if not request.start_sequence_number:
             snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
-            pages = await asyncio.to_thread(_own_pages, snapshot, self._salt)
+            pages = await asyncio.to_thread(_own_pages, snapshot, self._is_own)
             for batch in self._snapshot_batches(snapshot, pages):
                 yield batch
         async with aclosing(self._handler.page_events.events_from(number, heartbeat_s=LOAD_S)) as stream:
@@ -118,6 +121,10 @@ class KvEventStream:
     def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
         """The event as routers have it; none for what is another tenant's."""
         digests = event.digests_of(self._salt)
+        if self._adapter is not None:
+            salts = [event.salt] * len(event.digests) if event.kind == "stored" else event.salts
+            own = zip(event.digests, salts, strict=False)
+            digests = [digest for digest, salt in own if self._is_own(salt)]
         match event.kind:
             case "stored" if digests:
                 stored = self._stored(digests, event.contents, event.parent, event.salt)
@@ -138,12 +145,25 @@ class KvEventStream:
             pb.KvBlock(block_hash=block_hash(digest), token_ids=unpack(packed), block_size=size)
             for digest, packed in zip(digests, contents, strict=True)
         ]
-        own = salt.removeprefix(self._salt)
+        own, variant = salt_and_variant(salt.removeprefix(self._salt))
+        name = self._names().get(variant, variant.hex()) if variant and self._adapter is None else None
         return pb.KvBlocksStored(
             blocks=blocks,
             parent_block_hash=None if parent is None else block_hash(parent),
             cache_salt=own.decode(errors="replace") if own else None,
+            lora_name=name,
         )
+
+    def _names(self) -> dict[bytes, str]:
+        """Return the loaded adapters' names by their pages' variant."""
+        return {info.variant: name for name, info in self._engine.adapters.items()}
+
+    def _is_own(self, salt: bytes) -> bool:
+        """Whether pages of this salt are the tenant's, and the adapter's."""
+        if self._adapter is None or not salt.startswith(self._salt):
+            return salt.startswith(self._salt)
+        _, variant = salt_and_variant(salt.removeprefix(self._salt))
+        return self._names().get(variant) == self._adapter
 
     def _snapshot_batches(
         self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]
@@ -166,9 +186,11 @@ class KvEventStream:
             yield batch
 
 
-def _own_pages(snapshot: CachedContents, salt_prefix: bytes) -> list[tuple[Digest, PageContents]]:
-    """Return pages whose salts begin like this and whose whole prefix is known, parents before children."""
-    own = {digest: page for digest, page in snapshot.pages.items() if page.salt.startswith(salt_prefix)}
+def _own_pages(
+    snapshot: CachedContents, is_own: Callable[[bytes], bool]
+) -> list[tuple[Digest, PageContents]]:
+    """Return pages of the caller's salts whose whole prefix is known, parents before children."""
+    own = {digest: page for digest, page in snapshot.pages.items() if is_own(page.salt)}
     return list(parents_first(own))
 
 
@@ -178,10 +200,14 @@ def block_hash(digest: Digest) -> int:
 
 
 async def write_kv_events(
-    handler: RequestHandler, request: pb.SubscribeKvEventsRequest, context: Context
+    handler: RequestHandler,
+    request: pb.SubscribeKvEventsRequest,
+    context: Context,
+    *,
+    adapter: str | None,
 ) -> None:
     """Answer SubscribeKvEvents until the caller has gone."""
-    stream = KvEventStream(handler, handler.tenant_salt(context))
+    stream = KvEventStream(handler, handler.tenant_salt(context), adapter)
     async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
         number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
         await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long

@@ -36,9 +36,11 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
     """Speaks VllmEngine for the engine behind ``handler``."""
 
-    def __init__(self, handler: RequestHandler) -> None:
-        """Reads the model's folder; ModelLoadError when one of its files is broken."""
+    def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
+        """Reads the model's folder; ModelLoadError when one of its files is broken. ``adapter``: name of the
+        one that computes every request, as a model of that name."""
         self._handler = handler
+        self._adapter = adapter
         self._engine = handler.engine
         self._files = model_files.read_model_files(handler.engine.info.path)
         self._tokenizer_zip: bytes | None = None
@@ -51,7 +53,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
         deltas = self._handler.generate(
-            prompt, params, context=context, request_id=request.request_id, final_only=not request.stream
+            prompt,
+            params,
+            context=context,
+            request_id=request.request_id,
+            final_only=not request.stream,
+            adapter=self._adapter,
         )
         write = self._handler.writer.write
         failure = ""
@@ -83,6 +90,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             return pb.HealthCheckResponse(healthy=False, message=f"the engine died: {self._engine.death}")
         if self._handler.draining:
             return pb.HealthCheckResponse(healthy=False, message="the server is draining")
+        if self._adapter is not None and self._adapter not in self._engine.adapters:
+            return pb.HealthCheckResponse(healthy=False, message=f"no adapter is called {self._adapter!r}")
         return pb.HealthCheckResponse(healthy=True, message="ok")
 
     @errors_as_status
@@ -91,9 +100,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> pb.GetModelInfoResponse:
         """Paths are left out: nobody outside could read them, GetTokenizer sends the files."""
         info, files = self._engine.info, self._files
+        name = self._adapter or info.name
         return pb.GetModelInfoResponse(
-            model_path=info.name,
-            served_model_name=info.name,
+            model_path=name,
+            served_model_name=name,
             is_generation=True,
             max_context_length=info.max_model_len,
             max_req_input_len=min(info.max_model_len, info.num_pages * info.page_size) - 1,
@@ -166,7 +176,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
-        await kv_events.write_kv_events(self._handler, request, context)
+        await kv_events.write_kv_events(self._handler, request, context, adapter=self._adapter)
 
     @errors_as_status
     async def FlushCache(
@@ -181,7 +191,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
         deltas = self._handler.generate(
-            ids, params, context=context, request_id=request.request_id, final_only=True
+            ids,
+            params,
+            context=context,
+            request_id=request.request_id,
+            final_only=True,
+            adapter=self._adapter,
         )
         async with aclosing(deltas):
             async for delta in deltas:

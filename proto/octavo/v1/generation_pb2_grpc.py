@@ -76,6 +76,21 @@ class GenerationStub:
                 request_serializer=octavo_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/octavo.v1.Generation/LoadAdapter',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/octavo.v1.Generation/UnloadAdapter',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/octavo.v1.Generation/ListAdapters',
+                request_serializer=octavo_dot_v1_dot_generation__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_generation__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/octavo.v1.Generation/GetServerInfo',
                 request_serializer=octavo_dot_v1_dot_generation__pb2.GetServerInfoRequest.SerializeToString,
@@ -156,6 +171,28 @@ class GenerationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter from a folder below the server's --lora-dir. For operators, as UnloadAdapter:
+        PERMISSION_DENIED for other tenants, FAILED_PRECONDITION without that folder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forgets an adapter. NOT_FOUND if there is none, INVALID_ARGUMENT while requests use it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Says which loaded adapters the caller may use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetServerInfo(self, request, context):
         """Says how the server stands.
         """
@@ -205,6 +242,21 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=octavo_dot_v1_dot_generation__pb2.GetModelInfoRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_generation__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=octavo_dot_v1_dot_generation__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_generation__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -430,6 +482,87 @@ class Generation:
             '/octavo.v1.Generation/GetModelInfo',
             octavo_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
             octavo_dot_v1_dot_generation__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/LoadAdapter',
+            octavo_dot_v1_dot_generation__pb2.LoadAdapterRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/UnloadAdapter',
+            octavo_dot_v1_dot_generation__pb2.UnloadAdapterRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Generation/ListAdapters',
+            octavo_dot_v1_dot_generation__pb2.ListAdaptersRequest.SerializeToString,
+            octavo_dot_v1_dot_generation__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

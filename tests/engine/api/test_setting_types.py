@@ -20,8 +20,8 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 KEPT: Mapping[str, type | tuple[type, ...]] = {
     "text": str, "formats": str, "int": int, "size": int, "float": (int, float), "switch": bool, "path": Path,
-    "milliseconds": (str, int, float), "names": tuple, "texts": tuple, "ints": tuple, "biases": Mapping,
-    "structured": StructuredOutput,
+    "milliseconds": (str, int, float), "names": tuple, "texts": tuple, "pairs": tuple, "ints": tuple,
+    "biases": Mapping, "structured": StructuredOutput,
 }  # fmt: skip
 
 

@@ -123,12 +123,14 @@ def test_an_adapter_in_use_cannot_be_unloaded(core: EngineCore) -> None:
     for name in ("a", "b", "c"):  # c waits for a slot: it is in use, too
         add(core, name)
     run(core)
+    assert core.gauges.adapters == (8, ("a", "b"), ("c",))
     for name in ("a", "c"):
         with pytest.raises(InvalidRequest, match=f"adapter '{name}' must not be in use, got 1 unfinished"):
             core.adapters.unload(name)
         with pytest.raises(InvalidRequest, match=f"adapter '{name}' must not be in use, got 1 unfinished"):
             core.adapters.load(name, Path("/srv/other"), replace=True)
     run(core, 12)
+    assert core.gauges.adapters == (8, (), ())
     assert core.adapters.load("a", Path("/srv/other"), replace=True).digest == b"other"
     core.adapters.unload("a")
     with pytest.raises(NotFound, match="'a'"):

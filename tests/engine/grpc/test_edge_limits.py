@@ -471,14 +471,14 @@ async def test_every_holder_is_counted_until_it_lets_go() -> None:
 async def test_a_connection_has_so_many_streams_however_fast_it_resets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen, intercept = 0, call_limiter.CallLimiter.intercept_service
+    seen, intercept = 0, call_limiter._Admission.intercept_service
 
-    async def counting(self: call_limiter.CallLimiter, *arguments: Any) -> Any:
+    async def counting(self: call_limiter._Admission, *arguments: Any) -> Any:
         nonlocal seen
         seen += 1
         return await intercept(self, *arguments)
 
-    monkeypatch.setattr(call_limiter.CallLimiter, "intercept_service", counting)
+    monkeypatch.setattr(call_limiter._Admission, "intercept_service", counting)
     async with served() as its:
         connection = await Connection.open(its.address)
         path, most = "/octavo.v1.Generation/Generate", grpc_server.MAX_CONNECTION_CALLS

@@ -20,6 +20,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.stats import (
+    AdapterLoad,
     DraftRecord,
     Gauges,
     RequestRecord,
@@ -171,6 +172,9 @@ def test_gateways_find_the_names_they_read_when_asked_for() -> None:
         for reason in ("stop", "length", "abort")
     }
     assert mirrored["vllm:lora_requests_info,max_lora=0,running_lora_adapters=,waiting_lora_adapters="] == 1
+    metrics.set_gauges(Gauges(adapters=AdapterLoad(4, ("a", "b"), ("c",))))
+    lora = "vllm:lora_requests_info,max_lora=4,running_lora_adapters=a,b,waiting_lora_adapters=c"
+    assert _samples(metrics.render().decode())[lora] == 1
     assert any(name.startswith("vllm:time_to_first_token_seconds_bucket,le=0.001") for name in mirrored)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import grpc
 import grpc.aio
 import pytest
 from smg_grpc_proto.generated import common_pb2 as pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
-from fakes import FakeCore, small_config
+from fake_adapters import FakeAdapters
+from fakes import FakeCore, byte_tokenizer, small_config
 from octavo.block_manager.events import EventLog
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.core.commands import Command, PageEventsSince
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.vllm import kv_events
-from served import collect, eventually_async
+from served import LOCAL, collect, eventually_async
 from vllm_worker import Worker, pause, worker
 
 pytestmark = pytest.mark.server
@@ -64,11 +67,13 @@ class Index:
 class Router:
     """A subscription that is read in the background."""
 
-    def __init__(self, its: Worker, cursor: int = 0, index: Index | None = None, **options: Any) -> None:
+    def __init__(
+        self, its: Worker, cursor: int = 0, index: Index | None = None, metadata: Any = (), **options: Any
+    ) -> None:
         self.index = index or Index()
         self.batches: list[pb.KvEventBatch] = []
         request = pb.SubscribeKvEventsRequest(start_sequence_number=cursor, **options)
-        self.call = its.stub.SubscribeKvEvents(request)
+        self.call = its.stub.SubscribeKvEvents(request, metadata=metadata)
         self._task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -99,8 +104,9 @@ class Router:
         return caught.value.code()
 
 
-async def say(its: Worker, ids: list[int], *, salt: str = "") -> None:
-    await collect(its.its.client.generate(ids, SamplingParams(max_tokens=1), salt=salt))
+async def say(its: Worker, ids: list[int], *, salt: str = "", adapter: str | None = None) -> None:
+    params = SamplingParams(max_tokens=1)
+    await collect(its.its.client.generate(ids, params, salt=salt, adapter=adapter))
 
 
 def log_of(its: Worker) -> EventLog:
@@ -116,6 +122,38 @@ async def subscribed(its: Worker) -> None:
         return log_of(its).tokens_since is not None
 
     await eventually_async(keeps, "tokens are kept")
+
+
+@pytest.mark.parametrize("of_tenant", [False, True])
+async def test_pages_of_adapters_are_named(of_tenant: bool, tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("alice Alice0\n")
+    security = Security(token_file=tmp_path / "tokens") if of_tenant else None
+    credentials = ClientCredentials(token_file=tmp_path / "tokens") if of_tenant else None
+    core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
+    async with worker(core, security=security, credentials=credentials) as its:
+        metadata = its.its.client.metadata or ()
+        await its.its.engine.load_adapter("tale", Path("/srv/tale"))
+        port = await its.its.server.start_adapter("tale", LOCAL)
+        async with (
+            grpc.aio.insecure_channel(str(port)) as channel,
+            Router(its, metadata=metadata) as base,
+            Router(replace(its, stub=vllm_engine_pb2_grpc.VllmEngineStub(channel)), metadata=metadata) as own,
+        ):
+            await subscribed(its)
+            await say(its, PROMPT, adapter="tale", salt="s")
+            await base.learns(PROMPT, 20)
+            await own.learns(PROMPT, 20)
+            other = [*range(100, 122)]
+            await say(its, other)
+            await base.learns(other, 20)
+            for number in range(16):
+                await say(its, [number] * 40)
+            await own.learns(PROMPT, 0)
+            assert own.index.path == {}, "pages of the model alone are not the adapter's"
+            stored = [e.stored for b in base.batches for e in b.events if e.HasField("stored")]
+            assert {(each.lora_name, each.cache_salt) for each in stored} == {("tale", "s"), ("", "")}
+            stored = [e.stored for b in own.batches for e in b.events if e.HasField("stored")]
+            assert {(each.lora_name, each.cache_salt) for each in stored} == {("", "s")}
 
 
 async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
