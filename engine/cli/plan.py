@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..memory.planner import ObservedCaches
 
 
+ADAPTERS = ("lora_memory", "max_loras", "max_lora_rank")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULTS.model, metavar="PATH|HUB_ID|demo|demo-hybrid", help="model to plan for")
@@ -35,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N",
         help="number of positions per page")  # fmt: skip
     add_settings(parser, (*ATTENTION_SINKS, "kv_format", *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
+    add_settings(parser, ADAPTERS)
     add_json_argument(parser)
 
 
@@ -52,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         max_kv_size=args.max_kv_size,
         keep_tokens=args.keep_tokens,
         speculate=args.speculate or DEFAULTS.speculate,
+        adapters={name: value for name in ADAPTERS if (value := getattr(args, name)) is not None},
         observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
     )
     print(render(result))

@@ -26,15 +26,19 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
+ADAPTER_VALUE_BYTES = 2  # of native kernels for models in 16 bits
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
     """Caches that a model was observed to keep. ``slot_bytes``: of the recurrent state of one sequence;
-    ``snapshot_bytes``: of a snapshot of it."""
+    ``snapshot_bytes``: of a snapshot of it; ``adapter_values``: numbers of an adapter of all layers, for each
+    of its ranks."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
     snapshot_bytes: int = 0
+    adapter_values: int = 0
 
 
 def plan(
@@ -48,6 +52,7 @@ def plan(
     max_kv_size: int | None = None,
     keep_tokens: int | None = None,
     speculate: str = "off",
+    adapters: Mapping[str, Any] | None = None,
     observe: Callable[[Path], ObservedCaches],
 ) -> dict[str, Any]:
     """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
@@ -55,7 +60,8 @@ def plan(
     cannot hold this model's rows. ``residual``: settings of 16-bit pages as far as they are given, as in
     EngineConfig.
     ``max_kv_size``, ``keep_tokens``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
-    paid as well, and the pages of a model's own head. ``observe``: says what the model in a folder caches.
+    paid as well, and the pages of a model's own head. ``adapters``: settings of adapters. ``observe``: says
+    what the model in a folder caches.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
     """
@@ -67,6 +73,7 @@ def plan(
         max_kv_size=max_kv_size,
         keep_tokens=keep_tokens,
         speculate=speculate,
+        **(adapters or {}),
     )
     positions = model_length(config, context, setting="context", max_kv_size=max_kv_size)
     observed = observe(path)
@@ -80,7 +87,7 @@ def plan(
         max_running=settings.max_running,
         vocab_size=int(text_config(config).get("vocab_size", 0)),
     )
-    budget = max(0, memory - weights - drafts.weights_bytes - workspace)
+    budget = max(0, memory - weights - drafts.weights_bytes - workspace - settings.lora_bytes)
     rows: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for pair in formats:
@@ -114,6 +121,10 @@ def plan(
         "weights_bytes": weights,
         "draft_weights_bytes": drafts.weights_bytes,
         "workspace_bytes": workspace,
+        "adapter_bytes": settings.lora_bytes,
+        "max_loras": settings.max_loras if settings.lora_bytes else 0,
+        "max_lora_rank": settings.max_lora_rank,
+        "adapter_bytes_per_rank": observed.adapter_values * ADAPTER_VALUE_BYTES,
         "kv_bytes": budget,
         "context": positions,
         "page_size": page_size,
@@ -237,7 +248,8 @@ def render(result: Mapping[str, Any]) -> str:
         f"{result['kv_heads']} KV heads of {result['head_dim']}",
         f"memory {format_size(result['memory_bytes'])}: weights {format_size(result['weights_bytes'])}, "
         f"{drafts if result['draft_weights_bytes'] else ''}"
-        f"workspace {format_size(result['workspace_bytes'])}, pages {format_size(result['kv_bytes'])}",
+        f"workspace {format_size(result['workspace_bytes'])}, {_adapters(result)}"
+        f"pages {format_size(result['kv_bytes'])}",
         "",
         f"{'format':<{width}}{'per token':>11}{'per page':>12}{'pages':>10}{'tokens':>12}"
         f"{'sequences of ' + str(result['context']):>22}",
@@ -289,6 +301,17 @@ def render(result: Mapping[str, Any]) -> str:
     if not result["fits"]:
         lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
     return "\n".join(lines)
+
+
+def _adapters(result: Mapping[str, Any]) -> str:
+    """Describe the memory of adapters, if there is any: a step has some of those that fit."""
+    if not result["adapter_bytes"]:
+        return ""
+    rank = result["max_lora_rank"]
+    return (
+        f"adapters {format_size(result['adapter_bytes'])} (up to {result['max_loras']} in a step; one of "
+        f"rank {rank} on all layers takes {format_size(rank * result['adapter_bytes_per_rank'])}), "
+    )
 
 
 def _layers(number: int) -> str:

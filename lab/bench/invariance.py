@@ -3,7 +3,7 @@
 A few requests, greedy and drawn, are served in every way that should make no difference: alone, among
 others, in chunks of any size, on any number of threads, cold, from the prefix cache, from the disk, after
 preemption, and with guesses that are checked several in a step. Token ids and log probabilities must be
-equal to the bit.
+equal to the bit. With ``--lora-modules`` the requests take turns between the model and its adapters.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, di
         alone = [_bits(first.serve([index], [])[index]) for index in range(len(PROMPT_TOKENS))]
         first.leave_prefixes()
         again = [first.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
-        info = {"model": first.llm.info.name, "backend": first.llm.info.backend}
+        info: dict[str, Any] = {"model": first.llm.info.name, "backend": first.llm.info.backend}
+        info["adapters"] = list(config.lora_paths)
         threads = first.llm.info.threads
 
     def check(case: str, outputs: Sequence[RequestOutput], reached: bool = True) -> None:
@@ -223,6 +224,7 @@ class _Served:
     def __init__(self, config: EngineConfig) -> None:
         self.num_preemptions = 0
         self.num_drafts = 0
+        self._adapters: tuple[str | None, ...] = (None, *config.lora_paths)
         self.llm = LLM(config, observer=self)
 
     def step(self, record: StepRecord) -> None:
@@ -236,23 +238,32 @@ class _Served:
         """Outputs of those requests, with the mates computed at once, half of them before."""
         size = self.llm.info.vocab_size
         half = len(mates) // 2
-        own = [(prompt(index, size), params(index, size)) for index in subjects]
-        other = [(ids, SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)) for ids in mates]
-        work = [*other[:half], *own, *other[half:]]
-        outputs = self.llm.generate([ids for ids, _ in work], [one for _, one in work], progress=False)
+        own = [(prompt(index, size), params(index, size), self._adapter(index)) for index in subjects]
+        plain = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        other = [(ids, plain, self._adapter(index)) for index, ids in enumerate(mates)]
+        prompts, all_params, names = zip(*other[:half], *own, *other[half:], strict=True)
+        outputs = self.llm.generate(list(prompts), list(all_params), adapter=names, progress=False)
         found = outputs[half : half + len(own)]
         for output in found:
             if output.outputs[0].finish_reason is FinishReason.ERROR:
                 raise RequestFailed(f"a request failed: {output.outputs[0].error}")
         return dict(zip(subjects, found, strict=True))
 
+    def _adapter(self, index: int) -> str | None:
+        return self._adapters[index % len(self._adapters)]
+
     def leave_prefixes(self) -> None:
         """Serve what whole pages hold of the prompts: recurrent states are kept where sequences end."""
         page, size = self.llm.info.page_size, self.llm.info.vocab_size
         prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
-        begun = [ids[: (len(ids) - 1) // page * page + 1] for ids in prompts if len(ids) > page]
+        begun = {
+            i: ids[: (len(ids) - 1) // page * page + 1] for i, ids in enumerate(prompts) if len(ids) > page
+        }
         if begun:
-            self.llm.generate(begun, SamplingParams(max_tokens=1), progress=False)
+            names = [self._adapter(index) for index in begun]
+            self.llm.generate(
+                list(begun.values()), SamplingParams(max_tokens=1), adapter=names, progress=False
+            )
 
     def serve_all(self, num_mates: int) -> list[RequestOutput]:
         found = self.serve(range(len(PROMPT_TOKENS)), mates(num_mates, self.llm.info.vocab_size))

@@ -32,6 +32,17 @@ MIXER = [
     "mlp.down_proj",
 ]
 SWITCH = [*ATTENTION, "mlp.gate", *(f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))]
+HYBRID: dict[str, Any] = {
+    "model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": 320, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
+    "rope_parameters": {
+        "type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
 
 
 def make_adapter(

@@ -105,9 +105,13 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int) -> int:
     """Bytes of ``MLXTable`` for every layer of ``model`` that may be adapted, before any is."""
+    return 4 * (num_slots + 1) * max_rank * num_values(model)
+
+
+def num_values(model: Module) -> int:
+    """Count an adapter's numbers of rank 1 in every layer of ``model`` that may be adapted."""
     modules = (module for _, module in model.named_modules() if isinstance(module, (*_LINEAR, *_SWITCH)))
-    values = sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
-    return 4 * (num_slots + 1) * max_rank * values
+    return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
 
 
 def _candidates(model: Module) -> Iterator[tuple[str, Any]]:

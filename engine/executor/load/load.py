@@ -91,6 +91,7 @@ def load_paged_runner(
         config = config.without_residual()
     adapter_bytes = 0 if is_draft else config.lora_bytes
     if adapter_bytes and not choice.backend.has_model_ops:
+        log.info("%s: MLX's own operations compute adapters on this backend", config.model)
         adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - adapter_bytes)
     available //= config.tensor_parallel  # the ranks share this machine

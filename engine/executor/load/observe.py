@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...api.config import StateSnapshots
 from ...memory.planner import ObservedCaches
+from ..adapters.layers import num_values
 from ..recurrent.snapshot_store import snapshot_bytes
 from .discover import discover_layout
 from .loader import load_model
@@ -20,4 +21,6 @@ def observe_caches(path: Path, form: StateSnapshots = "full") -> ObservedCaches:
     loaded = load_model(path, weights="keep")
     layout = discover_layout(loaded.model, loaded.architecture)
     entries = {str(index): entry for index, entry in enumerate(layout.entries)}
-    return ObservedCaches(layout.layers, layout.slot_bytes, snapshot_bytes(entries, form))
+    return ObservedCaches(
+        layout.layers, layout.slot_bytes, snapshot_bytes(entries, form), num_values(loaded.model)
+    )

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
+from smg_grpc_proto.generated import vllm_engine_pb2 as vllm_pb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 import tiny_adapters
 from fake_adapters import FakeAdapters
 from fakes import FakeCore, byte_tokenizer, small_config
 from http_served import HttpServed, demo_http, http_served
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import NotFound
+from octavo.engine.api.errors import Forbidden, InvalidRequest, NotFound
+from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.server import GrpcServer
 from octavo.engine.memory.model_files import resolve_model
 from served import LOCAL, collect
+from vllm_worker import ask
 
 pytestmark = pytest.mark.server
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "adapters.md"
 PROMPT = "Once there was a"
 CHAT = {
     "messages": [{"role": "user", "content": "Tell me a story about Mara and a lamp. " * 6}],
@@ -43,6 +52,10 @@ async def complete(server: HttpServed, model: str | None) -> Any:
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12} | ({"model": model} if model else {})
     reply = await server.post("/v1/completions", body)
     return reply.json["choices"][0]["text"] if reply.status == 200 else reply.json["error"]["message"]
+
+
+def embed_of(ids: list[int]) -> vllm_pb.EmbedRequest:
+    return vllm_pb.EmbedRequest(request_id="e", tokenized=vllm_pb.TokenizedInput(input_ids=ids))
 
 
 async def names(server: HttpServed) -> list[str]:
@@ -79,12 +92,14 @@ async def test_an_adapter_is_loaded_and_unloaded_while_serving(folder: Path) -> 
         refused = await server.post("/v1/load_lora_adapter", inplace | {"lora_path": "none"})
         assert refused.status == 400
         assert await complete(server, "late") == late
-        assert (await server.post("/v1/load_lora_adapter", inplace | {"lora_path": "other"})).status == 200
+        reply = await server.post("/v1/load_lora_adapter", inplace | {"lora_path": "other"})
+        assert json.dumps(reply.json | {"id": "pirate"}) in GUIDE.read_text(), "what the guide shows"
         assert await complete(server, "late") not in (late, base)
         assert (await server.get("/v1/models/late")).json["root"] == str(folder / "other")
         assert (await server.post("/v1/load_lora_adapter", inplace)).status == 200
         assert await complete(server, "late") == late
-        assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "late"})).status == 200
+        reply = await server.post("/v1/unload_lora_adapter", {"lora_name": "late"})
+        assert json.dumps(reply.json | {"id": "pirate"}) in GUIDE.read_text(), "what the guide shows"
         assert await names(server) == ["demo"]
         assert "model must be 'demo'" in await complete(server, "late")
         assert (await server.post("/v1/unload_lora_adapter", {"lora_name": "late"})).status == 404
@@ -115,26 +130,92 @@ async def test_without_a_folder_nothing_is_loaded() -> None:
         assert "--lora-dir" in reply.json["error"]["message"]
 
 
-async def test_requests_over_grpc_name_their_adapter(folder: Path) -> None:
-    engine = AsyncEngine(EngineConfig(num_pages=64, lora_modules=(f"tale={folder / 'tale'}",)))
+async def test_adapters_over_grpc(folder: Path) -> None:
+    """Loaded and listed; chosen by the message, by the metadata and, as routers do, by the port."""
+    engine = AsyncEngine(EngineConfig(num_pages=64, lora_dir=folder))
     await engine.start()
     server = GrpcServer(engine)
     address = await server.start(LOCAL)
+    port = await server.start_adapter("tale", LOCAL)
     params = SamplingParams(temperature=0, max_tokens=12)
     try:
-        async with Client(str(address)) as client:
-            texts = [
-                (await collect(client.generate(PROMPT, params, adapter=each)))[0].text
-                for each in (None, "tale")
-            ]
-            wanted = [
-                (await collect(engine.generate(PROMPT, params, adapter=each)))[0].text
-                for each in (None, "tale")
-            ]
-            assert texts == wanted
-            assert texts[0] != texts[1]
-            with pytest.raises(NotFound, match=r"adapter must be one that is loaded \(tale\), got 'other'"):
-                await collect(client.generate(PROMPT, params, adapter="other"))
+        async with Client(str(address)) as client, grpc.aio.insecure_channel(str(port)) as channel:
+            worker = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+            assert not (await worker.HealthCheck(vllm_pb.HealthCheckRequest())).healthy
+            made = await client.load_adapter("tale", "tale")
+            assert (made.name, made.rank, made.digest) == ("tale", 4, engine.adapters["tale"].digest)
+            assert await client.adapters() == [made]
+            assert (await worker.HealthCheck(vllm_pb.HealthCheckRequest())).healthy
+            for stub, name in (
+                (vllm_engine_pb2_grpc.VllmEngineStub(client._channel), "demo"),
+                (worker, "tale"),
+            ):
+                info = await stub.GetModelInfo(vllm_pb.GetModelInfoRequest())
+                assert info.served_model_name == name
+            with pytest.raises(InvalidRequest, match="'tale' twice"):
+                await client.load_adapter("tale", "other")
+
+            async def said(adapter: str | None) -> Delta:
+                return (await collect(client.generate(PROMPT, params, adapter=adapter)))[0]
+
+            base, tale = await said(None), await said("tale")
+            assert base.text != tale.text
+            ids = engine.tokenizer.encode(PROMPT)
+            responses = [r async for r in worker.Generate(ask(ids=ids, stream=False, max_tokens=12))]
+            assert tuple(responses[-1].complete.output_ids) == tale.token_ids
+            vectors = [await client.embed(PROMPT, adapter=each) for each in (None, "tale")]
+            assert vectors[0] != vectors[1]
+            assert (await worker.Embed(embed_of(ids))).embedding == pytest.approx(vectors[1])
+            client.metadata = (*(client.metadata or ()), ("octavo-adapter", "tale"))
+            assert (await said(None)).token_ids == tale.token_ids
+            with pytest.raises(InvalidRequest, match="must name one adapter, got 2"):
+                await said("other")
+            client.metadata = ()
+            await client.load_adapter("tale", "other", replace=True)
+            assert (await said("tale")).text not in (tale.text, base.text)
+            await client.unload_adapter("tale")
+            assert await client.adapters() == []
+            with pytest.raises(NotFound, match=r"adapter must be one that is loaded \(none\), got 'tale'"):
+                await said("tale")
     finally:
         await server.stop()
         await engine.stop()
+
+
+async def test_tenants_use_their_adapters_alone(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice Alice0\nbob Bob0\noperator Root0\n")
+    config = small_config(lora_dir=tmp_path, lora_tenants=("a=alice", "ab=alice", "ab=bob"))
+    core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
+    async with http_served(core, config=config, security=Security(token_file=tokens)) as server:
+
+        def key(name: str) -> dict[str, str]:
+            return {"authorization": f"Bearer {name}0"}
+
+        for name in ("a", "ab", "all"):
+            load = {"lora_name": name, "lora_path": name}
+            refused = await server.post("/v1/load_lora_adapter", load, **key("Alice"))
+            assert refused.status == 403
+            assert (await server.post("/v1/load_lora_adapter", load, **key("Root"))).status == 200
+        assert server.below is not None
+        for tenant, own in {"Alice": "a ab all", "Bob": "ab all", "Root": "a ab all"}.items():
+            listed = (await server.get("/v1/models", **key(tenant))).json["data"]
+            assert [card["id"] for card in listed] == ["fake", *own.split()]
+            async with Client(server.below.address) as client:
+                client.metadata = tuple(key(tenant).items())
+                assert [each.name for each in await client.adapters()] == own.split()
+                for name in ("a", "ab", "all", "none"):
+                    answer = await server.post(
+                        "/v1/completions", {"model": name, "prompt": "x"}, **key(tenant)
+                    )
+                    wanted = 404 if name == "none" else 200 if name in own.split() else 403
+                    assert answer.status == wanted, (tenant, name)
+                    if wanted == 403:
+                        assert "--lora-tenants" in answer.json["error"]["message"]
+                        with pytest.raises(Forbidden, match="one that this tenant may use, got 'a'"):
+                            await collect(client.generate("x", SamplingParams(max_tokens=1), adapter=name))
+                with contextlib.ExitStack() as stack:
+                    if tenant != "Root":
+                        stack.enter_context(pytest.raises(Forbidden, match="only the tenant 'operator'"))
+                    await client.unload_adapter("all")
+                    await client.load_adapter("all", "all")

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+import tiny_adapters
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
+from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory import planner as plan
 from octavo.engine.memory.model_files import model_length, read_config, resolve_model
 from octavo.kernels.formats import FormatPair
@@ -61,6 +65,24 @@ def test_a_plan_of_qwen3_06b(tmp_path: Path) -> None:
     table = plan.render(result)
     assert "112 KiB" in table
     assert "sequences of 4096" in table
+
+
+def test_memory_of_adapters_is_taken_from_pages(tmp_path: Path) -> None:
+    path = folder(tmp_path, **QWEN)
+    plain = planned(path)
+    result = planned(path, adapters={"lora_memory": 1 << 28, "max_loras": 3})
+    assert result["kv_bytes"] == plain["kv_bytes"] - (1 << 28)
+    assert "adapters 256 MiB (up to 3 in a step" in plan.render(result)
+    assert "in a step" not in plan.render(plain)
+
+
+def test_the_plan_knows_the_bytes_of_an_adapter(tmp_path: Path) -> None:
+    model = resolve_model("demo")
+    tiny_adapters.make_adapter(tmp_path / "tale", model, rank=4)
+    with LLM(EngineConfig(num_pages=64, lora_modules=(f"tale={tmp_path / 'tale'}",))) as llm:
+        (adapter,) = llm.info.adapters
+    each = plan.plan(model="demo", memory=1 << 30, observe=observe_caches)["adapter_bytes_per_rank"]
+    assert adapter.nbytes == 4 * each
 
 
 def test_k_and_v_may_be_planned_apart(tmp_path: Path) -> None:

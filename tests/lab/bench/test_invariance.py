@@ -10,10 +10,12 @@ import mlx.core as mx
 import pytest
 
 import recurrent_models
+import tiny_adapters
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.cli import main
 from octavo.engine.executor.native.linear import NativeEmbedding
 from octavo.engine.executor.sampling.sampler import SampleState
+from octavo.engine.memory.model_files import resolve_model
 from octavo_lab.bench import invariance
 from tiny_models import make_model
 
@@ -24,8 +26,16 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str,
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
-def test_nothing_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    code, result = run(capsys, "--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1")
+@pytest.mark.parametrize("adapters", [(), ("a", "b")], ids=["base", "adapters"])
+def test_nothing_differs(
+    adapters: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--weights", "int4", "--kv-format", "fp5/fp4", "--residual-pages", "1"]
+    for rank, name in enumerate(adapters, 4):
+        tiny_adapters.make_adapter(tmp_path / name, resolve_model("demo"), rank=rank, seed=rank)
+        flags += ["--lora-modules", f"{name}={tmp_path / name}"]
+    code, result = run(capsys, *flags)
+    assert result["adapters"] == list(adapters)
     assert (code, result["different"], result["not_reached"]) == (0, 0, []), result
     assert result["cases"] >= 24
     assert result.keys() >= {"bench", "model", "backend", "cases", "different"}

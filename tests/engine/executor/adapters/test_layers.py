@@ -73,8 +73,11 @@ def test_a_layer_of_other_rows_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
-def test_the_budget_counts_room_for_every_adapter(architecture: str, tmp_path: Path) -> None:
+def test_the_budget_counts_room_for_every_adapter(
+    architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The arrays that are made for them, and the output head, of which nothing is known yet."""
+    caplog.set_level("INFO")
     model = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32)
     runner = load_paged_runner(config(model, "reference"))
     assert runner.adapters is not None
@@ -82,6 +85,9 @@ def test_the_budget_counts_room_for_every_adapter(architecture: str, tmp_path: P
     head = 4 * 3 * 4 * (64 + tiny_models.VOCAB_SIZE)
     assert runner.info.memory.adapters == (1 << 24) + head + sum(t._a.nbytes + t._b.nbytes for t in tables)
     runner.close()
+    assert "MLX's own operations compute adapters" in caplog.text
+    caplog.clear()
     native = load_paged_runner(config(model, "cpu"))
     assert native.info.memory.adapters == 1 << 24
+    assert "MLX's own operations compute adapters" not in caplog.text
     native.close()

@@ -30,18 +30,6 @@ ARCHITECTURES = {
     "gemma3_text": tiny_adapters.DENSE,  # windows
 }
 
-HYBRID: dict[str, Any] = {
-    "model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-    "vocab_size": 320, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512, "tie_word_embeddings": False, "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
-    "rope_parameters": {
-        "type": "default", "mrope_section": [4, 2, 2], "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
-    },
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Case:
@@ -59,7 +47,7 @@ class Case:
 
 
 def make_case(root: Path, name: str) -> Case:
-    changes: dict[str, Any] = {"text_config": HYBRID} if name == "qwen3_5" else {}
+    changes: dict[str, Any] = {"text_config": tiny_adapters.HYBRID} if name == "qwen3_5" else {}
     model = tiny_models.make_model(root / name, name.removesuffix("_4bit"), dtype=mx.float32, **changes)
     if name.endswith("_4bit"):
         model = tiny_adapters.quantize_folder(root / "quantized", model)
@@ -208,6 +196,11 @@ def test_an_adapter_that_cannot_be_served_changes_nothing(dense: Case, tmp_path:
         big = tiny_adapters.make_adapter(tmp_path / "big", dense.model, rank=5)
         with pytest.raises(InvalidRequest, match=r"rank of .* at most 4, got 5"):
             llm.load_adapter("big", big)
+        for layer in ("model.embed_tokens", "lm_head"):
+            factors = {f"{layer}.lora_a": mx.ones((8, 2)), f"{layer}.lora_b": mx.ones((2, 8))}
+            tiny_adapters.save(tmp_path / layer, factors, {"lora_parameters": {"scale": 1}})
+            with pytest.raises(InvalidRequest, match=f"got {layer}; embeddings and output heads cannot be"):
+                llm.load_adapter("other", tmp_path / layer)
         with pytest.raises(InvalidRequest, match="'one' twice"):
             llm.load_adapter("one", dense.adapters["two"])
         assert tokens(generate(llm, [(PROMPTS[0], "one")])) == before
