@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 320
-WIDTH = 256  # of what lies between two products
+WIDTH = 512  # of what lies between two products
 NUM_EXPERTS = 16
 NUM_LAYERS = 2
-LONGEST_WINDOW = 1024  # positions: larger windows are not filled
+LONGEST_WINDOW = 128  # positions: larger windows are not filled
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "published_configs.json").read_text()

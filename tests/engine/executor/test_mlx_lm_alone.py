@@ -17,6 +17,7 @@ from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.llm import LLM
+from published_models import CONFIGS, LONGEST_WINDOW, small, window_of
 
 pytestmark = pytest.mark.parity
 
@@ -29,28 +30,6 @@ NEMOTRON_H: dict[str, Any] = {
     "mlp_bias": False, "layer_norm_epsilon": 1e-4, "use_bias": True, "use_conv_bias": True,
     "hybrid_override_pattern": ["*", "M", "*", "M"],
 }  # fmt: skip
-_SHRUNK = {"num_hidden_layers": 2, "vocab_size": 320, "max_position_embeddings": 8192}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "SmolLM2-135M": _SHRUNK | {
-        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "rope_theta": 100000, "tie_word_embeddings": True,
-    },
-    "Qwen3-0.6B": _SHRUNK | {
-        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
-        "tie_word_embeddings": True,
-    },
-    "Llama-3.2-1B": _SHRUNK | {
-        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "rope_scaling": {
-            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192, "rope_type": "llama3",
-        },
-        "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""config.json as published, but for the numbers of layers and of tokens."""
 
 
 def differences(folder: Path, config: dict[str, Any], lengths: tuple[int, ...] = (5, 37)) -> np.ndarray:
@@ -74,7 +53,7 @@ def differences(folder: Path, config: dict[str, Any], lengths: tuple[int, ...] =
     settings = EngineConfig(
         model=str(folder),
         backend="cpu",
-        num_pages=64,
+        num_pages=64 + sum(lengths) // 16,
         page_size=16,
         kv_format="fp16",
         max_running=4,
@@ -107,6 +86,12 @@ def test_choices_of_positions_differ_by_rounding_and_ties_only(tmp_path: Path, a
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_published_configurations_are_served_as_mlx_lm_computes_them(tmp_path: Path, name: str) -> None:
-    assert differences(tmp_path, PUBLISHED[name]).max() < WORST
+    """Two layers or more of each, beyond windows of 128 positions. Rounding may choose another expert for a
+    row."""
+    config = small(name)
+    window = window_of(config) or 0
+    lengths = (5, window + 9 if 0 < window <= LONGEST_WINDOW else 37)
+    assert np.quantile(differences(tmp_path, config, lengths), 0.98) < WORST
