@@ -15,11 +15,10 @@ from ..grpc.request_handler import RequestHandler
 from ..grpc.vllm.model_files import ModelFiles
 from .errors import ModelNotServed
 from .exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
-from .request_model import RequestModel, parse
+from .request_model import LONG_BODY, RequestModel, parse
 from .token_texts import TokenTexts
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
-LONG_BODY = 64 * 2**10  # bytes; parsing more would hold up the event loop
 
 
 @dataclass(kw_only=True)

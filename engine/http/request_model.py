@@ -6,14 +6,18 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema
 
 from .errors import FieldError
 
 ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+LONG_BODY = 64 * 2**10  # bytes, beyond which values are counted before any is made
+MAX_VALUES = 32_768  # of a long body, but for numbers: strings, keys, objects, lists, true, false, null
 _SHOWN = 60  # characters of a wrong value
 _MAX_RULES = 4
+_MAX_ERRORS = 100  # that are looked at; lists have one each, but objects one for each wrong value
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 
@@ -22,6 +26,13 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema, whose lists end with their first wrong item: errors take 1 KB each."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
     def check_fields(self, where: str = "") -> None:
         """Raise FieldError for the first field that is not served, here or in objects within."""
         for name, value in (self.model_extra or {}).items():
@@ -29,6 +40,16 @@ class RequestModel(BaseModel):
                 raise not_served(where + name)
         for name in self.model_fields_set:
             _check_within(getattr(self, name, None), f"{where}{name}")
+
+
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        schema = list(schema.values())
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            _fail_fast(each)
 
 
 def _check_within(value: object, where: str) -> None:
@@ -60,13 +81,15 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
 
 def parse(kind: type[ModelT], body: bytes) -> ModelT:
     """Return the request that a body holds. Raise FieldError naming the first field that is wrong."""
+    if len(body) > LONG_BODY:
+        _check_values(body)
     body = body.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:
         try:
             request = kind.model_validate_json(body)
         except ValidationError as error:
             whole = _ESCAPE.sub(_paired, body)  # JavaScript writes half a character where it cuts a text
-            if error.errors(include_url=False)[0]["type"] != "json_invalid" or whole == body:
+            if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid" or whole == body:
                 raise
             request = kind.model_validate_json(whole)
     except ValidationError as error:
@@ -80,7 +103,24 @@ def _paired(found: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if found.group(1) else found.group()
 
 
+def _check_values(body: bytes) -> None:
+    """Refuse many small values, which take a hundred times their bytes once they are parsed."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    count = plain.count(b'"') // 2
+    if count <= MAX_VALUES:
+        outside = b"".join(plain.split(b'"')[::2])
+        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: of true and false
+    if count > MAX_VALUES:
+        raise FieldError(
+            "body",
+            f"a body must have at most {MAX_VALUES} strings, objects and lists, got {count} or more; send "
+            "less at once",
+        )
+
+
 def _refusal(error: ValidationError) -> FieldError:
+    if error.error_count() > _MAX_ERRORS:
+        return FieldError("body", f"the body has {error.error_count()} wrong values; correct them")
     first, *others = error.errors(include_url=False, include_context=False)
     if first["type"] == "json_invalid":
         return FieldError("body", f"the body must be JSON: {first['msg']}; send an object")

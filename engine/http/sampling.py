@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import ConfigDict
@@ -13,7 +14,7 @@ from .errors import FieldError
 from .prompts import Side
 from .request_model import RequestModel, only
 
-MAX_BIASES = 4096
+MAX_ITEMS = 4096  # of logit_bias, stop and stop_token_ids
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
@@ -226,11 +227,7 @@ class SamplingFields(RequestModel):
         if self.seed is not None:
             given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's are signed
         if self.logit_bias is not None:
-            if (count := len(self.logit_bias)) > MAX_BIASES:
-                raise FieldError(
-                    "logit_bias",
-                    f"logit_bias must have at most {MAX_BIASES} tokens, got {count}; drop some",
-                )
+            _check_count("logit_bias", self.logit_bias)
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise FieldError(
@@ -240,7 +237,9 @@ class SamplingFields(RequestModel):
         if self.thinking_token_budget not in (None, -1):  # vLLM's name; -1 is no bound
             given.setdefault("max_reasoning_tokens", self.thinking_token_budget)
         if self.stop is not None:
+            _check_count("stop", self.stop if isinstance(self.stop, list) else ())
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        _check_count("stop_token_ids", self.stop_token_ids or ())
         for field, name in _LISTS.items():
             if (items := getattr(self, field)) is not None:
                 given[name] = tuple(items)
@@ -251,6 +250,12 @@ def keep_likeliest(given: dict[str, Any]) -> None:
     """Write a ``top_p`` of 0, which the OpenAI API takes, as one that keeps the likeliest token alone."""
     if given.get("top_p") == 0:
         given["top_p"] = 2.0**-30
+
+
+def _check_count(name: str, items: Collection[object]) -> None:
+    """Refuse more than the event loop can read one by one."""
+    if len(items) > MAX_ITEMS:
+        raise FieldError(name, f"{name} must have at most {MAX_ITEMS} items, got {len(items)}; drop some")
 
 
 def _token_id(text: str) -> int:

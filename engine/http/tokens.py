@@ -80,10 +80,12 @@ async def serve_detokenize(services: Services, request: DetokenizeRequest, excha
             f"tokens must be at most {longest} ids ({TEXT_LENGTHS} times the model's length), got "
             f"{len(request.tokens)}; send them in pieces"
         )
-    for token in request.tokens:
-        if not 0 <= token < size:
-            raise InvalidRequest(f"token id {token} is outside the vocabulary; ids lie in [0, {size})")
-    text = await handler.texts.run(
-        handler.tenant_of(exchange), handler.engine.tokenizer.decode, request.tokens
-    )
+
+    def decode(tokens: list[int]) -> str:
+        for token in tokens:
+            if not 0 <= token < size:
+                raise InvalidRequest(f"token id {token} is outside the vocabulary; ids lie in [0, {size})")
+        return handler.engine.tokenizer.decode(tokens)
+
+    text = await handler.texts.run(handler.tenant_of(exchange), decode, request.tokens)
     await exchange.answer(DetokenizeAnswer(prompt=text).json_bytes())

@@ -22,7 +22,7 @@ BUDGETS = {
     "engine/frontend": 1_900,
     "engine/gguf": 900,
     "engine/grpc": 3_650,
-    "engine/http": 4_150,
+    "engine/http": 4_200,
     "engine/inspection": 500,
     "engine/kv_events": 225,
     "engine/kv_store": 2_200,
@@ -50,7 +50,7 @@ BUDGETS = {
     "lab/plots": 300,
     "lab/policies": 450,
     "scheduler": 3_600,
-    "tests": 65_750,
+    "tests": 65_800,
     "tools": 6_350,
 }
 

@@ -2,9 +2,9 @@
 
     LD_PRELOAD=LIBRARY python hostile_server.py
 
-prints its address; LIBRARY is built from counted_allocations.c. Each line that it reads then is answered by
-one line: "begin" by anything, "end" by JSON with what the process did since: ``loop_ms``, processor time of
-the event loop's longest callback, and ``growth``, bytes allocated at most.
+prints its addresses, of gRPC and of HTTP; LIBRARY is built from counted_allocations.c. Each line that it
+reads then is answered by one line: "begin" by anything, "end" by JSON with what the process did since:
+``loop_ms``, processor time of the event loop's longest callback, and ``growth``, bytes allocated at most.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from asyncio import events
 from typing import Any
 
 from fakes import FakeCore, small_config
+from http_served import beside
 from octavo.engine.api import config as settings
 from octavo.engine.api.errors import Overloaded
 from octavo.engine.frontend.request_limiter import RequestLimiter
@@ -55,7 +56,8 @@ def counter(name: str) -> Any:
 
 
 def refuse_everything() -> None:
-    """Let no request and no call on text pass its limit, but for the answers that reranking looks up."""
+    """Let no request and no call on text pass its limit, but for the answers that reranking looks up, and for
+    bodies over HTTP, which are parsed there."""
 
     def refuse(*_: object) -> None:
         raise Overloaded("nothing is admitted here")
@@ -63,7 +65,7 @@ def refuse_everything() -> None:
     run = TextExecutor.run
 
     async def run_little(self: Any, tenant: str, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._name == "convert" and getattr(function, "__name__", "") != "answers":
+        if self._name == "convert" and getattr(function, "__name__", "") not in ("answers", "parse"):
             refuse()
         return await run(self, tenant, function, *args, **kwargs)
 
@@ -87,8 +89,11 @@ async def main() -> None:
     core = FakeCore(max_model_len=MODEL_LEN, verify=False)
     settings.MAX_WAITING_TOKENS = 2**40
     config = small_config(max_pinned_pages=8)
-    async with served(core, config=config, max_message_bytes=MAX_MESSAGE) as its:
-        print(its.address, flush=True)
+    async with (
+        served(core, config=config, max_message_bytes=MAX_MESSAGE) as its,
+        beside(its.server, max_body_bytes=MAX_MESSAGE) as (_, http),
+    ):
+        print(its.address, http, flush=True)
         await asyncio.to_thread(answer, LoopMeter())
 
 

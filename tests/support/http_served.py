@@ -109,7 +109,7 @@ async def http_served(
     """Started, and stopped whatever happens. ``options`` are those of HttpServer."""
     async with (
         served(core, gate=gate, config=config, security=security) as below,
-        _beside(below.server, **options) as (server, address),
+        beside(below.server, **options) as (server, address),
     ):
         try:
             yield HttpServed(server, address, below)
@@ -126,16 +126,17 @@ async def demo_http(**settings: Any) -> AsyncIterator[HttpServed]:
     below = GrpcServer(engine)
     await below.start(LOCAL)
     try:
-        async with _beside(below) as (server, address):
+        async with beside(below) as (server, address):
             yield HttpServed(server, address)
     finally:
         await below.stop()
 
 
 @asynccontextmanager
-async def _beside(
+async def beside(
     below: GrpcServer, max_body_bytes: int = 2**20, **options: Any
 ) -> AsyncIterator[tuple[HttpServer, str]]:
+    """HTTP in front of a server of gRPC."""
     server = HttpServer(
         below.handler,
         calls=below.limiter.calls,

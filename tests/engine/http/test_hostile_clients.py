@@ -18,7 +18,7 @@ from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
-from octavo.engine.http.sampling import MAX_BIASES
+from octavo.engine.http.sampling import MAX_ITEMS
 from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
 
@@ -98,12 +98,18 @@ async def test_a_conversation_has_a_bounded_number_of_parts(path: str, kind: str
             assert (f"at most {MAX_PARTS} messages, parts and tools" in reply.body.decode()) == refused
 
 
-async def test_biases_over_http_have_a_bounded_number() -> None:
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids", "stop"])
+async def test_lists_of_sampling_over_http_have_a_bounded_number(name: str) -> None:
     async with http_served() as served:
-        for count, refused in ((MAX_BIASES, False), (MAX_BIASES + 1, True)):
-            biases = {str(token): 1 for token in range(count)}
-            reply = await served.post("/v1/completions", {"prompt": "a", "logit_bias": biases})
-            assert (f"at most {MAX_BIASES} tokens" in reply.body.decode()) == refused
+        for count, refused in ((MAX_ITEMS, False), (MAX_ITEMS + 1, True)):
+            texts = [str(token) for token in range(count)]
+            items = {
+                "logit_bias": dict.fromkeys(texts, 1),
+                "stop": texts,
+                "stop_token_ids": list(range(count)),
+            }
+            reply = await served.post("/v1/completions", {"prompt": "a", name: items[name]})
+            assert (f"at most {MAX_ITEMS} items" in reply.body.decode()) == refused
 
 
 async def test_a_chunked_body_is_cut_off_where_it_is_too_large() -> None:

@@ -1,0 +1,130 @@
+"""What a request over HTTP costs before its limits: each endpoint gets bodies that have as much as possible
+of one thing, in every field."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hostile_child import Harness, child
+from octavo.engine.http.app import POSTS
+from octavo.engine.http.errors import FieldError
+from octavo.engine.http.request_model import MAX_VALUES, parse
+
+pytestmark = pytest.mark.server
+
+SIZE = 1 << 20  # of a body
+MAX_GROWTH = 4.5  # times the body; half of one is what any request takes
+MAX_GROWTH_NUMBERS = 72  # of one digit: nothing bounds their number, because prompts are lists of ids
+MAX_ERRORS = 50  # that pydantic tells of one body, of 1 KB each
+ITEMS = ('"a"', "1", "1.5", "[]", "{}", "null", "[1]", '{"text":"a"}')
+SAMPLES: dict[str, str] = {
+    "prompt": '"a"',
+    "messages": '[{"role":"user","content":"a"}]',
+    "input": '"a"',
+    "query": '"a"',
+    "documents": '["a"]',
+    "max_tokens": "1",
+    "tokens": "[97]",
+    "lora_name": '"a"',
+    "lora_path": '"a"',
+}
+ENDPOINTS = {kind: path for path, (kind, _) in POSTS.items()}
+
+
+def values(size: int) -> Iterator[tuple[str, str]]:
+    """What is in a field: its name, and JSON of some ``size`` bytes."""
+    yield "long", '"' + "a" * size + '"'
+    yield "escaped", '"' + "\\u0000" * (size // 6) + '"'
+    for item in ITEMS:
+        yield f"many {item}", "[" + ",".join([item] * (size // (len(item) + 1))) + "]"
+    yield "many keys", "{" + ",".join(f'"{at}":1' for at in range(size // 10)) + "}"
+    yield "deep", "[" * (size // 2) + "]" * (size // 2)
+    yield "long number", "1" * size
+
+
+def bodies(kind: Any, size: int) -> Iterator[tuple[str, bytes]]:
+    """Names and bodies for a field of each type, and for an unknown one; small values would be served."""
+    for name in (
+        *{repr(each.annotation): name for name, each in kind.model_fields.items()}.values(),
+        "unknown",
+    ):
+        begin = {each: SAMPLES[each] for each in kind.model_fields if each in SAMPLES and each != name}
+        for what, value in values(size):
+            fields = ",".join(f'"{key}":{text}' for key, text in (begin | {name: value}).items())
+            yield f"{name}: {what}", b"{" + fields.encode() + b"}"
+
+
+async def post(address: str, path: str, body: bytes) -> str:
+    """Return the status and the beginning of the answer."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    answer = b""
+    try:
+        with contextlib.suppress(ConnectionError):  # it does not read what it refuses
+            while piece := await asyncio.wait_for(reader.read(2**16), 20):
+                answer += piece
+    finally:
+        writer.close()
+    return answer[9:12].decode() + answer.partition(b"\r\n\r\n")[2][:70].decode(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ENDPOINTS, ids=lambda kind: str(kind.__name__))
+async def test_nothing_costs_much_before_its_limits(kind: Any, tmp_path: Path) -> None:
+    async with child(tmp_path) as server:
+        harness = Harness(server)
+        text = b'{"prompt":"' + b"a" * SIZE + b'"}'
+        await harness.begin(functools.partial(post, server.http, "/v1/completions", text))
+        wrong = {
+            name: found
+            for name, body in bodies(kind, SIZE)
+            if (
+                found := await harness.excess(
+                    functools.partial(post, server.http, ENDPOINTS[kind], body),
+                    size=SIZE,
+                    most=MAX_GROWTH_NUMBERS if name.endswith(("many 1", "many 1.5")) else MAX_GROWTH,
+                )
+            )
+        }
+    assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
+
+
+@pytest.mark.parametrize("kind", ENDPOINTS, ids=lambda kind: str(kind.__name__))
+def test_wrong_items_of_lists_are_told_once(kind: Any) -> None:
+    counts: dict[str, int] = {}
+    for name, body in bodies(kind, 5000):
+        try:
+            kind.model_validate_json(body)
+        except ValidationError as error:
+            counts[name] = error.error_count()
+    assert {name: n for name, n in counts.items() if n > MAX_ERRORS and "many keys" not in name} == {}
+
+
+def test_wrong_values_of_an_object_are_counted() -> None:
+    kind, _ = POSTS["/v1/completions"]
+    biases = ",".join(f'"{at}":"x"' for at in range(300))
+    with pytest.raises(FieldError, match="the body has 300 wrong values"):
+        parse(kind, f'{{"prompt":"a","logit_bias":{{{biases}}}}}'.encode())
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_values_of_a_long_body_are_counted_outside_of_text(item: str) -> None:
+    kind, _ = POSTS["/v1/completions"]
+    text = '"' + '[{\\"' * MAX_VALUES + '"'
+    assert parse(kind, f'{{"prompt":{text},"max_tokens":1}}'.encode()).prompt.startswith('[{"')
+    many = ",".join([item] * (MAX_VALUES + 1))
+    body = f'{{"prompt":{text},"stop":[{many}]}}'.encode()
+    found = "stop must be" if item in ("1", "1.5") else f"at most {MAX_VALUES} strings, objects and lists"
+    with pytest.raises(FieldError, match=found):
+        parse(kind, body)
