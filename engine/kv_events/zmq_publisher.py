@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from octavo.block_manager import Digest, PageEvent
 from octavo.block_manager.digests import unpack
 from octavo.block_manager.page_index import parents_first
 
+from ..api.engine_request import salt_and_variant
 from ..api.errors import EngineDead, FellBehind, InvalidConfig
 from ..api.tenant import NO_TENANT
 from ..core.commands import CachedContents, GetCachedContents
@@ -127,28 +128,28 @@ class KvEventPublisher:
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
         """Send what is cached now, then every change."""
-        page_size = engine.info.page_size
         contents = await engine.ask(GetCachedContents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
-            await self._send(contents.number, events, page_size)
+            await self._send(contents.number, events, engine)
         async with aclosing(hub.events_from(contents.number + 1, heartbeat_s=HEARTBEAT_S)) as stream:
             async for events in stream:
                 for event in events:
-                    await self._send(event.number, (event,), page_size)
+                    await self._send(event.number, (event,), engine)
 
-    async def _send(self, number: int, events: Iterable[PageEvent], page_size: int) -> None:
+    async def _send(self, number: int, events: Iterable[PageEvent], engine: Engine) -> None:
         sequence = number - 1
-        payload = self._payload(events, page_size)
+        payload = self._payload(events, engine)
         await self._pub.send_multipart([self._options.topic.encode(), _frame(sequence), payload])
         self._sent.append((sequence, payload))
         self._sent_bytes += len(payload)
         while len(self._sent) > REPLAY_MESSAGES or self._sent_bytes > REPLAY_BYTES:
             self._sent_bytes -= len(self._sent.popleft()[1])
 
-    def _payload(self, events: Iterable[PageEvent], page_size: int) -> bytes:
+    def _payload(self, events: Iterable[PageEvent], engine: Engine) -> bytes:
         as_map = self._options.encoding == "map"
-        structures = [_structure(event, page_size) for event in events]
+        names = {info.variant: name for name, info in engine.adapters.items()}
+        structures = [_structure(event, engine.info.page_size, names) for event in events]
         now = time.time()
         if as_map:
             tagged = [{"type": tag, **fields} for tag, fields in structures]
@@ -185,13 +186,14 @@ def _snapshot(contents: CachedContents) -> list[PageEvent]:
     return [PageEvent(number, "cleared"), *stored]
 
 
-def _structure(event: PageEvent, page_size: int) -> tuple[str, dict[str, Any]]:
-    """Return vLLM's name of the event and its fields in vLLM's order."""
+def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> tuple[str, dict[str, Any]]:
+    """Return vLLM's name of the event and its fields in vLLM's order. ``names``: of adapters by variant."""
     if event.kind == "cleared":
         return "AllBlocksCleared", {}
     hashes = [_block_hash(digest) for digest in event.digests]
     if event.kind == "removed":
         return "BlockRemoved", {"block_hashes": hashes, "medium": MEDIUM}
+    salt, variant = salt_and_variant(event.salt)
     return "BlockStored", {
         "block_hashes": hashes,
         "parent_block_hash": None if event.parent is None else _block_hash(event.parent),
@@ -199,16 +201,16 @@ def _structure(event: PageEvent, page_size: int) -> tuple[str, dict[str, Any]]:
         "block_size": page_size,
         "lora_id": None,
         "medium": MEDIUM,
-        "lora_name": None,
-        "extra_keys": _extra_keys(event),
+        "lora_name": names.get(variant, variant.hex()) if variant else None,
+        "extra_keys": _extra_keys(event, salt),
     }
 
 
-def _extra_keys(event: PageEvent) -> Sequence[Sequence[str] | None] | None:
+def _extra_keys(event: PageEvent, salt: bytes) -> Sequence[Sequence[str] | None] | None:
     """What a page's hash is made of besides tokens, per page: the salt, in a sequence's first page."""
-    if not event.salt or event.parent is not None:
+    if not salt or event.parent is not None:
         return None
-    return [[event.salt.decode(errors="replace")], *[None] * (len(event.digests) - 1)]
+    return [[salt.decode(errors="replace")], *[None] * (len(event.digests) - 1)]
 
 
 def _block_hash(digest: Digest) -> int:

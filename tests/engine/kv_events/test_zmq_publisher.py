@@ -14,7 +14,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from fakes import small_config
+from fake_adapters import FakeAdapters
+from fakes import FakeCore, small_config
 from octavo.block_manager import PageEvent
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
@@ -63,6 +64,7 @@ class Reader:
         self._next = 0
         self.blocks: dict[int, tuple[int, ...]] = {}  # hash: all tokens up to the block's end
         self.salts: set[str] = set()
+        self.adapters: set[str | None] = set()
         self.removed = 0
         self._task = asyncio.create_task(self._read())
 
@@ -109,6 +111,7 @@ class Reader:
         assert len(event.token_ids) == size * len(event.block_hashes)
         for index, name in enumerate(event.block_hashes):
             before = self.blocks[name] = (*before, *event.token_ids[index * size : (index + 1) * size])
+        self.adapters.add(event.lora_name)
         if event.extra_keys is not None:
             self.salts.update(*(keys for keys in event.extra_keys if keys))
 
@@ -137,7 +140,8 @@ async def published(tmp_path: Path, encoding: Any = "array", **reader: Any) -> A
     publisher = KvEventPublisher(options)
     index = Reader(endpoint, replay, encoding, **reader)
     try:
-        async with served(config=small_config(num_pages=16)) as its:
+        core = FakeCore(adapters=FakeAdapters())
+        async with served(core, config=small_config(num_pages=16)) as its:
             publisher.start(its.engine, its.server.handler.page_events)
             yield its, index, publisher
     finally:
@@ -154,11 +158,14 @@ async def test_a_reader_holds_what_the_cache_holds_though_a_message_is_lost(
     tmp_path: Path, encoding: str
 ) -> None:
     async with published(tmp_path, encoding, lose=3) as (its, index, _):
+        await its.engine.load_adapter("tale", Path("/srv/tale"))
         for number in range(8):  # 16 pages hold two of them: the others are evicted
-            await say(its, [number] * 30, salt="s" * (number % 2))
+            named = {"adapter": "tale"} if number == 7 else {}
+            await say(its, [number] * 30, salt="s" * (number % 2), **named)
         await index.agrees(its)
         assert index.removed > 0
         assert index.salts == {"s"}
+        assert index.adapters == {None, "tale"}
         assert {tokens[0] for tokens in index.blocks.values()} <= set(range(8))
         await its.engine.ask(FlushCache())
         await index.agrees(its)
