@@ -183,8 +183,7 @@ class EngineCore:
             return
         output = flight.pending.resolve()
         self.passed("run")
-        if flight.asked.parts:
-            flight.asked.deliver(output)
+        flight.asked.deliver(output)
         if output.failed_rows:
             self._live.fail_unsampled(flight.step, flight.batch, output.failed_rows)
         results = self._live.accept(flight.draws, output)
@@ -198,17 +197,13 @@ class EngineCore:
         step, seconds = flight and flight.step, self._clock() - began
         if step:
             self.drafts.observe(step, seconds)
-        updates = self._report(step, seconds)
-        self.passed("report")
-        self._step_began = None
-        return updates
-
-    def _report(self, step: SchedulerOutput | None, seconds: float) -> list[Update]:
         self.measure()
         updates, self._live.updates = self._live.updates, []
         for request_id in self._live.take_ended():
             self.cache.lookups.ended(request_id)
         self._stats.publish(step, seconds, self.gauges, self._blocks.num_evicted)
+        self.passed("report")
+        self._step_began = None
         return updates
 
     def measure(self) -> None:
@@ -221,7 +216,7 @@ class EngineCore:
         self.settle()
         for request in self._live.requests():
             self.abort(request)
-        return self._report(None, 0.0)
+        return self._publish(None, self._clock())
 
     def close(self) -> None:
         """Give the model and its pool back. No step may follow."""

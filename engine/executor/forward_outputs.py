@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from .adapt.cache_adapter import HookError
+from .adapt.output_head import RowSelection
+
 
 class Form(NamedTuple):
     """Tells the graphs of a model apart, besides shapes: which arrays they take, and which they give."""
@@ -43,3 +46,21 @@ class Outputs(NamedTuple):
     @property
     def arrays(self) -> list[mx.array]:
         return [each for each in (self.logits, *(self.choice or ()), self.hidden) if each is not None]
+
+
+def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
+    """The arrays of ``Outputs`` in their order; logits that are not wanted stay without a reader."""
+    results: list[mx.array] = []
+    if form.greedy:
+        if (choice := found.greedy_output) is None:
+            raise HookError("the output head is not a native module")
+        if output is not choice.of:
+            raise HookError("the model changes the logits that its head gives")
+        results += [choice.ids.squeeze(1), choice.logits.squeeze(1)]
+    elif form.logits:
+        results.append(output.squeeze(1))
+    if form.hidden:
+        if found.kept is None:
+            raise HookError("the output head was not called")
+        results.append(found.kept.squeeze(1).astype(mx.float32))
+    return results

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +23,7 @@ from .forward_outputs import Outputs
 from .mtp.runner import MTPRunner
 from .paged_model import PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
-from .sampling.sampler import NOT_FINITE, Sampled, SampleState
+from .sampling.sampler import Sampled, SampleState, greedy_samples
 from .stored_pages import StoredPages
 
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
@@ -186,11 +185,3 @@ class PagedRunner:
         del self._model, self._pages, self.head, self.adapters
         mx.clear_cache()
         release_kept_memory(self._info.backend)
-
-
-def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Make samples of plain greedy rows from their largest logits (NaN if any logit of a row is)."""
-    rows = zip(tokens, logits, strict=True)
-    return [
-        Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows
-    ]

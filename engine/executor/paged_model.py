@@ -19,7 +19,7 @@ from .adapt.output_head import RowSelection
 from .batch import Batch, RowInput, Wanted
 from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
 from .capture.graph_runner import Build, GraphRunner
-from .forward_outputs import Form, Outputs
+from .forward_outputs import Form, Outputs, results_of
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool
@@ -110,10 +110,8 @@ class PagedModel:
         self._context.begin(step)
         if self._recurrent is not None and self.states is not None:
             self._recurrent.begin(self.states, StateStep(self.states.staged(step)))
-        rows, hidden = (
-            wanted.rows,
-            wanted.hidden if wanted.hidden is not None and len(wanted.hidden) else None,
-        )
+        rows, hidden = wanted.rows, wanted.hidden
+        hidden = hidden if hidden is not None and len(hidden) else None
         has_logits = rows is None or len(rows) > 0
         form = Form(rows is not None, has_logits, wanted.greedy, hidden is not None, tuple(batch.inputs))
         values: list[RowInput] = [step.positions]
@@ -181,7 +179,7 @@ class PagedModel:
         try:
             if self.selection is not None:
                 with self.selection.choosing(rows, hidden, greedy=form.greedy) as found:
-                    return _results(form, self._output(token_ids), found)
+                    return results_of(form, self._output(token_ids), found)
             if form.hidden or form.greedy:
                 raise HookError("the output head is not known, nor what it gets")
             logits = self._output(token_ids).squeeze(1)
@@ -193,21 +191,3 @@ class PagedModel:
         """Call the model on rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits
-
-
-def _results(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
-    """The arrays of ``Outputs`` in their order; logits that are not wanted stay without a reader."""
-    results: list[mx.array] = []
-    if form.greedy:
-        if (choice := found.greedy_output) is None:
-            raise HookError("the output head is not a native module")
-        if output is not choice.of:
-            raise HookError("the model changes the logits that its head gives")
-        results += [choice.ids.squeeze(1), choice.logits.squeeze(1)]
-    elif form.logits:
-        results.append(output.squeeze(1))
-    if form.hidden:
-        if found.kept is None:
-            raise HookError("the output head was not called")
-        results.append(found.kept.squeeze(1).astype(mx.float32))
-    return results

@@ -12,6 +12,7 @@ on the batch, on preemption or on how many draws others made.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -242,3 +243,11 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
         logprob=float(logits[token]) - log_total,
         top=tuple((int(i), float(logits[i]) - log_total) for i in ids),
     )
+
+
+def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
+    """Make samples of plain greedy rows from their largest logits (NaN if any logit of a row is)."""
+    rows = zip(tokens, logits, strict=True)
+    return [
+        Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows
+    ]

@@ -19,7 +19,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch, Wanted
 from octavo.engine.executor.forward_outputs import Outputs
 from octavo.engine.executor.load import load as startup
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState, greedy_samples
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 pytestmark = pytest.mark.parity
@@ -172,6 +172,6 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
 
 
 def test_only_a_finite_logit_is_a_token() -> None:
-    good, *others = paged.greedy_samples([3] * 4, [-1.5, np.nan, np.inf, -np.inf])
+    good, *others = greedy_samples([3] * 4, [-1.5, np.nan, np.inf, -np.inf])
     assert good == Sampled(3)
     assert others == [Sampled(None, error=NOT_FINITE)] * 3
