@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         QueueTimeout,
         RequestFailed,
         RequestTooLong,
-        TooLate,
     )
     from .api.outputs import Completion, Delta, FinishReason, RequestOutput
     from .api.reranking import RankedDocument, RerankPrompt
@@ -53,7 +52,6 @@ __all__ = [
     "RerankPrompt",
     "SamplingParams",
     "StructuredOutput",
-    "TooLate",
 ]
 
 _HOMES = {

@@ -15,25 +15,17 @@ LOOKUPS = 16  # prompts that a step looks up in the prefix cache for this
 class PromptPace:
     """Seconds of steps with prompt tokens over these tokens, mostly those of the last fifty such steps.
 
-    token_s      seconds per prompt token; None before there was one
-    miss_share   of the tokens of prompts that were let in lately, how many were not cached; 1 before any was
+    token_s   seconds per prompt token; None before there was one
     """
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
-        self._looked_up = self._missed = 0.0
         self.token_s: float | None = None
-        self.miss_share = 1.0
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """A step took so long."""
         if step.plain:
             return  # most steps: looking at each row takes longer than the rest of this
-        for lookup in step.lookups:
-            self._looked_up = 0.98 * self._looked_up + lookup.num_tokens
-            self._missed = 0.98 * self._missed + lookup.num_tokens - lookup.num_hit
-            if self._looked_up:
-                self.miss_share = self._missed / self._looked_up
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
         )

@@ -22,6 +22,7 @@ StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
+KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size, as attention sinks
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12  # so that counters of service, which weights divide, stay far from infinity
 
@@ -136,15 +137,9 @@ class EngineConfig:
         kind="int", metavar="N", low=1,
     )  # fmt: skip
     max_kv_size: int | None = setting(
-        None, "limit attention to N positions: the first --keep-tokens and the latest ones",
-        shown="no limit", kind="int",
-        metavar="N",
+        None, f"limit attention to N positions: the first {KEPT_TOKENS} and the latest ones",
+        shown="no limit", kind="int", metavar="N", low=KEPT_TOKENS + 1,
         more="Layers with a sliding window keep theirs. Sequences may then exceed the model's length.",
-    )  # fmt: skip
-    keep_tokens: int | None = setting(
-        None, "number of first positions, as attention sinks, that stay visible under --max-kv-size",
-        shown="4", kind="int", metavar="N",
-        needs="max_kv_size",
     )  # fmt: skip
     cut_max_tokens: bool = setting(
         False, "lower a request's max_tokens if prompt and output would exceed the maximum length, instead "
@@ -165,11 +160,6 @@ class EngineConfig:
         "three times the duration of a decode step, between 25 and 200 ms",
         shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
         more="off: prefill chunks may fill a step up to --max-step-tokens.",
-    )  # fmt: skip
-    refuse_late: bool = setting(
-        False, "refuse a request on arrival if its first token is expected later than its target_ttft",
-        shown="", kind="switch",
-        more="The estimate counts all queued prompt tokens as if none were cached.",
     )  # fmt: skip
     max_waiting: int = setting(
         1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1,
@@ -295,7 +285,6 @@ class EngineConfig:
                 "to full, or leave exact out"
             )
         self._check_residual()
-        self._check_streaming()
         self._check_ranks()
         self._check_fairness()
         _ = self.lora_paths
@@ -308,13 +297,6 @@ class EngineConfig:
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_running "
                 f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
                 "or lower the second"
-            )
-
-    def _check_streaming(self) -> None:
-        if self.max_kv_size is not None and not 0 <= self.num_kept_tokens < self.max_kv_size:
-            raise InvalidConfig(
-                f"max_kv_size must be more than the {self.num_kept_tokens} keep_tokens, which must be at "
-                f"least 0, got {self.max_kv_size}; raise the first or lower the second"
             )
 
     def _check_ranks(self) -> None:
@@ -394,11 +376,6 @@ class EngineConfig:
         if self.lora_memory is None and (self.lora_modules or self.lora_dir is not None):
             return DEFAULT_LORA_MEMORY
         return self.lora_memory or 0
-
-    @property
-    def num_kept_tokens(self) -> int:
-        """Under max_kv_size; four sinks are what window attention needs to stay stable."""
-        return 4 if self.keep_tokens is None else self.keep_tokens
 
     def _check_residual(self) -> None:
         for name in RESIDUAL_SETTINGS:

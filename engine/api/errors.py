@@ -13,7 +13,6 @@ OctavoError
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
 │   ├── QueueTimeout    ... as it turned out
-│   ├── TooLate         ... for this request's first token
 │   └── SlowReader      ... because the client does not read what it gets
 ├── RequestFailed       this request only: gRPC INTERNAL
 └── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
@@ -76,10 +75,6 @@ class Overloaded(OctavoError):
     def __init__(self, message: str, **numbers: int) -> None:
         super().__init__(message)
         self.numbers = numbers
-
-
-class TooLate(Overloaded):
-    """The first token is expected later than the request wants it."""
 
 
 class QueueTimeout(Overloaded):

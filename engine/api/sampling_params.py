@@ -142,8 +142,7 @@ class SamplingParams:
     target_ttft: float | None = parameter(
         None, "target time to first token, in milliseconds", shown="none",
         kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
-        more="Requests that would miss their target are admitted first. A server with --refuse-late "
-        "refuses a request that it expects to miss its target.",
+        more="A request that can no longer meet its target lets others pass.",
     )  # fmt: skip
     structured_from_first_token: bool = parameter(
         False, "apply the schema or grammar from the first token on, not only after the reasoning",

@@ -67,12 +67,10 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 class Gauges(NamedTuple):
     """Gauges of the engine as it stands now. ``residual``: 16-bit pages beside quantized ones, ``states``:
     slots of recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
-    ``swap_memory``. ``prompt_token_s``: seconds per prompt token lately, whatever else the steps did; None
-    before there was one. ``prompt_miss_share``: of the tokens of prompts that were let in lately, how many
-    were not in the prefix cache. ``pages_pinned``: of those held. ``tenants``: of those who have a name, at
-    most a second old. ``prompts_left``: prompt tokens that are still to be computed of each unfinished
-    request that was begun, by its number; None while it is preempted without a first token. ``adapters``: in
-    use, where the engine may have some.
+    ``swap_memory``. ``pages_pinned``: of those held. ``tenants``: of those who have a name, at most a second
+    old. ``prompts_left``: prompt tokens that are still to be computed of each unfinished request that was
+    begun, by its number; None while it is preempted without a first token. ``adapters``: in use, where the
+    engine may have some.
 
     A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
 
@@ -85,8 +83,6 @@ class Gauges(NamedTuple):
     states: PageCounts | None = None
     store: StoreCounts | None = None
     swap: SwapCounts | None = None
-    prompt_token_s: float | None = None
-    prompt_miss_share: float = 1.0
     tenants: Mapping[str, TenantLoad] = NO_TENANTS
     pages_pinned: int = 0
     prompts_left: Mapping[int, int | None] = NO_PROMPTS

@@ -24,7 +24,6 @@ from ..api.size import parse_size
 from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
-ATTENTION_SINKS = ("max_kv_size", "keep_tokens")
 _SETTINGS = settings_of(EngineConfig)
 _GROUPS = {  # first setting of each group of options -> the group's heading
     "model": "model",

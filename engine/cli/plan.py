@@ -13,7 +13,6 @@ from octavo.kernels.residual import RESIDUAL_SETTINGS
 from ..api.config import AUTO, StateSnapshots
 from ..api.size import parse_size
 from ..arguments.options import (
-    ATTENTION_SINKS,
     DEFAULTS,
     add_json_argument,
     add_settings,
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "maximum)")  # fmt: skip
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N",
         help="number of positions per page")  # fmt: skip
-    add_settings(parser, (*ATTENTION_SINKS, "kv_format", *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
+    add_settings(parser, ("max_kv_size", "kv_format", *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
     add_settings(parser, ADAPTERS)
     add_json_argument(parser)
 
@@ -54,7 +53,6 @@ def run(args: argparse.Namespace) -> int:
         formats=_formats(args),
         residual=_residual(args),
         max_kv_size=args.max_kv_size,
-        keep_tokens=args.keep_tokens,
         speculate=args.speculate or DEFAULTS.speculate,
         adapters={name: value for name in ADAPTERS if (value := getattr(args, name)) is not None},
         observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),

@@ -17,8 +17,6 @@ from typing import ClassVar, Generic, TypeVar
 from octavo.block_manager import Digest, EventsLost, PageContents, PageEvent
 from octavo.block_manager.pins import PinLimit
 from octavo.kernels.page_bytes import PageBytes
-from octavo.scheduler import Sequence
-from octavo.scheduler.waiting import cached_tokens
 
 from ..api.engine_info import AdapterInfo
 from ..api.errors import EventsGone, NotConfigured
@@ -258,18 +256,6 @@ class FindPrefix(Command[CachedPrefix]):
 
     def execute(self, core: CommandTarget) -> CachedPrefix:
         return core.transfer.find_prefix(self.digests)
-
-
-@dataclass(frozen=True, slots=True)
-class CountCached(Command[int]):
-    """Tokens of a prompt that are in the prefix cache now, of those that it would start from."""
-
-    tokens: tuple[int, ...]
-    salt: bytes
-
-    def execute(self, core: CommandTarget) -> int:
-        prompt = Sequence("", list(self.tokens), 1, self.salt)
-        return cached_tokens(prompt, core.cache.blocks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,6 @@ class GaugeSource:
             states=blocks.state_counts,
             store=self._store_counts() if self._store_counts is not None else None,
             swap=self._swap_counts() if self._swap_counts is not None else None,
-            prompt_token_s=scheduler.prompt_pace.token_s,
-            prompt_miss_share=scheduler.prompt_pace.miss_share,
             tenants=self._tenants.measure(),
             pages_pinned=pages_pinned,
             prompts_left=prompts_left,

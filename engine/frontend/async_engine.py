@@ -18,7 +18,7 @@ from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
-from ..core.commands import AnswerT, Command, CountCached, LoadAdapter, UnloadAdapter
+from ..core.commands import AnswerT, Command, LoadAdapter, UnloadAdapter
 from ..core.engine_client import EngineClient
 from ..core.engine_core import EngineCore
 from ..core.engine_process import EngineProcess
@@ -200,7 +200,6 @@ class AsyncEngine:
                         adapter=adapter,
                     )
                     self._open.limiter.check_sendable(request)
-                    await self._check_deadline(request)
                 engine = self._check_open(request_id)  # once more: encoding may have taken a while
                 self._open.limiter.check(request.num_prompt, params.n)
                 place.admit(request)
@@ -266,17 +265,6 @@ class AsyncEngine:
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
             return await self._input.encode_beside(prompt, self._texts)
-
-    async def _check_deadline(self, request: EngineRequest) -> None:
-        """TooLate if the first token is expected too late. What of the prompt is cached is asked only where
-        that decides, for the answer comes between two steps."""
-        limiter = self._open.limiter
-        num_cached = 0
-        least, most = (limiter.is_late(request, self.gauges(), cached) for cached in (request.num_prompt, 0))
-        if least != most and not request.skips_prefix_cache:
-            ids = tuple(request.prompt_ids)
-            num_cached = await self.ask(CountCached(ids, request.namespace.page_salt))
-        limiter.check_deadline(request, self.gauges(), num_cached)
 
     def _give_up(self, request: EngineRequest) -> None:
         """Nobody has begun it in the time it may wait."""

@@ -15,11 +15,9 @@ from ..api.errors import (
     Overloaded,
     QueueTimeout,
     RequestTooLong,
-    TooLate,
 )
 from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
-from .ttft_forecast import TtftForecast
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # of output that waits for its readers: more requests are refused beyond that
 MAX_UNREAD_LIMITS = 2  # times MAX_UNREAD_BYTES: streams end beyond that
@@ -49,8 +47,6 @@ class RequestLimiter:
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
         self.max_unread_bytes = MAX_UNREAD_BYTES
-        self._refuse_late = config.refuse_late
-        self._forecast = TtftForecast(config, unfinished)
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
@@ -116,26 +112,6 @@ class RequestLimiter:
                 f"bytes of memory, they would take {size}; ask for fewer alternatives, or shorten the prompt"
             )
 
-    def is_late(self, request: EngineRequest, gauges: Gauges, num_cached: int = 0) -> bool:
-        """Whether the first token is expected after the request's ``target_ttft``, and late requests are
-        refused. ``num_cached``: tokens of its prompt that are in the prefix cache."""
-        target_ms = request.params.target_ttft
-        if not self._refuse_late or target_ms is None:
-            return False
-        expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
-        return expected_ms is not None and expected_ms > target_ms
-
-    def check_deadline(self, request: EngineRequest, gauges: Gauges, num_cached: int) -> None:
-        """TooLate if it ``is_late``."""
-        if self.is_late(request, gauges, num_cached):
-            expected_ms = self._forecast.expected_ms(request, gauges, num_cached)
-            assert expected_ms is not None
-            raise TooLate(
-                f"the first token is expected in {expected_ms:.0f} ms, and this request wants it within "
-                f"{request.params.target_ttft:g} (target_ttft); try again later, or another server",
-                expected_ttft_ms=round(expected_ms),
-            )
-
     def watch(
         self,
         request: EngineRequest,
@@ -178,7 +154,6 @@ def refusal_label(error: Exception) -> str:
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),
         (QueueTimeout, "queue_timeout"),
-        (TooLate, "late"),
         (Overloaded, "overloaded"),
         (EngineStopping, "stopping"),
     ):

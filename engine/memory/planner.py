@@ -50,7 +50,6 @@ def plan(
     formats: Sequence[FormatPair] = tuple(map(format_pair, (*FORMAT_NAMES, RECIPE))),
     residual: Mapping[str, Any] | None = None,
     max_kv_size: int | None = None,
-    keep_tokens: int | None = None,
     speculate: str = "off",
     adapters: Mapping[str, Any] | None = None,
     observe: Callable[[Path], ObservedCaches],
@@ -59,7 +58,7 @@ def plan(
     ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
     cannot hold this model's rows. ``residual``: settings of 16-bit pages as far as they are given, as in
     EngineConfig.
-    ``max_kv_size``, ``keep_tokens``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
+    ``max_kv_size``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
     paid as well, and the pages of a model's own head. ``adapters``: settings of adapters. ``observe``: says
     what the model in a folder caches.
 
@@ -71,7 +70,6 @@ def plan(
         model=model,
         page_size=page_size,
         max_kv_size=max_kv_size,
-        keep_tokens=keep_tokens,
         speculate=speculate,
         **(adapters or {}),
     )
@@ -79,7 +77,7 @@ def plan(
     observed = observe(path)
     layers = with_windows(observed.layers, sliding_windows(config))
     if max_kv_size is not None:
-        layers = with_max_kv_size(layers, max_kv_size=max_kv_size, keep=settings.num_kept_tokens)
+        layers = with_max_kv_size(layers, max_kv_size=max_kv_size)
     weights, drafts = weights_bytes(path), _Drafts(settings, layers, observe)
     workspace = workspace_bytes(
         config,

@@ -12,6 +12,7 @@ from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
 
+from ..api.config import KEPT_TOKENS
 from ..api.errors import InvalidConfig
 from .budget import (
     DEFAULT_KV_MEMORY,
@@ -93,11 +94,11 @@ def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
     return next((layer for layer in reversed(layers) if layer.window is None), layers[-1])
 
 
-def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int, keep: int) -> tuple[LayerSpec, ...]:
+def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[LayerSpec, ...]:
     """Add a window to layers that have none: a token sees ``max_kv_size`` positions, the first
-    ``keep`` of the sequence among them. What mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
+    ``KEPT_TOKENS`` of the sequence among them, as in mlx-lm's ``make_prompt_cache(model, max_kv_size)``."""
     return tuple(
-        replace(layer, window=max_kv_size - keep, keep=keep) if layer.window is None else layer
+        replace(layer, window=max_kv_size - KEPT_TOKENS, keep=KEPT_TOKENS) if layer.window is None else layer
         for layer in layers
     )
 

@@ -108,11 +108,3 @@ def test_who_ran_before_is_never_late(kind: str) -> None:
     clock.serve()
     assert clock.order == ["oldest", "victim", "other"]
     assert victim.status is Status.FINISHED
-
-
-def test_the_share_of_prompts_that_is_computed_is_known() -> None:
-    clock = Clock("fcfs")
-    assert clock.scheduler.prompt_pace.miss_share == 1.0
-    clock.add("before", 20)
-    clock.serve()
-    assert clock.scheduler.prompt_pace.miss_share == pytest.approx((0.98 * 20 + 4) / (0.98 * 20 + 20))

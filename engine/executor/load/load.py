@@ -83,7 +83,7 @@ def load_paged_runner(
         log.info("%s: mlx-lm computes no sliding window; it is kept by the pages", config.model)
         layout = replace(layout, layers=windowed)
     if config.max_kv_size is not None:
-        bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size, keep=config.num_kept_tokens)
+        bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size)
         layout = replace(layout, layers=bounded)
     if config.residual is not None and not layout.layers:
         if not config.residual_is_optional:
@@ -208,7 +208,7 @@ def _trial(
     slot = slot_bytes(result.entries)
     config = replace(
         config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
-        keep_tokens=None, speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
+        speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
         cache_dir_bytes=None, save_dir=None, swap_memory=0, state_memory=8 * slot or None, async_steps=False,
     )  # fmt: skip
     assert config.num_pages is not None

@@ -6,10 +6,8 @@ import asyncio
 import json
 import urllib.request
 
-import grpc
 import pytest
 
-from octavo.engine.api.errors import Overloaded
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
 from octavo.engine.client.client import Client
@@ -44,7 +42,7 @@ async def goodput(capsys: pytest.CaptureFixture[str], address: str, *slo: str) -
 @pytest.mark.parametrize("fairness", ["fcfs", "vtc", "dlpm"])
 async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness: str) -> None:
     shares = [] if fairness == "fcfs" else ["--tenant-weights", "alice=2,batch=0.5"]
-    targets = ["--refuse-late", "--target-itl", "150", "--fairness", fairness, *shares]
+    targets = ["--target-itl", "150", "--fairness", fairness, *shares]
     async with ServerProcess([*SMALL, *targets]) as server:
         good, rate, wall_s = await goodput(capsys, server.ready["grpc"], f"ttft:{ALWAYS}", f"itl:{ALWAYS}")
         assert good == 6
@@ -52,14 +50,9 @@ async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness
         # Not between tokens: a client that a busy machine holds up gets all of them in one message.
         assert (await goodput(capsys, server.ready["grpc"], f"ttft:{NEVER}", f"itl:{ALWAYS}"))[0] == 0
         async with Client(server.ready["grpc"]) as client:
-            with pytest.raises(Overloaded, match=r"expected in \d+ ms, .* \(target_ttft\)") as caught:
-                await collect(client.generate([3] * 70, SamplingParams(target_ttft=float(NEVER))))
-            assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
-            assert caught.value.__cause__.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             own = SamplingParams(max_tokens=3, ignore_eos=True, target_itl=50.0, target_ttft=float(ALWAYS))
             assert len((await collect(client.generate([3] * 70, own)))[0].token_ids) == 3
         found = metrics(server.ready["metrics"])
-    assert found['octavo_rejected_requests_total{reason="late"}'] == 1
     assert found["octavo_step_predicted_seconds_count"] == found["octavo_step_seconds_count"] > 0
     assert found["octavo_step_predicted_seconds_sum"] > 0
 

@@ -56,7 +56,6 @@ def samples(llm: LLM) -> list[Command[Any]]:
         commands.ListReusedPrefixes(b""),
         commands.ExplainRequest("0"),
         commands.GetRequestTokens("0"),
-        commands.CountCached(tuple(PROMPT), b""),
         commands.PinPrefix("p", tuple(PROMPT)),
         commands.UnpinPrefix("p", "p"),
         commands.SubscribeEvents(),

@@ -16,10 +16,8 @@ from octavo.engine import (
     QueueTimeout,
     RequestTooLong,
     SamplingParams,
-    TooLate,
 )
 from octavo.engine.api import config as settings
-from octavo.engine.core.engine_thread import EngineThread
 from oracle import alone
 
 
@@ -165,54 +163,6 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: py
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
         assert not engine._open.limiter._timers
-
-
-async def test_whose_first_token_is_expected_too_late_is_refused_at_once() -> None:
-    gate = Gate()
-    config = small_config(max_running=1, refuse_late=True)
-    async with running(config, gate) as (engine, _, observer):
-        set_pace(engine, 2.0)
-        first = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=1))))
-        others = [asyncio.create_task(collect(engine.generate([2] * 60, SamplingParams(max_tokens=1))))]
-        await asyncio.sleep(0)
-        with pytest.raises(
-            TooLate, match=r"expected in 1[34]\d{4} ms, .* within 100000 \(target_ttft\)"
-        ) as caught:
-            await anext(engine.generate([3] * 10, SamplingParams(target_ttft=100_000)))
-        assert caught.value.numbers["expected_ttft_ms"] >= 140_000
-        assert observer.reasons == ["late"]
-        late = SamplingParams(max_tokens=1, target_ttft=1e7)
-        others += [asyncio.create_task(collect(engine.generate([4] * 10, late)))]
-        gate.open()
-        await asyncio.gather(first, *others)
-        assert observer.reasons == ["late"]
-
-
-def set_pace(engine: AsyncEngine, token_s: float) -> None:
-    """As if so many prompt tokens had been computed at so many seconds each that no step changes that."""
-    assert isinstance(engine._client, EngineThread)
-    core = engine._client.core
-    pace = core._scheduler.prompt_pace
-    pace._seconds, pace._tokens, pace.token_s = token_s * 1e9, 1e9, token_s
-    core.measure()
-
-
-async def test_who_is_expected_in_time_for_its_prompt_is_cached_is_let_in() -> None:
-    async with running(small_config(refuse_late=True)) as (engine, _, observer):
-        prompt, soon = list(range(40)), SamplingParams(max_tokens=1, target_ttft=10_000)
-        await collect(engine.generate(prompt, SamplingParams(max_tokens=1)))
-        set_pace(engine, 1.0)
-        with pytest.raises(TooLate, match="expected in 40000 ms"):
-            await anext(engine.generate(prompt[::-1], soon))
-        assert await collect(engine.generate(prompt, soon)), "36 tokens are cached"
-        assert observer.reasons == ["late"]
-
-
-async def test_without_refuse_late_everybody_is_served() -> None:
-    async with running() as (engine, _, observer):
-        for _ in range(2):
-            assert await collect(engine.generate([1] * 20, SamplingParams(max_tokens=1, target_ttft=1e-9)))
-        assert observer.reasons == []
 
 
 @pytest.mark.parametrize("name", ["target_itl", "target_ttft"])

@@ -95,16 +95,16 @@ def test_k_and_v_may_be_planned_apart(tmp_path: Path) -> None:
 def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path: Path) -> None:
     path = folder(tmp_path, **QWEN)
     plans = [
-        planned(path, context=context, max_kv_size=1024, keep_tokens=8)
+        planned(path, context=context, max_kv_size=1020)
         for context in (4096, 100_000)  # the second is more than the model was made for
     ]
     short, long = (result["formats"]["fp4"] for result in plans)
     assert short == long
     group, residual = long["groups"]
     assert (residual["residual"], residual["pages_per_sequence"]) == (True, 1 + 2)
-    assert (group["window"], group["keep"]) == (1016, 8)
+    assert (group["window"], group["keep"]) == (1016, 4)
     assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 may touch 33 pages of 32
-    assert "28 layers see the first 8 positions and the last 1016: 34 pages" in plan.render(plans[1])
+    assert "28 layers see the first 4 positions and the last 1016: 34 pages" in plan.render(plans[1])
     with pytest.raises(InvalidConfig, match="max_kv_size is 50000, but the model was made for 40960"):
         planned(path, max_kv_size=50_000)
 
