@@ -338,7 +338,7 @@ class BlockManager:
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
             return None
-        if not all(states.pool.num_idle_to_run for states in self._states):
+        if not all(states.pool.num_idle for states in self._states):
             return None
         parts = []
         for group, part in zip(self._groups, table.parts, strict=True):

@@ -277,15 +277,11 @@ class ResidualWindow(SlidingWindow):
 class RecurrentState:
     """Layers whose state has one size, however long the sequence is.
 
-    num_slots        size of the pool: running sequences, and snapshots
+    num_slots        size of the pool: any slot may run, or be a snapshot
     slot_bytes       of the state of all these layers
     every_page       a snapshot at every page, because a slot is no bigger than one
     tail, junction   otherwise which snapshots are taken, see ``snapshot_policy.py``; without one: to compare
     step_down        what a longer snapshot of the same sequence follows goes first
-    num_running      slots that only run, where snapshots are compressed: those behind them are snapshots, and
-                     never run (0: any slot may do either)
-    num_staged       then: snapshots that a step can take of states that its sequences only pass
-    snapshot_bytes   then: of a snapshot
     page_bytes       of a page of K/V: a snapshot is of use only with those before it
     turn_pages       what a short turn of a conversation brings: others are told apart by how many times that
     num_drafted      slots that states after drafts may have at a time (0: half of those that can run)
@@ -297,9 +293,6 @@ class RecurrentState:
     tail: bool = True
     junction: bool = True
     step_down: bool = True
-    num_running: int = 0
-    num_staged: int = 0
-    snapshot_bytes: int = 0
     num_drafted: int = 0
     page_bytes: int = 1
     turn_pages: int = 1
@@ -310,28 +303,16 @@ class RecurrentState:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
             )
-        if self.num_running and not self.num_running < self.num_slots:
-            raise ValueError(
-                f"{self.num_running} of {self.num_slots} slots run, and none is left for snapshots"
-            )
 
     @property
     def max_drafted(self) -> int:
         """Slots that states after drafts may have at a time: what is cached keeps the others."""
-        return self.num_drafted or (self.num_running or self.num_slots) // 2
-
-    @property
-    def bytes_kept(self) -> int:
-        """Of one snapshot."""
-        return self.snapshot_bytes if self.num_running else self.slot_bytes
+        return self.num_drafted or self.num_slots // 2
 
     @property
     def nbytes(self) -> int:
         """Of the whole pool."""
-        if not self.num_running:
-            return self.num_slots * self.slot_bytes
-        snapshots = self.num_slots - self.num_running
-        return (self.num_running + self.num_staged) * self.slot_bytes + snapshots * self.snapshot_bytes
+        return self.num_slots * self.slot_bytes
 
     @property
     def needs_every_page(self) -> bool:

@@ -13,7 +13,6 @@ from .cache_group import CacheGroup, Fill
 from .covered_pages import CoveredPages
 from .page_pool import PagePool
 from .policies import make_policy
-from .slot_pool import SlotPool
 from .snapshot_order import SnapshotOrder
 from .snapshot_policy import wanted_snapshots
 from .spec import RecurrentState
@@ -32,7 +31,6 @@ class StateGroup(CacheGroup):
     """
 
     spec: RecurrentState
-    pool: SlotPool
 
     def __init__(
         self,
@@ -48,16 +46,15 @@ class StateGroup(CacheGroup):
         self._order = (  # None: each page has a snapshot, and they go as pages do
             None
             if spec.every_page
-            else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.bytes_kept)
+            else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.slot_bytes)
         )
         policy = make_policy("lru", spec.num_slots) if self._order is None else self._order
-        self.pool = SlotPool(spec.num_slots, policy, num_running=spec.num_running, clock=clock)
+        self.pool = PagePool(spec.num_slots, policy, clock=clock)
         self.pool.on_forgotten = self._give_up_pages
         self._pages = pages
         for pool in pages:
             pool.on_forgotten = self.pool.discard
         self._covered = CoveredPages()
-        self._num_staged = 0  # planned snapshots of states that a step only passes
         self._num_drafted = 0  # slots of states after drafts
         self._page_size = page_size
 
@@ -91,11 +88,7 @@ class StateGroup(CacheGroup):
     def has_room(self, table: PageTable) -> bool:
         """Whether the table has a running slot, or can get one."""
         state = _state(table)
-        return (
-            state.running is not None
-            or self.pool.num_idle_to_run > 0
-            or self._can_become_running(state.found)
-        )
+        return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: BeginCopy) -> None:
         """Give the table its running slot, to be filled from the snapshot it was opened with."""
@@ -103,11 +96,11 @@ class StateGroup(CacheGroup):
         if state.running is not None:
             return
         self._recognise(table, table.num_written // self._page_size)
-        if not self.pool.num_idle_to_run and state.found is not None:
+        if not self.pool.num_idle and state.found is not None:
             self.pool.unpublish(state.found)
             state.running, state.found = state.found, None
             return
-        state.running = self.pool.take(to_run=True)
+        state.running = self._take()
         if state.found is not None:
             copy(self, state.found, state.running)
             self._release([state.found])  # the copy holds it
@@ -117,7 +110,7 @@ class StateGroup(CacheGroup):
         """Give a second table a state that stands where this one does; its slot waits for a copy."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
-        slot = self.pool.take(to_run=True)
+        slot = self._take()
         copy(self, running, slot)
         forked.state = TableState(running=slot)
 
@@ -157,22 +150,17 @@ class StateGroup(CacheGroup):
             if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
                 kept += found
                 continue
-            position = page * self._page_size
-            is_staged = self.spec.num_running > 0 and position != stop
-            if not self.pool.num_idle_for_snapshots:
+            if not self.pool.num_idle:
                 break
-            if is_staged and self._num_staged == self.spec.num_staged:
-                continue
-            self._num_staged += is_staged
-            slot = self.pool.take(to_run=False)
-            state.planned.append(PlannedSnapshot(position, slot, page == state.junction, is_staged))
+            planned = PlannedSnapshot(page * self._page_size, self._take(), page == state.junction)
+            state.planned.append(planned)
         self.pool.decref(kept)
 
     def num_draftable(self, num_running: int) -> int:
         """Return how many drafts a step can have beside so many sequences.
 
         A slot for each, beside one that every sequence may need for a snapshot."""
-        idle = self.pool.num_idle_to_run - (0 if self.spec.num_running else num_running)
+        idle = self.pool.num_idle - num_running
         return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
@@ -182,7 +170,7 @@ class StateGroup(CacheGroup):
         """
         state = _state(table)
         assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
-        state.drafted += [(stop + index, self.pool.take(to_run=True)) for index in range(count)]
+        state.drafted += [(stop + index, self._take()) for index in range(count)]
         self._num_drafted += count
 
     def accept(self, table: PageTable) -> None:
@@ -206,8 +194,7 @@ class StateGroup(CacheGroup):
         """Publish the snapshots of a step that was computed; digests of its full pages are known."""
         state = _state(table)
         planned, state.planned = state.planned, []
-        for position, slot, is_junction, is_staged in planned:
-            self._num_staged -= is_staged
+        for position, slot, is_junction in planned:
             page = position // self._page_size
             assert position % self._page_size == 0, "a snapshot inside a page"
             assert position <= table.num_written, "a snapshot ahead of its page"
@@ -235,8 +222,8 @@ class StateGroup(CacheGroup):
         held = [slot for digest in digests if pool.is_cached(digest) for slot in pool.acquire([digest])]
         missing = [index for index in range(first, len(digests)) if not pool.is_cached(digests[index])]
         new = None
-        if len(missing) <= pool.num_idle_for_snapshots:
-            new = [pool.take(to_run=False) for _ in missing]
+        if len(missing) <= pool.num_idle:
+            new = [self._take() for _ in missing]
         try:
             if new:
                 fill(missing, new)
@@ -255,7 +242,7 @@ class StateGroup(CacheGroup):
         for _ in range(num_pages - pool.num_idle_empty):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return
-            if self.pool.num_idle_for_snapshots > len(self._order):
+            if self.pool.num_idle > len(self._order):
                 self._order.want_pages()
             self.pool.discard([self.pool.digest(self._order.next())])
 
@@ -299,13 +286,7 @@ class StateGroup(CacheGroup):
         written = [*running, *drafted, *(p.slot for table in tables for p in _state(table).planned)]
         assert len(set(written)) == len(written), "a slot is written twice in a step"
         assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
-        staged = sum(planned.is_staged for table in tables for planned in _state(table).planned)
-        assert self._num_staged == staged <= self.spec.num_staged, "staged snapshots are miscounted"
         assert self._num_drafted == len(drafted) <= self.spec.max_drafted, "states of drafts are miscounted"
-        if first := self.spec.num_running:
-            found = map(self.pool.is_published, map(PageId, range(first)))
-            assert not any(found), "a running slot can be found"
-            assert all(slot < first for slot in [*running, *drafted]), "a snapshot runs"
         for table in tables:
             assert (
                 table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
@@ -313,14 +294,19 @@ class StateGroup(CacheGroup):
 
     def _can_become_running(self, found: PageId | None) -> bool:
         """Whether a snapshot can be the running slot itself, where no other is left to copy it to."""
-        return not self.spec.num_running and found is not None and self.pool.ref_count(found) == 1
+        return found is not None and self.pool.ref_count(found) == 1
+
+    def _take(self) -> PageId:
+        """Hand out one slot, of which there must be one."""
+        slots = self.pool.allocate(1)
+        assert slots is not None, "a slot is taken where none is idle"
+        return slots[0]
 
     def _release(self, slots: abc.Sequence[PageId]) -> None:
         self.pool.decref(slots)
 
     def _drop_planned(self, state: TableState, *, behind: int = 0) -> None:
         dropped = [planned for planned in state.planned if planned.position > behind]
-        self._num_staged -= sum(planned.is_staged for planned in dropped)
         self._release([planned.slot for planned in dropped])
         state.planned = [planned for planned in state.planned if planned.position <= behind]
 

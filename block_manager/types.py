@@ -57,13 +57,11 @@ class PlannedSnapshot(NamedTuple):
     """A snapshot that a step takes: of the state after ``position`` tokens, in ``slot``.
 
     is_junction   pages were found up to there
-    is_staged     the sequence only passes that state in the step, and it takes a place meanwhile
     """
 
     position: int
     slot: PageId
     is_junction: bool
-    is_staged: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,6 @@ AUTO = "auto"
 CHOSEN_FROM = ("fp4", "nvfp4", "fp5/fp4", "int8/fp4", "int8")  # by auto: page formats, the smallest first
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
-StateSnapshots = Literal["full", "bf16", "int8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
@@ -124,13 +123,6 @@ class EngineConfig:
         None, "memory for states of recurrent layers, such as 512MiB",
         shown="a share of --kv-memory", kind="size",
         metavar="SIZE", low=1,
-    )  # fmt: skip
-    state_snapshots: StateSnapshots = setting(
-        "full", "number format in which snapshots of recurrent states are stored; full does not round them",
-        choices=get_args(StateSnapshots),
-        more="Continuing from a full snapshot gives the same bits as computing the prompt. Compared with "
-        "float32 states, bf16 takes half of the bytes and int8 a quarter, but outputs may differ after a "
-        "hit. States of running sequences are never rounded.",
     )  # fmt: skip
     max_model_len: int | None = setting(
         None, "maximum length of a sequence, prompt and output, in tokens", shown="the model's own limit",
@@ -278,11 +270,6 @@ class EngineConfig:
         ):
             raise InvalidConfig(
                 f"target_itl must be above 0 milliseconds, 'auto' or 'off', got {self.target_itl!r}"
-            )
-        if self.exact and self.state_snapshots != "full":
-            raise InvalidConfig(
-                f"state_snapshots {self.state_snapshots} rounds states, and exact refuses that; set it "
-                "to full, or leave exact out"
             )
         self._check_residual()
         self._check_ranks()

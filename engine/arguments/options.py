@@ -243,12 +243,6 @@ def _states(info: EngineInfo) -> str:
     if info.states is None:
         return ""
     each = format_size(info.states.slot_bytes)
-    if info.states.num_running:
-        snapshots = info.states.num_slots - info.states.num_running
-        return (
-            f"states {format_size(info.memory.states)} ({info.states.num_running} that run, of {each}, and "
-            f"{snapshots} snapshots of {format_size(info.states.snapshot_bytes)}), "
-        )
     return f"states {format_size(info.memory.states)} ({info.states.num_slots} slots of {each}), "
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.residual import RESIDUAL_SETTINGS
 
-from ..api.config import AUTO, StateSnapshots
+from ..api.config import AUTO
 from ..api.size import parse_size
 from ..arguments.options import (
     DEFAULTS,
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "maximum)")  # fmt: skip
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N",
         help="number of positions per page")  # fmt: skip
-    add_settings(parser, ("max_kv_size", "kv_format", *RESIDUAL_SETTINGS, "state_snapshots", "speculate"))
+    add_settings(parser, ("max_kv_size", "kv_format", *RESIDUAL_SETTINGS, "speculate"))
     add_settings(parser, ADAPTERS)
     add_json_argument(parser)
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         max_kv_size=args.max_kv_size,
         speculate=args.speculate or DEFAULTS.speculate,
         adapters={name: value for name in ADAPTERS if (value := getattr(args, name)) is not None},
-        observe=functools.partial(_observe, form=args.state_snapshots or DEFAULTS.state_snapshots),
+        observe=_observe,
     )
     print(render(result))
     if args.json:
@@ -63,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result["fits"] else 1
 
 
-def _observe(path: Path, *, form: StateSnapshots) -> ObservedCaches:
+def _observe(path: Path) -> ObservedCaches:
     """Observe the caches of a model."""
     from ..executor.load.observe import observe_caches  # imports MLX
 
-    return observe_caches(path, form)
+    return observe_caches(path)
 
 
 def _residual(args: argparse.Namespace) -> dict[str, int]:

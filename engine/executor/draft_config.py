@@ -20,7 +20,6 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
         max_model_len=None,
         max_pinned_pages=0,
         state_memory=None,
-        state_snapshots="full",
         served_model_name=(),
         chat_template=None,
         cache_dir=None,

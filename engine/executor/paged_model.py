@@ -109,7 +109,7 @@ class PagedModel:
         self.kv_cache.begin_step(step)
         self._context.begin(step)
         if self._recurrent is not None and self.states is not None:
-            self._recurrent.begin(self.states, StateStep(self.states.staged(step)))
+            self._recurrent.begin(self.states, StateStep(step))
         rows, hidden = wanted.rows, wanted.hidden
         hidden = hidden if hidden is not None and len(hidden) else None
         has_logits = rows is None or len(rows) > 0

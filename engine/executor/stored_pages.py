@@ -84,6 +84,6 @@ class StoredPages:
             return None
         entries = tuple(
             (name, tuple(entry.shape), str(entry.dtype).removeprefix("mlx.core."))
-            for name, entry in sorted(states.stored_entries.items())
+            for name, entry in sorted(states.entries.items())
         )
         return StateKind(self._info.page_size, entries, states.snapshot_bytes)

@@ -32,12 +32,10 @@ ADAPTER_VALUE_BYTES = 2  # of native kernels for models in 16 bits
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
     """Caches that a model was observed to keep. ``slot_bytes``: of the recurrent state of one sequence;
-    ``snapshot_bytes``: of a snapshot of it; ``adapter_values``: numbers of an adapter of all layers, for each
-    of its ranks."""
+    ``adapter_values``: numbers of an adapter of all layers, for each of its ranks."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
-    snapshot_bytes: int = 0
     adapter_values: int = 0
 
 
@@ -114,7 +112,6 @@ def plan(
         "head_dim": layers[0].head_dim if layers else 0,
         "latents": None if latents is None else asdict(latents),
         "state_bytes_per_sequence": observed.slot_bytes,
-        "snapshot_bytes": observed.snapshot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
         "draft_weights_bytes": drafts.weights_bytes,
@@ -193,10 +190,9 @@ def _format_plan(
             observed.slot_bytes,
             page_bytes=size.page_bytes,
             available=budget,
-            snapshot_bytes=observed.snapshot_bytes,
         )
     slots = 0 if states is None else states.num_slots
-    running = 0 if states is None else states.num_running or slots
+    running = 0 if states is None else slots
     if sum(size.group_bytes):
         pages = max(size.pages_within(budget - (0 if states is None else states.nbytes)), 0)
     else:  # no attention: pages take nothing
@@ -290,8 +286,7 @@ def render(result: Mapping[str, Any]) -> str:
             (
                 name,
                 f"and {row['state_slots']} slots of recurrent state, "
-                f"{format_size(result['state_bytes_per_sequence'])} per sequence and "
-                f"{format_size(result['snapshot_bytes'])} per snapshot",
+                f"{format_size(result['state_bytes_per_sequence'])} per sequence",
             )
             for name, row in result["formats"].items()
         )

@@ -11,7 +11,6 @@ from .budget import DEFAULT_KV_MEMORY, format_size
 MIN_SLOTS = 2  # one that runs, and a snapshot
 NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
 NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
-NUM_STAGED = 2  # snapshots that are compressed in one step of states that prompts only pass
 TOKENS_OF_A_TURN = 512  # a short one: what longer ones bring is told apart by powers of two of that
 TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: as good on a recorded trace as 12,288 to 24,576
 
@@ -22,7 +21,6 @@ def plan_states(
     *,
     page_bytes: int,
     available: int,
-    snapshot_bytes: int | None = None,
 ) -> RecurrentState | None:
     """The slots of a model whose state takes ``slot_bytes`` per sequence; None if it has none.
 
@@ -31,8 +29,6 @@ def plan_states(
     drafts, within half of ``kv_memory``, or of what stands for it. Where a slot is no bigger than a page
     (``page_bytes``), every page of the pool may have one.
     InvalidConfig if there is no room for two.
-
-    snapshot_bytes   of one that is kept compressed (None: as it is). Where every page may have one, none is
     """
     if not slot_bytes:
         return None
@@ -48,24 +44,19 @@ def plan_states(
         if every_page:
             pages = config.num_pages or budget // page_bytes
             wanted = max(wanted, config.max_running + pages + _num_drafts(config))
-    if snapshot_bytes is None or snapshot_bytes >= slot_bytes or every_page:
-        num_slots = min(wanted, budget // slot_bytes)
-        states = RecurrentState(
-            num_slots=max(num_slots, 1),
-            slot_bytes=slot_bytes,
-            every_page=every_page,
-            page_bytes=page_bytes,
-            turn_pages=_turn_pages(config),
-        )
-    else:
-        num_slots = MIN_SLOTS if budget >= (1 + NUM_STAGED) * slot_bytes + snapshot_bytes else 0
-        states = _compressed(config, slot_bytes, snapshot_bytes, budget, page_bytes=page_bytes)
+    num_slots = min(wanted, budget // slot_bytes)
     if num_slots < MIN_SLOTS:
-        least = f"{MIN_SLOTS}" if not states.num_running else f"{1 + NUM_STAGED} and a compressed snapshot"
         raise InvalidConfig(
             f"{source} is {format_size(budget)}, but the recurrent state of one sequence takes "
-            f"{format_size(slot_bytes)}, and there must be room for {least}; give more with state_memory"
+            f"{format_size(slot_bytes)}, and there must be room for {MIN_SLOTS}; give more with state_memory"
         )
+    states = RecurrentState(
+        num_slots=num_slots,
+        slot_bytes=slot_bytes,
+        every_page=every_page,
+        page_bytes=page_bytes,
+        turn_pages=-(-TOKENS_OF_A_TURN // config.page_size),
+    )
     if states.nbytes > available:
         raise InvalidConfig(
             f"{states.num_slots} slots of recurrent state take {format_size(states.nbytes)}, but only "
@@ -77,35 +68,6 @@ def plan_states(
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
     """Bytes of a draft model's states: of a few sequences at a time, each with those after its guesses."""
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
-
-
-def _compressed(
-    config: EngineConfig, slot_bytes: int, snapshot_bytes: int, budget: int, *, page_bytes: int
-) -> RecurrentState:
-    """A slot for each running sequence, and those for drafts, within half of the bytes; what is left is for
-    snapshots, but if nothing was said no more than as many bytes as running sequences have, or one for each
-    conversation that the pages hold."""
-    wanted = config.max_running + _num_drafts(config)
-    num_running = max(1, min(wanted, budget // (2 * slot_bytes) - NUM_STAGED))
-    taken = (num_running + NUM_STAGED) * slot_bytes
-    num_snapshots = (budget - taken) // snapshot_bytes
-    if config.state_memory is None:
-        as_running = min(num_running, config.max_running) * slot_bytes // snapshot_bytes
-        balanced = _num_conversations(config, 2 * budget - taken, snapshot_bytes, page_bytes)
-        num_snapshots = min(num_snapshots, max(as_running, balanced))
-    return RecurrentState(
-        num_slots=num_running + max(num_snapshots, 1),
-        slot_bytes=slot_bytes,
-        num_running=num_running,
-        num_staged=NUM_STAGED,
-        snapshot_bytes=snapshot_bytes,
-        page_bytes=page_bytes,
-        turn_pages=_turn_pages(config),
-    )
-
-
-def _turn_pages(config: EngineConfig) -> int:
-    return -(-TOKENS_OF_A_TURN // config.page_size)
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:

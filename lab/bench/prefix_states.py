@@ -24,24 +24,20 @@ class Trial:
     @property
     def num_bytes(self) -> int:
         """Of the snapshots alone."""
-        return self.num_snapshots * (self.states.snapshot_bytes or self.states.slot_bytes)
+        return self.num_snapshots * self.states.slot_bytes
 
 
 def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
     """Every policy with room for a quarter of a snapshot per conversation, and up to three, as far as the
-    runner has slots. Of compressed snapshots a step takes only ``num_staged`` in passing, so "every page" is
-    left out for them."""
-    running = states.num_running or 1
-    most = states.num_slots - running
+    runner has slots beside one that runs."""
+    most = states.num_slots - 1
     wanted = {max(1, chats.conversations * quarters // 4) for quarters in (1, 2, 4, 8, 12)}
     for name, policy in POLICIES.items():
-        if policy.every_page and states.num_running:
-            continue
         for count in sorted(wanted):
             if count <= most:
                 chosen = replace(
                     states,
-                    num_slots=running + count,
+                    num_slots=1 + count,
                     every_page=policy.every_page,
                     tail=policy.tail,
                     junction=policy.junction,

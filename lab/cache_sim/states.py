@@ -16,7 +16,6 @@ from .trace import TraceRequest
 
 SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # of the bytes, for slots
 SIZES = (8, 4, 2, 1)  # of which the budget is divided by these, where several are asked for
-NUM_STAGED = 2  # states that compressed snapshots are made from, beside the one that runs
 ATTENTION = "none needed"
 
 
@@ -69,14 +68,12 @@ def compare_states(
     *,
     page_bytes: int,
     state_bytes: int,
-    snapshot_bytes: int | None = None,
     shares: Sequence[float] = SHARES,
     sizes: Sequence[int] = (1,),
 ) -> list[StateRow]:
     """Replay a trace with the bytes of ``num_pages`` pages, shared between pages and slots in several ways.
 
-    snapshot_bytes   of a snapshot that is kept in fewer bytes than the state that runs
-    sizes            the bytes are divided by each of these, and everything is replayed with what is left
+    sizes   the bytes are divided by each of these, and everything is replayed with what is left
 
     InvalidRequest if not two states fit into the largest share.
     """
@@ -93,7 +90,7 @@ def compare_states(
         rows.append(StateRow(ATTENTION, num_bytes, 0.0, num_bytes // page_bytes, 0, dense, 1.0))
         for name, policy in POLICIES.items():
             for share in shares if policy.takes_any else shares[:1]:
-                states = _slots(policy, int(num_bytes * share), state_bytes, snapshot_bytes, page_bytes)
+                states = _slots(policy, int(num_bytes * share), state_bytes, page_bytes)
                 pages = (num_bytes - states.nbytes) // page_bytes if states is not None else 0
                 if not pages:
                     continue
@@ -105,16 +102,9 @@ def compare_states(
     return rows
 
 
-def _slots(
-    policy: Policy, num_bytes: int, state_bytes: int, snapshot_bytes: int | None, page_bytes: int
-) -> RecurrentState | None:
+def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) -> RecurrentState | None:
     """Slots for one sequence at a time within so many bytes; None if there is no room for a snapshot."""
-    if snapshot_bytes is None or snapshot_bytes >= state_bytes:
-        running, num_slots = 0, num_bytes // state_bytes
-    else:
-        running = 1
-        num_slots = 1 + (num_bytes - (1 + NUM_STAGED) * state_bytes) // snapshot_bytes
-    if num_slots < 2:
+    if (num_slots := num_bytes // state_bytes) < 2:
         return None
     return RecurrentState(
         num_slots=num_slots,
@@ -123,9 +113,6 @@ def _slots(
         tail=policy.tail,
         junction=policy.junction,
         step_down=policy.step_down,
-        num_running=running,
-        num_staged=NUM_STAGED * running,
-        snapshot_bytes=(snapshot_bytes or 0) * running,
         page_bytes=page_bytes,
     )
 

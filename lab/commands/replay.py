@@ -39,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state-bytes", type=checked(parse_size), metavar="SIZE",
         help="size of a sequence's recurrent state; prints hit ratios by the share of memory given to "
         "snapshots (needs --page-bytes)")  # fmt: skip
-    add("--snapshot-bytes", type=checked(parse_size), metavar="SIZE",
-        help="size of a snapshot, if smaller than --state-bytes")  # fmt: skip
     add("--state-share", type=_shares, default=None, metavar="F,F",
         help="shares of memory to give to snapshots, for --state-bytes (0.01 to 0.75)")  # fmt: skip
     add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="size of a page, for --state-bytes")
@@ -62,10 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from ..plots.figure import require_matplotlib
 
     require_matplotlib(args.plot)
-    if args.state_bytes is None and (args.snapshot_bytes is not None or args.state_share is not None):
-        raise InvalidRequest(
-            "--snapshot-bytes and --state-share are about recurrent states; add --state-bytes"
-        )
+    if args.state_bytes is None and args.state_share is not None:
+        raise InvalidRequest("--state-share is about recurrent states; add --state-bytes")
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
     replayed = replay(
         requests,
@@ -99,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
             args.num_pages,
             page_bytes=args.page_bytes,
             state_bytes=args.state_bytes,
-            snapshot_bytes=args.snapshot_bytes,
             shares=args.state_share or SHARES,
             sizes=(1,) if args.plot is None else SIZES,
         )

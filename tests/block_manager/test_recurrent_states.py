@@ -312,51 +312,6 @@ def test_too_little_memory_for_states_is_refused() -> None:
         plan_states(EngineConfig(state_memory=2**32), MiB, page_bytes=9, available=2**30)
 
 
-@pytest.mark.parametrize(
-    ("settings", "running", "snapshots"),
-    [
-        ({"state_memory": 20 * MiB, "max_running": 4}, 4, 56),  # 14 of 20 MiB
-        ({"state_memory": 20 * MiB, "max_running": 99}, 8, 40),  # half of the bytes run
-        ({"kv_memory": 100 * MiB, "max_running": 8}, 8, 32),  # as many bytes as the running ones
-        ({"kv_memory": 490 * MiB, "max_running": 8}, 8, 64),  # each beside 16,384 tokens of 7.25 MiB
-    ],
-)
-def test_compressed_snapshots_leave_room_for_more(
-    settings: dict[str, int], running: int, snapshots: int
-) -> None:
-    config = EngineConfig(state_snapshots="int8", **settings)  # type: ignore[arg-type]
-    states = plan_states(config, MiB, page_bytes=14_848, available=2**34, snapshot_bytes=MiB // 4)
-    assert states is not None
-    assert (states.num_running, states.num_slots - states.num_running) == (running, snapshots)
-    assert states.nbytes == (running + states.num_staged) * MiB + snapshots * MiB // 4
-    small = plan_states(config, 500, page_bytes=1000, available=2**34, snapshot_bytes=125)
-    assert small is not None
-    assert (small.num_running, small.every_page) == (0, True)
-
-
-def test_exact_refuses_rounded_snapshots() -> None:
-    with pytest.raises(InvalidConfig, match="state_snapshots bf16 rounds states"):
-        EngineConfig(state_snapshots="bf16", exact=True)
-    EngineConfig(state_snapshots="full", exact=True)
-
-
-def test_running_slots_are_never_found_and_snapshots_never_run() -> None:
-    states = RecurrentState(num_slots=6, slot_bytes=4, num_running=2, num_staged=1, snapshot_bytes=1)
-    blocks = BlockManager(40, 4, states=states)
-    assert serve(blocks, list(range(1, 24)), prompt=10) == 0
-    assert serve(blocks, [*range(1, 24), 90, 91]) == 20
-    tables = [blocks.open([number] * 9) for number in (50, 60, 70)]
-    assert [blocks.reserve(table, 9) for table in tables] == [True, True, False]
-    assert all(table.state is not None and table.state.running in (0, 1) for table in tables[:2])
-    for table in tables[:2]:  # both pass a page's end, and one place is there
-        blocks.plan_snapshots(table, 0, 9, num_known=9)
-        blocks.check()
-    assert [len(table.state.planned) for table in tables[:2] if table.state is not None] == [1, 0]
-    for table in tables:
-        blocks.close(table)
-    blocks.check()
-
-
 def draft(blocks: BlockManager, table: PageTable, known: list[int], drafts: list[int]) -> list[int]:
     """Plan a step of the last known token and of drafts; the slots of the states that it passes, by row."""
     stop, end = len(known), len(known) + len(drafts)
@@ -413,22 +368,6 @@ def test_drafts_leave_slots_for_what_is_cached_and_for_snapshots() -> None:
     assert blocks.num_draftable(1) == 6
 
 
-def test_states_after_drafts_are_never_where_compressed_snapshots_lie() -> None:
-    states = RecurrentState(num_slots=9, slot_bytes=4, num_running=6, num_staged=1, snapshot_bytes=1)
-    blocks = BlockManager(40, PAGE_SIZE, states=states)
-    tokens = list(range(1, 30))
-    table = blocks.open(tokens[:10])
-    advance(blocks, table, tokens[:10], 10)
-    assert blocks.num_draftable(1) == 3
-    assert all(slot < 6 for slot in draft(blocks, table, tokens[:11], tokens[11:14]))
-    blocks.commit(table, tokens, 12)
-    blocks.check()
-    blocks.rollback(table, 12)
-    assert not blocks.has_copies
-    blocks.close(table)
-    assert blocks.open(tokens).num_written == 12
-
-
 def test_who_speculates_gets_slots_for_drafts() -> None:
     plain = EngineConfig(kv_memory=1000 * MiB, max_running=4)
     asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram", draft_tokens=5)
@@ -436,7 +375,3 @@ def test_who_speculates_gets_slots_for_drafts() -> None:
         states = plan_states(config, MiB, page_bytes=MiB // 2, available=2**34)
         assert states is not None
         assert states.num_slots == count
-        compressed = plan_states(config, MiB, page_bytes=MiB // 2, available=2**34, snapshot_bytes=MiB // 4)
-        assert compressed is not None
-        assert compressed.num_running == count - 4
-        assert compressed.num_slots - compressed.num_running == 16

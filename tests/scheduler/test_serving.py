@@ -43,11 +43,7 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
 def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
     """Safety alone would be satisfied by a cache that never hits."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
-    states = (
-        None
-        if workload.states is None
-        else replace(workload.states, num_slots=200, every_page=True, num_running=0)
-    )
+    states = None if workload.states is None else replace(workload.states, num_slots=200, every_page=True)
     served = Served(replace(workload, groups=groups, prefix_cache=True, states=states)).run()
     size = workload.page_size
     for sequence in served.everyone:

@@ -182,15 +182,8 @@ def test_a_more_urgent_sequence_keeps_its_slot() -> None:
 
 
 @every_queue
-@pytest.mark.parametrize(
-    "states",
-    [
-        RecurrentState(num_slots=SLOTS, slot_bytes=1),
-        RecurrentState(num_slots=12, slot_bytes=1, num_running=6, num_staged=1, snapshot_bytes=1),
-    ],
-)
-def test_slots_of_recurrent_states_are_shared_too(queue: str, states: RecurrentState) -> None:
-    load = Load.of(queue, states=states)
+def test_slots_of_recurrent_states_are_shared_too(queue: str) -> None:
+    load = Load.of(queue, states=RecurrentState(num_slots=SLOTS, slot_bytes=1))
     load.add("mallory", 64, max_tokens=30)
     for _ in range(12):
         load.step()

@@ -249,9 +249,6 @@ STATES: dict[str, RecurrentState | None] = {
     "none": None,
     "any slot": RecurrentState(num_slots=9, slot_bytes=16),
     "every page": RecurrentState(num_slots=12, slot_bytes=16, every_page=True),
-    "snapshots apart": RecurrentState(
-        num_slots=9, slot_bytes=16, num_running=4, num_staged=1, snapshot_bytes=16
-    ),
 }
 
 

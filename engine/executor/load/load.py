@@ -37,7 +37,6 @@ from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
 from ..recurrent.mixers import describe_mixers
-from ..recurrent.snapshot_store import snapshot_bytes
 from ..recurrent.state_pool import StatePool
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
@@ -130,7 +129,7 @@ def load_paged_runner(
     )
     if states is not None and slot_bytes(result.entries) != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, result, size)
-    pool = None if states is None else _state_pool(config, states, result)
+    pool = None if states is None else _state_pool(states, result)
     model = PagedModel(
         loaded.model,
         layout,
@@ -214,7 +213,7 @@ def _trial(
     assert config.num_pages is not None
     size = sizing_of(config, layout.layers, length)
     states = _plan_states(config, result.entries, size, 8 * slot)
-    pool = None if states is None else _state_pool(config, states, result)
+    pool = None if states is None else _state_pool(states, result)
     bounded = replace(layout, layers=without_unreached_windows(layout.layers, length))
     model = PagedModel(
         loaded.model,
@@ -257,24 +256,14 @@ def _rooms(
 def _plan_states(
     config: EngineConfig, entries: Mapping[str, EntrySpec], size: Sizing, available: int
 ) -> RecurrentState | None:
-    compressed = None if config.state_snapshots == "full" else snapshot_bytes(entries, config.state_snapshots)
-    return plan_states(
-        config,
-        slot_bytes(entries),
-        page_bytes=size.page_bytes,
-        available=available,
-        snapshot_bytes=compressed,
-    )
+    return plan_states(config, slot_bytes(entries), page_bytes=size.page_bytes, available=available)
 
 
-def _state_pool(config: EngineConfig, states: RecurrentState, result: ProbeResult) -> StatePool:
+def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
     recurrences = None if result.recurrent is None else result.recurrent.recurrences
     return StatePool(
         states.num_slots,
         result.entries,
-        num_running=states.num_running,
-        num_staged=states.num_staged,
-        form=config.state_snapshots,
         zeros=mx.zeros if recurrences is None else recurrences.kernels.zeros,
     )
 
@@ -301,7 +290,7 @@ def _as_written(
         format_size(states.slot_bytes),
         fitting.num_slots,
     )
-    return replace(fitting, every_page=states.every_page and not fitting.num_running)
+    return replace(fitting, every_page=states.every_page)
 
 
 def _num_pages(

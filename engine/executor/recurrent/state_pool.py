@@ -10,22 +10,18 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import StepRows
 from octavo.kernels.page_bytes import PageBytes
 from octavo.kernels.recurrent_kernels import RecurrentKernels
 
-from ...api.config import StateSnapshots
 from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
 from .recurrences import Advance
 from .segments import SegmentGroup, StateStep
-from .snapshot_store import SnapshotStore
 
 NOTHING = -1  # position of a slot that holds no sequence's state
 
@@ -34,10 +30,7 @@ class StatePool:
     """``num_slots`` slots of ``entries``, by name; None: arrays are made, and widened, as a model writes them
     (the probe learns them so).
 
-    num_running   only so many slots run, and those behind them are snapshots, compressed as ``form`` says
-                  (0: all are alike, and nothing is compressed)
-    num_staged    states that a step passes on its way, held until they are compressed
-    zeros         makes the arrays of ``entries``
+    zeros   makes the arrays of ``entries``
     """
 
     def __init__(
@@ -45,19 +38,9 @@ class StatePool:
         num_slots: int,
         entries: Mapping[str, EntrySpec] | None = None,
         *,
-        num_running: int = 0,
-        num_staged: int = 0,
-        form: StateSnapshots = "full",
         zeros: Callable[[tuple[int, ...], mx.Dtype], mx.array] = mx.zeros,
     ) -> None:
-        self._snapshots: SnapshotStore | None = None
-        if num_running:
-            assert entries is not None
-            self._snapshots = SnapshotStore(num_slots - num_running, entries, form)
-            num_slots = num_running + num_staged
-        self._first = num_running  # slot of the first compressed snapshot
-        self._to_compress: list[tuple[int, int]] = []  # after this step: a slot, and the snapshot's
-        self.num_slots = num_slots  # of states as the model keeps them
+        self.num_slots = num_slots
         self._fixed = entries is not None
         self.computed_by: dict[str, bool] = {}  # of entries made as the model wrote them: whether by a kernel
         self._arrays = {
@@ -81,46 +64,16 @@ class StatePool:
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of a slot outside the pool, which records after how many tokens it stands."""
-        return slot_bytes(self.stored_entries) + 8
-
-    @property
-    def stored_entries(self) -> dict[str, EntrySpec]:
-        """The arrays of a snapshot, by name."""
-        return self.entries if self._snapshots is None else self._snapshots.described
+        return slot_bytes(self.entries) + 8
 
     @property
     def nbytes(self) -> int:
-        snapshots = 0 if self._snapshots is None else self._snapshots.nbytes
-        return sum(array.nbytes for array in self._arrays.values()) + snapshots
+        return sum(array.nbytes for array in self._arrays.values())
 
     @property
     def step(self) -> StateStep:
         assert self._step is not None, "a state is used outside a step"
         return self._step
-
-    def staged(self, step: StepRows) -> StepRows:
-        """The step as it is computed where snapshots are compressed: a state that a sequence stands at when
-        the step ends is compressed from its slot, and others pass through slots kept for that. Copies
-        to slots that run (of states after drafts) are no snapshots."""
-        states = step.states
-        if self._snapshots is None or states is None:
-            return step
-        kept: list[tuple[int, int, int]] = []
-        self._to_compress = []
-        num_staged = 0
-        for sequence, position, slot in states.snapshots.tolist():
-            if slot < self._first:
-                kept.append((sequence, position, slot))
-                continue
-            last = int(step.q_start[sequence + 1]) - 1
-            running = int(states.slots[sequence])
-            if position != int(step.positions[last]) + 1:
-                running = self._first + num_staged
-                num_staged += 1
-                kept.append((sequence, position, running))
-            self._to_compress.append((running, slot - self._first))
-        staged = np.array(kept, np.int32).reshape(-1, 3)
-        return replace(step, states=replace(states, snapshots=staged))
 
     def begin_step(self, step: StateStep) -> None:
         """Forget what a step has computed that was not committed. ValueError if a slot does not stand where
@@ -249,11 +202,6 @@ class StatePool:
         for group in step.groups:
             for segment in group.segments:
                 self._positions[list(segment.written)] = segment.stop
-        if self._to_compress:
-            assert self._snapshots is not None
-            sources, targets = zip(*self._to_compress, strict=True)
-            self._to_compress = []
-            self._snapshots.put(targets, self._rows(sources), self._positions[list(sources)].tolist())
 
     def _rows(self, slots: Sequence[int]) -> dict[str, mx.array]:
         ids = mx.array(np.array(slots, np.int32))
@@ -267,13 +215,6 @@ class StatePool:
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot ``source`` onto slot ``target``, all at once. Between steps."""
-        compressed = [pair for pair in pairs if self._snapshots is not None and pair[0] >= self._first]
-        pairs = [pair for pair in pairs if pair not in compressed]
-        if compressed:
-            assert self._snapshots is not None
-            snapshots, targets = zip(*compressed, strict=True)
-            found = [slot - self._first for slot in snapshots]
-            self._put(targets, self._snapshots.get(found), self._snapshots.positions(found))
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             self._put(targets, self._rows(sources), self._positions[list(sources)].tolist())
@@ -298,24 +239,16 @@ class StatePool:
         """Copies of whole slots, uint8 [n, ``snapshot_bytes``]: every entry's bytes, by name, then
         the number of tokens they stand after, int64. Between steps."""
         ids = np.array(slots, np.int32)
-        if self._snapshots is not None:
-            found = [slot - self._first for slot in slots]
-            parts = [self._snapshots.read(found)]
-            positions = np.array(self._snapshots.positions(found), np.int64)
-        else:
-            arrays = [array[mx.array(ids)] for _, array in sorted(self._arrays.items())] if len(slots) else []
-            parts = [np.array(array.reshape(len(slots), -1).view(mx.uint8)) for array in arrays]
-            positions = self._positions[ids]
         if not len(slots):
             return np.empty((0, self.snapshot_bytes), np.uint8)
+        arrays = [array[mx.array(ids)] for _, array in sorted(self._arrays.items())]
+        parts = [np.array(array.reshape(len(slots), -1).view(mx.uint8)) for array in arrays]
+        positions = self._positions[ids]
         return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
 
     def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
         """Put bytes as from ``read_slots`` into these slots. Between steps."""
         positions = np.ascontiguousarray(data[:, -8:]).view("<i8")[:, 0].tolist()
-        if self._snapshots is not None:
-            self._snapshots.write([slot - self._first for slot in slots], data[:, :-8], positions)
-            return
         rows: dict[str, mx.array] = {}
         first = 0
         for name, entry in sorted(self.entries.items()):

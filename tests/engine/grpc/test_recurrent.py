@@ -226,56 +226,6 @@ def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path:
     assert said(again) == said(cold)[4:]
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8"])
-def test_compressed_snapshots_round_nothing_else(form: str, tmp_path: Path) -> None:
-    """Without a hit, bits are those of uncompressed snapshots; a hit is close to them, and the same from
-    memory and from disk."""
-    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=0)
-    settings = config(folder, cache_dir=tmp_path / "pages")
-
-    def said(output: RequestOutput) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        (sample,) = output.outputs
-        return tuple(sample.token_ids), tuple(p.logprob for p in sample.logprobs or ())
-
-    with LLM(replace(settings, cache_dir=None)) as llm:
-        wanted = [said(output) for output in llm.generate(PROMPTS, params, progress=False)]
-        full = llm.info.states
-    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
-        states = llm.info.states
-        assert full is not None
-        assert states is not None
-        assert states.snapshot_bytes < (0.6 if form == "bf16" else 0.4) * states.slot_bytes
-        assert states.num_slots > full.num_slots
-        assert states.nbytes == llm.info.memory.states <= 2**20
-        cold = llm.generate(PROMPTS, params, progress=False)
-        assert [said(output) for output in cold] == wanted
-        turns = [[*p, *o.outputs[0].token_ids, 1, 2] for p, o in zip(PROMPTS, cold, strict=True)]
-        warm = llm.generate(turns, params, progress=False)
-    assert [output.cached_tokens for output in warm] == [24] * 4
-    with LLM(replace(settings, prefix_cache=False, cache_dir=None)) as llm:
-        exact = llm.generate(turns, params, progress=False)
-    first = [(said(a)[1][0], said(b)[1][0]) for a, b in zip(warm, exact, strict=True)]
-    found, wanted_there = zip(*first, strict=True)
-    assert np.allclose(found, wanted_there, atol=0.05)
-    with LLM(replace(settings, state_snapshots=form)) as llm:  # type: ignore[arg-type]
-        again = llm.generate(turns, params, progress=False)
-    assert [output.cached_tokens for output in again] == [24] * 4
-    assert list(map(said, again)) == list(map(said, warm))
-
-
-def test_a_state_that_a_prompt_passes_is_compressed_as_it_was(tmp_path: Path) -> None:
-    """The snapshot stands after 16 of the 17 tokens that one step computes."""
-    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
-    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=0)
-    settings = config(folder, max_step_tokens=64, state_snapshots="bf16")
-    with LLM(settings) as llm:
-        runs = [llm.generate([PROMPTS[0]], params, progress=False)[0] for _ in range(2)]
-    assert [output.cached_tokens for output in runs] == [0, 16]
-    cold, warm = ([p.logprob for p in output.outputs[0].logprobs or ()] for output in runs)
-    assert np.allclose(cold, warm, atol=0.02)
-
-
 async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
     core = RealCore()
     params = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)

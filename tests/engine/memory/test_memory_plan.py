@@ -222,7 +222,7 @@ def test_a_hybrids_slots_go_by_the_bytes_of_a_conversation_without_its_residual_
             context=4096,
             formats=formats,
             residual={"residual_pages": residual_pages},
-            observe=lambda _: plan.ObservedCaches((layer,) * 7, slot_bytes=2**24, snapshot_bytes=2**24),
+            observe=lambda _: plan.ObservedCaches((layer,) * 7, slot_bytes=2**24),
         )
         text = plan.render(result)
         of = {name: row["state_slots"] for name, row in result["formats"].items()}

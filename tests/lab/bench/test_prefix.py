@@ -54,7 +54,7 @@ def test_a_model_with_recurrent_layers(
     monkeypatch.setattr("octavo_lab.bench.prefix.Chats", lambda: chats)
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
     command = ["bench", "prefix", "--model", str(folder), "--page-size", "16", "--max-model-len", "512"]
-    command += ["--prefix-tokens", "64", "--runs", "1", "--num-pages", "80", "--state-snapshots", "full"]
+    command += ["--prefix-tokens", "64", "--runs", "1", "--num-pages", "80"]
     assert main([*command, "--only", "ttft", "--only", "states", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["cached_tokens"] for row in result["ttft"]] == [64]

@@ -18,7 +18,7 @@ from octavo.engine.cli import main
 from octavo_lab.cache_sim import states
 from octavo_lab.cache_sim.optimum import optimal_hits
 from octavo_lab.cache_sim.run import replay
-from octavo_lab.cache_sim.states import ATTENTION, POLICIES, SIZES, compare_states
+from octavo_lab.cache_sim.states import ATTENTION, POLICIES, SIZES
 from octavo_lab.cache_sim.trace import TraceRequest, read_trace
 from octavo_lab.plots import figure
 from prefix_caches import best_hits, lru_hits, min_hits
@@ -159,30 +159,10 @@ def test_states_share_the_bytes_of_the_pages(capsys: pytest.CaptureFixture[str])
     assert "add --page-bytes and --num-pages" in capsys.readouterr().err
 
 
-def test_compressed_snapshots_find_more_with_the_same_bytes() -> None:
-    requests, ratios = read_trace(EXCERPT), []
-    for snapshot_bytes in (None, 37 << 20, 19 << 20):
-        rows = compare_states(
-            requests,
-            4000,
-            page_bytes=1 << 20,
-            state_bytes=74 << 20,
-            snapshot_bytes=snapshot_bytes,
-            shares=(0.25, 0.5),
-        )
-        assert all(
-            row.num_pages + row.num_slots * (snapshot_bytes or 74 << 20) // 2**20 <= 4000 for row in rows
-        )
-        ratios.append(max(row.hit_ratio for row in rows if row.snapshots == "tail and junction"))
-    assert ratios == sorted(ratios), "fewer bytes find no less"
-    assert ratios[0] < ratios[-1]
-
-
 def test_shares_and_sizes_of_snapshots_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
         ("--state-share", "1.5"): "must be numbers between 0 and 1",
         ("--state-share", "a"): "must be numbers between 0 and 1",
-        ("--snapshot-bytes", "1MiB"): "add --state-bytes",
         ("--state-bytes", "1GiB", "--page-bytes", "1MiB", "--num-pages", "2000"): "no room for two states",
     }
     for flags, message in wrong.items():

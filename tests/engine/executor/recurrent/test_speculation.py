@@ -94,32 +94,6 @@ def test_drafts_change_nothing_where_operations_of_mlx_lm_compute_states(name: s
     assert watched.num_rejected > 0
 
 
-@pytest.mark.parametrize("snapshots", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
-def test_drafts_change_nothing_beside_compressed_snapshots(snapshots: str, tmp_path: Path) -> None:
-    """Which share the slots that run with states after drafts."""
-    require_extension()
-    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
-    prompts = [[20 * i + j for j in range(9)] * 2 for i in range(6)]  # none goes on from what another left
-    settings = {"state_snapshots": snapshots, "num_pages": 200, "page_size": 4}
-    watched = Drafts()
-    with LLM(config(folder, **settings), observer=watched) as llm:
-        runs = [
-            list(
-                map(
-                    essence,
-                    llm.generate(
-                        prompts,
-                        SamplingParams(max_tokens=40, temperature=0.0, speculate=each, logprobs=1),
-                        progress=False,
-                    ),
-                )
-            )
-            for each in ("off", "ngram")
-        ]
-    assert runs[0] == runs[1]
-    assert watched.num_accepted > 0
-
-
 @pytest.mark.parametrize("every_page", [False, True])
 def test_states_behind_wrong_drafts_are_never_found(tmp_path: Path, *, every_page: bool) -> None:
     """Requests come and go and are cancelled, many go on from snapshots that steps with drafts took, and all
