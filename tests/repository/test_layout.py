@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
+import pkgutil
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import octavo
+from octavo.block_manager import digests
 from octavo.engine.cli import COMMANDS, LAB, main
 from octavo_lab.commands.bench import BENCHES
 
@@ -62,6 +65,29 @@ def test_git_keeps_them_as_symlinks() -> None:
         line.split("\t")[1].removeprefix("src/octavo/"): line.split()[0] for line in listing.splitlines()
     }
     assert {name for name, mode in modes.items() if mode == "120000"} == set(LINKS)
+
+
+def test_tools_find_every_module_under_its_name_in_the_package() -> None:
+    """As import graphs (pkgutil), editors (specs) and coverage (names of code) look for modules."""
+    packages, found = [("octavo", ROOT / "src" / "octavo")], set[str]()
+    while packages:
+        package, folder = packages.pop()
+        for _, name, is_package in pkgutil.iter_modules([str(folder)]):
+            found.add(f"{package}.{name}")
+            packages += [(f"{package}.{name}", folder / name)] * is_package
+    files = [path.relative_to(ROOT) for path in tracked("*.py") if "_pb2" not in path.name]
+    modules = {
+        f"octavo.{file.with_suffix('').as_posix().replace('/', '.').removesuffix('.__init__')}"
+        for file in files
+        if file.parts[0] in LINKS and "/v1/" not in file.as_posix()  # linked as octavo.v1
+    }
+    assert len(modules) > 300
+    assert modules <= found
+    spec = importlib.util.find_spec("octavo.block_manager.digests")
+    assert spec is not None
+    assert spec.origin == str(ROOT / "src" / "octavo" / "block_manager" / "digests.py")
+    assert digests.pack.__code__.co_filename == spec.origin
+    assert digests.pack.__module__ == spec.name
 
 
 def test_tests_lie_where_their_sources_do() -> None:
