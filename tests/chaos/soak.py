@@ -39,6 +39,9 @@ WARM_UP = 0.3  # of the time, until allocators and caches have their size
 TENTH = 10  # parts of the time after warm-up: growth is from the median of the first to that of the last
 SAMPLE_S = 1.0
 CALLERS = 16
+FILLING = (
+    17_000  # prompts that fill histories of a fixed size before the run: of events, evictions and snapshots
+)
 PERIOD_S = 12.0  # all callers call together for a part of each, so that the pool is short of pages
 COUNTERS = (
     "octavo_generated_tokens_total",
@@ -124,6 +127,17 @@ async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
     await count(seen, call)
 
 
+async def fill(address: str) -> None:
+    """Serve prompts of two pages, no two of which are the same."""
+
+    async def loop(first: int) -> None:
+        async with Client(address) as client:
+            for number in range(first, FILLING, CALLERS):
+                await client.stub.Generate(request_of(f"{number:06} " * 6, max_tokens=1)).read()
+
+    await asyncio.gather(*(loop(first) for first in range(CALLERS)))
+
+
 async def load(run: Run, address: str, seconds: float, busy: float) -> None:
     began = time.monotonic()
     end = began + seconds
@@ -164,6 +178,7 @@ async def soak(model: str, folder: Path, seconds: float, busy: float) -> Run:
     server = ServerProcess(flags, stop_timeout=60)
     await server.start()
     try:
+        await fill(server.ready["grpc"])
         async with sampled(run, server.pid):
             await load(run, server.ready["grpc"], seconds, busy)
         async with Client(server.ready["grpc"]) as client:
