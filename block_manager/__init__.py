@@ -1,4 +1,4 @@
-"""Which page holds which position of which sequence. Standard library only; see README.md."""
+"""Page tables: which page holds which position of which sequence. Standard library only; see README.md."""
 
 from .digests import Hasher, sha256_chain
 from .events import EventLog, EventsLost, PageEvent

@@ -1,4 +1,4 @@
-"""A group of layers whose part of a cached prefix has a pool of its own: pages of K/V, or states."""
+"""A group of layers with its own pool for cached prefixes: pages of K/V, or recurrent states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Fill = abc.Callable[[list[int], list[PageId]], None]
 
 
 class CacheGroup(ABC):
-    """A part of all page tables. A state is a page here: one that stands for all positions before it.
+    """One group's part of all page tables. A state counts as a page that stands for all positions before it.
 
     index   number of the group; groups of states come last
     pool    pages of K/V, or slots of states
@@ -32,9 +32,10 @@ class CacheGroup(ABC):
     def longest_prefix(
         self, digests: abc.Sequence[Digest], num_pages: int, table: PageTable | None = None
     ) -> int:
-        """Return the greatest number of pages, at most ``num_pages``, after which a sequence can go on.
+        """Return the largest number of pages, up to ``num_pages``, after which a sequence can continue.
 
-        All it would see is cached, or held by ``table``, which is shortened."""
+        All pages that it would see are cached, or held by ``table``, which is shortened.
+        """
 
     @abstractmethod
     def insert(
@@ -46,4 +47,4 @@ class CacheGroup(ABC):
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> int | None:
-        """Cache what belongs to the pages from ``first`` on, held by nobody; see ``BlockManager.insert``."""
+        """Cache the contents of pages from ``first`` on, without a holder; see ``BlockManager.insert``."""

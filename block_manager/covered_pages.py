@@ -1,4 +1,4 @@
-"""Which pages some snapshot of recurrent state lies at or behind: the others are of no use to anybody."""
+"""Pages that some snapshot of recurrent state covers: it lies at the page or after it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .types import Digest
 
 
 class CoveredPages:
-    """The beginnings of sequences that end at snapshots, as a tree of pages.
+    """Pages before snapshots, as a tree; pages that no snapshot covers cannot be used.
 
-    A page has one for its own snapshot, and one for each page behind it that is covered.
+    The tree counts for each page its own snapshot and the covered pages that follow it.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class CoveredPages:
         return digest in self._counts
 
     def add(self, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """There is a snapshot after so many of these pages that was not there before."""
+        """Note a new snapshot after the first ``num_pages`` of these pages."""
         for index in range(num_pages - 1, -1, -1):
             digest = digests[index]
             self._counts[digest] += 1
@@ -30,7 +30,7 @@ class CoveredPages:
             self._before[digest] = digests[index - 1] if index else None
 
     def remove(self, digest: Digest) -> list[Digest]:
-        """The snapshot after this page is lost: return the pages that none covers any more, last first."""
+        """Note that the snapshot after this page is gone; return the pages no longer covered, last first."""
         lost = []
         last: Digest | None = digest
         while last is not None:
@@ -43,7 +43,7 @@ class CoveredPages:
         return lost
 
     def check(self, snapshots: abc.Iterable[Digest]) -> None:
-        """Raise AssertionError unless it is these snapshots that cover pages."""
+        """Raise AssertionError unless exactly these snapshots cover pages."""
         expected = Counter(snapshots)
         expected.update(before for before in self._before.values() if before is not None)
         assert expected == self._counts, "a page is covered by other snapshots than there are"

@@ -28,7 +28,7 @@ MIN_DIGEST_BYTES = 32
 
 
 def check_strength(hasher: Hasher) -> None:
-    """ValueError if the digests are too short to stand for contents unconfirmed."""
+    """Raise ValueError if the digests are too short to identify contents without a comparison."""
     (digest,) = hasher(root(b""), bytes(TOKEN_BYTES), TOKEN_BYTES)
     if len(digest) < MIN_DIGEST_BYTES:
         raise ValueError(
@@ -44,22 +44,25 @@ def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]
     """
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
-    if len(packed) == page_bytes:  # what a sequence that decodes fills: no runs to take apart
+    if len(packed) == page_bytes:  # the usual case of decoding: a single page
         return [Digest(sha256(digest + packed).digest())]
     for (page,) in struct.iter_unpack(f"{page_bytes}s", packed):
         digest = sha256(digest + page).digest()
         digests.append(digest)
-    return cast("list[Digest]", digests)  # a call of Digest per page would cost a tenth of the hash
+    return cast("list[Digest]", digests)  # calling Digest per page would cost a tenth of the hash
 
 
 @lru_cache(maxsize=1024)
 def root(salt: bytes) -> Digest:
-    """The parent of a sequence's first page: pages of different salts never share a digest."""
+    """Return the parent digest of a sequence's first page; pages of different salts never share a digest."""
     return Digest(hashlib.sha256(b"octavo pages\0" + salt).digest())
 
 
 def pack(tokens: abc.Sequence[int]) -> bytes:
-    """Token ids as little-endian uint32, on any machine; OverflowError outside that range."""
+    """Return token ids as little-endian uint32, on any machine.
+
+    Raises OverflowError outside of that range.
+    """
     words = array("I")
     assert words.itemsize == TOKEN_BYTES
     words.fromlist(tokens if isinstance(tokens, list) else list(tokens))  # a third faster than array(...)
@@ -69,7 +72,7 @@ def pack(tokens: abc.Sequence[int]) -> bytes:
 
 
 def split(packed: bytes, page_size: int) -> list[bytes]:
-    """Packed tokens of whole pages, by page."""
+    """Return packed tokens of whole pages as a list of pages."""
     page_bytes = page_size * TOKEN_BYTES
     return [packed[start : start + page_bytes] for start in range(0, len(packed), page_bytes)]
 
@@ -83,7 +86,7 @@ def extend_chain(
     page_size: int,
     hasher: Hasher,
 ) -> None:
-    """Make ``digests`` those of the first ``num_pages`` pages of the tokens, hashing only what is new."""
+    """Extend ``digests`` to the first ``num_pages`` pages of the tokens; only new pages are hashed."""
     known = len(digests)
     if known < num_pages:
         packed = pack(tokens[known * page_size : num_pages * page_size])
@@ -92,7 +95,7 @@ def extend_chain(
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The token ids that ``pack`` was given."""
+    """Return the token ids from which ``pack`` made these bytes."""
     words = array("I", packed)
     if sys.byteorder == "big":
         words.byteswap()

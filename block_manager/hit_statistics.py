@@ -1,4 +1,4 @@
-"""How soon pages of each kind are used again, and what keeping one promises: its Gittins index."""
+"""Statistics of how soon pages are used again, by kind, and the Gittins index that follows."""
 
 from __future__ import annotations
 
@@ -7,40 +7,42 @@ from itertools import pairwise
 from operator import add, mul
 
 NUM_AGES = 21
-YOUNG, GROWTH = 6, 1.5  # releases; the first age ends there, and each end is so many times the one before
-AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))  # where each begins
+YOUNG, GROWTH = 6, 1.5  # releases: end of the first age, and the ratio of successive ends
+AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))  # first release of each age
 WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
 
 NUM_GAPS, NUM_NEW, MAX_USES = 11, 7, 127
-GAPS = tuple(1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES)  # class, by age at a use
+GAPS = tuple(
+    1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES
+)  # class of a gap, by age at a use
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))  # class
 ONE_MORE = NUM_GAPS * NUM_NEW  # between the kind of one class of uses and of the next
 
 PRIOR_WEIGHT, PRIOR_HIT_RATE = (
     16.0,
     0.02,
-)  # batches, and the part of them used at each age, before any is seen
-PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # batches' worth of belief in what a kind is part of
-MAX_PRIOR_HIT_RATE = 0.9  # at an age, before it is seen
-HALF_LIFE = 8192  # releases after which what was learned counts half
+)  # prior: batches, and the share of them used at each age
+PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # weight in batches of the more general kind's statistics
+MAX_PRIOR_HIT_RATE = 0.9  # largest prior hit rate at an age
+HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 def kind_of(*, uses: int, num_new: int, gap: int) -> int:
-    """Which pages are alike: those used equally often, in sequences that grew alike and come alike.
+    """Return the kind of a page: pages of equally used, similarly growing sequences are alike.
 
-    uses      of the page
-    num_new   pages of its sequence that were never used; by powers of two
-    gap       times between uses of the sequence, as in ``GAPS``; 0: it never came before
+    uses      number of uses of the page
+    num_new   unused pages of its sequence, in classes of powers of two
+    gap       class of the time between uses of the sequence, as in ``GAPS``; 0: used once
     """
     size = min(num_new.bit_length(), NUM_NEW - 1)
     return (USES[min(uses, MAX_USES)] * NUM_NEW + size) * NUM_GAPS + gap
 
 
 class AgeHistogram:
-    """What was seen of the pages of one kind, by age; a batch of pages counts one, however large.
+    """Observations of one kind of page, by age. A batch of pages counts as one.
 
-    reached   batches, or parts of them, that got so old without being used again
-    used      of these, what was used again at that age
+    reached   batches, or parts of them, that reached the age without being used again
+    used      parts of these that were used again at that age
     """
 
     __slots__ = ("kind", "reached", "used")
@@ -62,29 +64,29 @@ class AgeHistogram:
 class HitStatistics:
     """Chances that pages are used again at each age, and the Gittins index that follows.
 
-    There are many kinds and few of each are seen. So a kind is taken to be like all pages with as many
-    uses and as many new ones behind them, whatever their gap; these to be like all with as many uses,
-    and these to be like all pages: up to a factor, and then age by age, the less so the more was seen.
+    There are many kinds with few observations each. So the prior of a kind is the estimate of a more general
+    kind: first all gaps, then all numbers of new pages, then all pages. Each estimate scales its prior by a
+    factor and then corrects it age by age, the more the more was observed.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, AgeHistogram] = {}
         self._halve_at = HALF_LIFE
         self._indices: dict[int, list[float]] = {}
-        self._all: list[float] = []  # chances
+        self._all: list[float] = []  # chances by age of all pages
         self._by_uses: dict[int, list[float]] = {}
         self._by_size: dict[int, list[float]] = {}
         self.refresh(0)
 
     def seen(self, kind: int) -> AgeHistogram:
-        """Where to count what is seen of a kind."""
+        """Return the histogram in which to count observations of a kind."""
         seen = self._seen.get(kind)
         if seen is None:
             seen = self._seen[kind] = AgeHistogram(kind)
         return seen
 
     def refresh(self, now: int) -> None:
-        """Let ``indices`` tell what was seen up to now, in releases."""
+        """Update ``indices`` with the observations up to now (a number of releases)."""
         if now >= self._halve_at:
             self._halve_at = now + HALF_LIFE
             for seen in self._seen.values():
@@ -105,10 +107,10 @@ class HitStatistics:
         self._indices = {}
 
     def indices(self, kind: int) -> list[float]:
-        """By age, hits per time of keeping a page of this kind, as of ``refresh``.
+        """Return, by age, the expected hits per time of keeping a page of this kind, as of ``refresh``.
 
-        One that was used more often is never worth less: it takes much to see that, and little to suspect
-        otherwise."""
+        Pages with more uses are never worth less, because the opposite is more often noise than fact.
+        """
         indices = self._indices.get(kind)
         if indices is None:
             indices = gittins_index(self._chances(kind))
@@ -125,7 +127,7 @@ class HitStatistics:
 
 
 def _sums(parts: abc.Iterable[AgeHistogram], num_parts: int) -> dict[int, AgeHistogram]:
-    """Add up the histograms of kinds that differ only in their last place, which has ``num_parts`` values."""
+    """Add up histograms of kinds that differ only in their last part, which has ``num_parts`` values."""
     sums: dict[int, AgeHistogram] = {}
     for part in parts:
         kind = part.kind // num_parts
@@ -136,7 +138,7 @@ def _sums(parts: abc.Iterable[AgeHistogram], num_parts: int) -> dict[int, AgeHis
 
 
 def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
-    """Chances by age: a prior, times the factor that fits best, and what was seen."""
+    """Return chances by age: a prior, scaled by the best factor and corrected by observations."""
     expected = sum(map(mul, seen.reached, prior))
     scale = (sum(seen.used) + PARENT_SCALE_WEIGHT) / (expected + PARENT_SCALE_WEIGHT)
     return [
@@ -146,17 +148,16 @@ def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
 
 
 def gittins_index(chances: abc.Sequence[float]) -> list[float]:
-    """By age, the best hits per time of keeping a page for a while.
+    """Return, by age, the best ratio of hits to time of keeping a page for a while.
 
-    Max over t of P(used within t) / E[time until it is used, at most t].
+    It is the maximum over t of P(used within t) / E[time until it is used, at most t].
 
-    Ages are joined from the last to the first as long as going on pays better than what is joined
-    so far: O(NUM_AGES).
+    Ages are joined from the last to the first as long as that improves the ratio: O(NUM_AGES).
 
-    chances   that a page is used at each age, if it got there; below 1
+    chances   chance that a page of each age is used at that age; below 1
     """
     index = [0.0] * NUM_AGES
-    joined: list[tuple[float, float, float]] = []  # hits, time and what is left after, per page there
+    joined: list[tuple[float, float, float]] = []  # hits, time and remaining share, per page at that age
     for age in range(NUM_AGES - 1, -1, -1):
         hits = chances[age]
         time, left = WIDTHS[age] * (1 - hits / 2), 1 - hits

@@ -1,4 +1,4 @@
-"""One group of layers: a pool of pages seen through what the layers' queries see."""
+"""A group of layers with the same attention window, and its pool of pages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 class KVGroup(CacheGroup):
     """A group's part of all page tables.
 
-    Takes pages for it, finds them, and gives back what a window has left behind.
+    It takes pages, finds cached ones, and releases those that have left the window.
 
-    The picture of one sequence's pages, for a window that begins in page 5 and one kept page
-    (``-`` is ``NULL_PAGE``)::
+    One sequence's pages, for a window that begins in page 5 and one kept page (``-`` is ``NULL_PAGE``)::
 
         page    0     1 2 3 4    5 6 7       8 9
               kept    - - - -    visible     reserved ahead
@@ -46,32 +45,33 @@ class KVGroup(CacheGroup):
         self._page_size = page_size
 
     def first_visible_page(self, num_written: int) -> int:
-        """Return the first page, beside kept ones, that queries from ``num_written`` on can see."""
+        """Return the first page, apart from kept ones, that queries from ``num_written`` on can see."""
         return self.spec.first_visible(num_written) // self._page_size
 
     def held(self, table: PageTable) -> abc.Sequence[PageId]:
         return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
-        """Return the pages that are held, in order."""
+        """Return the held pages, in order."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
 
     def live_indices(self, part: GroupPageTable) -> list[int]:
-        """Return which of a sequence's pages they are."""
+        """Return the indices of the held pages in their sequence."""
         count = len(part.pages)
         return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
 
     def extend(self, part: GroupPageTable, num_pages: int) -> None:
-        """Allocate pages up to ``num_pages``, which the pool has."""
+        """Allocate pages up to ``num_pages``; the pool must have them."""
         pages = self.pool.allocate(num_pages - len(part.pages))
         assert pages is not None, "more pages are allocated than are idle"
         part.pages.fromlist(cast("list[int]", pages))
 
     def free_out_of_window(self, table: PageTable) -> None:
-        """Give back the pages that no query of a table from now on can see.
+        """Release the pages of a table that no later query can see.
 
-        They go before others, but for those in front of where sequences are known to part."""
+        They are evicted before other pages, except those before known branch points of sequences.
+        """
         if self._order is None:
             return
         part = table.parts[self.index]
@@ -79,7 +79,7 @@ class KVGroup(CacheGroup):
         last = self.first_visible_page(table.num_written)
         if first < last:
             run, needed = page_ids(part.pages[first:last]), self._needed_at_partings(table)
-            if needed:  # tail first
+            if needed:  # release the tail first
                 self.pool.decref([run[i - first] for i in range(last - 1, first - 1, -1) if i in needed])
                 run = [page for i, page in enumerate(run, first) if i not in needed]
             self.pool.decref(run, release=self._order.release_passed)
@@ -87,12 +87,12 @@ class KVGroup(CacheGroup):
             part.window_start = last
 
     def _needed_at_partings(self, table: PageTable) -> set[int]:
-        """Return the pages without which no sequence can go on from where some are known to part."""
+        """Return the pages that sequences need to continue from known branch points."""
         needed = self.spec.needed_pages
         return {page for end in table.partings for page in needed(end, self._page_size)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
-        """Give back all but the first ``num_pages``, tail first."""
+        """Release all but the first ``num_pages``, tail first."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         window = pages[max(num_pages, start) :]
         tail = pages[num_pages:kept] + window if start > kept else pages[num_pages:]
@@ -102,7 +102,7 @@ class KVGroup(CacheGroup):
         self.pool.decref(page_ids(tail))
 
     def share(self, part: GroupPageTable, num_pages: int) -> GroupPageTable:
-        """Return a second holder of the first ``num_pages``."""
+        """Return another part of a table that also holds the first ``num_pages``."""
         shared = GroupPageTable(part.pages[:num_pages], min(part.window_start, num_pages))
         self.pool.incref(self.live(shared))
         return shared
@@ -112,7 +112,7 @@ class KVGroup(CacheGroup):
     ) -> int:
         held = None if table is None else table.parts[self.index]
         while (missing := self.last_missing(digests, num_pages, held)) is not None:
-            num_pages = missing  # whatever is longer would see that page, too
+            num_pages = missing  # every longer prefix needs that page, too
         return num_pages
 
     def last_missing(
@@ -121,7 +121,7 @@ class KVGroup(CacheGroup):
         num_pages: int,
         held: GroupPageTable | None = None,
     ) -> int | None:
-        """Return the last page that is not to be had of those needed to go on after ``num_pages`` pages."""
+        """Return the last page that is needed to continue after ``num_pages`` but not available."""
         for index in self.spec.needed_pages(num_pages, self._page_size):
             if held is not None and (index < self.num_kept or index >= held.window_start):
                 continue
@@ -130,10 +130,11 @@ class KVGroup(CacheGroup):
         return None
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int) -> GroupPageTable:
-        """Hold what is needed to go on after ``num_pages`` pages.
+        """Hold the pages that are needed to continue after ``num_pages`` pages.
 
-        Without a window, as many of them as are cached; with one, ``longest_prefix`` has confirmed that all
-        are."""
+        Without a window these are as many as are cached. With one, ``longest_prefix`` has checked that all
+        are.
+        """
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
             first = self.first_visible_page(num_pages * self._page_size)
@@ -148,8 +149,9 @@ class KVGroup(CacheGroup):
     def reacquire_window(self, table: PageTable, num_pages: int) -> None:
         """Shorten a table's part to ``num_pages``.
 
-        What had been given back of it and is seen from there on is held again; ``longest_prefix`` has
-        confirmed that it is cached."""
+        Released pages that are visible from there are held again; ``longest_prefix`` has checked that they
+        are cached.
+        """
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
         first = max(self.first_visible_page(num_pages * self._page_size), self.num_kept)
@@ -187,7 +189,7 @@ class KVGroup(CacheGroup):
 
 
 def page_ids(pages: array[int]) -> abc.Sequence[PageId]:
-    """Return what a table's array holds, told to the type checker without touching each page."""
+    """Return an array's entries as page ids, a cast for the type checker without work per page."""
     return cast("abc.Sequence[PageId]", pages)
 
 

@@ -1,4 +1,4 @@
-"""Why the prefix cache did not have a page: bounded memory of what it once had."""
+"""Reasons of prefix-cache misses, from a bounded record of earlier pages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .types import Digest, PageTable
 class Miss:
     """The first page of a prompt that was not found.
 
-    page         its index in the prompt
-    reason       disabled       the cache is off, or was not to be used for this prompt
-                 new            never seen, or so long ago that it is forgotten
-                 evicted        given up for another page
+    page         index of the page in the prompt
+    reason       disabled       the cache is off, or this prompt skips it
+                 new            never seen, or too long ago
+                 evicted        evicted for another page
                  no_state       the page is there, and no snapshot of the recurrent state after any page from
                                 there on: ``num_pages`` pages were found
-                 other_format   kept outside the pool, in a format or by a model that is not this one's
+                 other_format   on disk, but in another format or of another model
                  other_salt     the prompt begins with a page that was written under another salt
                  last_token     the page would be full, but it has the last token, which is always computed
                  partial_page   the tail does not fill a page
-    evicted_at   for ``evicted``: when, in seconds of the block manager's clock
-    other_salts  for ``other_salt``: some of those it was written under. Whoever has one of them may
-                 know of it, nobody else: that there is such a page says what somebody has sent
+    evicted_at   for ``evicted``: time, in seconds of the block manager's clock
+    other_salts  for ``other_salt``: some salts under which it was written. Only owners of such a
+                 salt may see this, because it reveals what others have sent
     """
 
     page: int
@@ -36,15 +36,14 @@ class Miss:
 
 
 class Evictions:
-    """When digests were evicted last, of at least the ``capacity`` latest evictions.
+    """Times of the latest evictions of digests, at least ``capacity`` of them.
 
-    They are noted a run at a time, and indexed when somebody asks: where nobody does, an
-    eviction costs nothing per page.
+    Evictions are noted in runs and indexed at the first query, so without queries they cost nothing per page.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}  # number of the run it was last evicted with
+        self._latest: dict[Digest, int] = {}  # number of the run in which a digest was evicted last
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
         self._first = 0  # number of the oldest run
         self._indexed = 0  # the runs before this number are in ``_latest``
@@ -79,19 +78,19 @@ class Evictions:
 
 
 class FirstPages:
-    """Under which salts a first page was written, of the ``capacity`` latest ones.
+    """Salts under which the latest ``capacity`` first pages were written.
 
-    Equal tokens under another salt never match; that they exist is for the operator's eyes, not for a
-    tenant's."""
+    Equal tokens under another salt never match. Only operators, not tenants, may see that they exist.
+    """
 
-    SALTS = 2  # enough to know that there is another one
+    SALTS = 2  # enough to detect another one
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """``packed``: tokens of the page, as from ``digests.pack``."""
+        """Note a first page; ``packed``: its tokens, from ``digests.pack``."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:
@@ -102,11 +101,11 @@ class FirstPages:
 
 
 class MissClassifier:
-    """Why pages were not found, of the ``capacity`` latest that were evicted or came first.
+    """Reasons why pages were not found, from the latest ``capacity`` evictions and first pages.
 
-    evicted           when a page of these digests was evicted without which nobody goes on after so
-                      many pages; None if none was
-    in_other_format   whether a page is kept outside the pool, and not in a form this pool can take
+    evicted           time at which a page was evicted that is needed to continue after a number of pages;
+                      None if none was
+    in_other_format   whether a page is kept outside of the pool in a form that this pool cannot take
     """
 
     def __init__(
@@ -118,11 +117,11 @@ class MissClassifier:
         self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
     def first_page(self, tokens: abc.Sequence[int], salt: bytes) -> None:
-        """A sequence's first page was written."""
+        """Note that a sequence's first page was written."""
         self._first_pages.add(pack(tokens[: self._page_size]), salt)
 
     def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
-        """Why a table that was just opened for these tokens has what it has and no more."""
+        """Return why a table that was just opened for these tokens has no more pages."""
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:
             return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
@@ -137,10 +136,10 @@ class MissClassifier:
         return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Tokens that were not found, by reason.
+        """Return the numbers of tokens that were not found, by reason.
 
-        Those after the first page that could have been found and was not have its reason, for without it they
-        are not looked for."""
+        Tokens after the first missing page share its reason, because they are not looked up without it.
+        """
         if miss.reason == "disabled":
             return {"disabled": num_tokens}
         findable = max(num_tokens - 1, 0) // self._page_size * self._page_size

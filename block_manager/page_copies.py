@@ -1,4 +1,4 @@
-"""Copies of pages, from the operation that needs them to the step that carries them out."""
+"""Copies of pages, from the request of a copy to the step that carries it out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .types import PageCopy, PageId
 class PageCopies:
     """Copies of pages and slots. Both ends of a copy are held until it is released.
 
-    waiting   copies that no step has taken yet; each target belongs to an open table
-    taken     copies that a step has taken and nobody has reported yet, in order
+    waiting   copies not yet taken by a step; each target belongs to an open table
+    taken     copies that a step has taken and that are not reported as done, in order
     """
 
     def __init__(self, groups: abc.Iterable[CacheGroup]) -> None:
@@ -35,20 +35,20 @@ class PageCopies:
         self.waiting.append(copy)
 
     def take(self) -> tuple[PageCopy, ...]:
-        """Hand the waiting copies to a step."""
+        """Return the waiting copies, which the next step carries out."""
         copies, self.waiting = self.waiting, []
         self.taken += copies
         return tuple(copies)
 
     def cancel(self, held: abc.Iterable[tuple[int, PageId]]) -> None:
-        """Drop the waiting copies into these pages, by group, of a table that closes."""
+        """Drop the waiting copies into the pages of a table that closes; ``held``: pages by group."""
         pages = set(held)
         dropped = [copy for copy in self.waiting if (copy.group, copy.target) in pages]
         self.waiting = [copy for copy in self.waiting if (copy.group, copy.target) not in pages]
         self._let_go(dropped)
 
     def release(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Let go of copies that a step has carried out."""
+        """Release the pages of copies that a step has carried out."""
         copies = tuple(copies)
         for copy in copies:
             self.taken.remove(copy)

@@ -1,4 +1,4 @@
-"""What the digests of pages stand for: tokens, told in order of the sequences."""
+"""Tokens of published pages, by digest."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ class PageContents(NamedTuple):
 class PageIndex:
     """The contents of published pages, by digest.
 
-    A digest can be looked up for its page, but a page does not say which tokens it was computed from.
-    Those who need to know (watchers of events, saving the whole cache) switch recording on: it costs time
-    and some 200 bytes per page.
+    A page does not record the tokens from which it was computed. Features that need them (event watchers,
+    saving the whole cache) turn recording on, which costs time and about 200 bytes per page.
 
-    Bounded: when it has outgrown twice the pools, it forgets pages that are not cached, unless a cached
-    page continues them, because then their tokens are part of that page's name.
+    The size is bounded. Beyond twice the pools, pages are dropped that are neither cached nor before a cached
+    page, whose digest depends on them.
 
-    is_cached   whether a page can be found in any pool
-    recording   whether pages that are published from now on are remembered
+    is_cached   function that tells whether a page is cached in any pool
+    recording   whether pages published from now on are recorded
     """
 
     def __init__(self, capacity: int, *, is_cached: abc.Callable[[Digest], bool]) -> None:
@@ -52,7 +51,7 @@ class PageIndex:
         parent: Digest | None,
         salt: bytes,
     ) -> None:
-        """Remember consecutive pages of a sequence, the first of which follows ``parent``."""
+        """Record consecutive pages of a sequence, the first of which follows ``parent``."""
         for digest, tokens in zip(digests, contents, strict=True):
             self._contents[digest] = PageContents(tokens, parent, salt)
             parent = digest
@@ -61,7 +60,7 @@ class PageIndex:
             self._most = max(self._capacity, 2 * len(self._contents))
 
     def cached(self, is_cached: abc.Callable[[Digest], bool]) -> dict[Digest, PageContents]:
-        """Return what the known pages hold for which ``is_cached``."""
+        """Return the contents of the known pages for which ``is_cached`` is true."""
         return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
 
     def worth_keeping(self) -> dict[Digest, PageContents]:
@@ -87,7 +86,7 @@ def parents_first(
             chain.append(at)
             at = contents[at].parent
         if at is not None and at not in done:
-            continue  # its beginning was evicted, or published before recording began
+            continue  # an earlier page was evicted, or published before recording began
         for known in reversed(chain):
             done.add(known)
             yield known, contents[known]

@@ -1,4 +1,4 @@
-"""Who holds which page. Knows nothing of tokens, tensors or requests."""
+"""The pages of one pool and their holders, without tokens, tensors or requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from .miss_reasons import Evictions
 from .policies import EvictionPolicy
 from .types import Digest, PageCounts, PageId
 
-REMEMBERED = 16_384  # evictions and events, or as many as there are pages, if that is more
+REMEMBERED = 16_384  # evictions and events to record, or the number of pages if larger
 
 Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
 
 
 class PagePool:
-    """A fixed set of pages, each held by somebody or idle.
+    """A fixed set of pages, each of which is held or idle.
 
-    on_forgotten   called with digests whose pages can be found no longer, whenever there are any
-    num_evicted    cached pages whose contents were given up for others, ever
+    on_forgotten   called with the digests of pages that are no longer cached
+    num_evicted    number of cached pages evicted since the start
 
-    An idle page is *empty* (nothing worth keeping) or *cached* (its contents can be found by
-    digest). New pages come from the empty ones first, then from the cached ones, in the
-    policy's order: both lists together are what is free.
+    An idle page is *empty* or *cached* (its contents can be found by digest). New pages are taken from the
+    empty ones first, and then from the cached ones in the policy's order.
 
-    Methods work on runs of pages, because a call per page costs more than the page.
+    Methods work on runs of pages, because a call per page would cost more than the page.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class PagePool:
         return len(self._empty) + len(self._cached)
 
     def has_idle(self, num_pages: int) -> bool:
-        """Whether at least so many pages are idle."""
+        """Whether at least ``num_pages`` pages are idle."""
         return num_pages <= len(self._empty) or num_pages <= self.num_idle
 
     @property
@@ -62,42 +61,42 @@ class PagePool:
 
     @property
     def counts(self) -> PageCounts:
-        """How all pages of the pool stand."""
+        """Numbers of held, cached and empty pages."""
         cached, empty = len(self._cached), len(self._empty)
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's first pages others hold, too: who holds one holds all before."""
+        """Return how many of a table's first pages others hold, too; a holder of one holds all before."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
         return self._ref_counts[page]
 
     def is_private(self, page: PageId) -> bool:
-        """Whether a sole holder may write: nobody else holds the page, and nobody can find it."""
+        """Whether a page may be written: it has one holder and is not cached."""
         return self._ref_counts[page] == 1 and self._digest_of[page] is None
 
     def is_published(self, page: PageId) -> bool:
         return self._digest_of[page] is not None
 
     def digest(self, page: PageId) -> Digest:
-        """The digest of a page that can be found."""
+        """Return the digest of a cached page."""
         digest = self._digest_of[page]
         assert digest is not None, f"page {page} cannot be found"
         return digest
 
     def digests(self) -> abc.Collection[Digest]:
-        """Of all pages that can be found."""
+        """The digests of all cached pages."""
         return self._page_of.keys()
 
     def lookup(self, digest: Digest) -> PageId | None:
-        """The page with this digest; nothing is held."""
+        """Return the page with this digest without holding it, or None."""
         return self._page_of.get(digest)
 
     def allocate(self, num_pages: int) -> list[PageId] | None:
-        """Hand out private pages with undefined contents; None, and no change, if too few are idle."""
+        """Return private pages with undefined contents; None, and no change, if too few are idle."""
         empty, ref_counts = self._empty, self._ref_counts
-        if num_pages == 1 and empty:  # what a sequence that decodes takes
+        if num_pages == 1 and empty:  # the usual case of decoding
             page = empty.pop()
             ref_counts[page] = 1
             return [page]
@@ -119,9 +118,10 @@ class PagePool:
         return pages
 
     def flush(self) -> int:
-        """Make every cached page an empty one; returns how many there were.
+        """Make every idle cached page an empty one; return their number.
 
-        Pages that are held can still be found."""
+        Pages that are held stay cached.
+        """
         pages = self._forget(len(self._cached)) if len(self._cached) else []
         self._empty.extend(pages)
         if pages and not self._page_of:
@@ -129,7 +129,7 @@ class PagePool:
         return len(pages)
 
     def _forget(self, num_pages: int) -> list[PageId]:
-        """Give up the contents of so many cached pages, the policy's first choices."""
+        """Evict ``num_pages`` cached pages, in the policy's order."""
         pages = self._cached.evict(num_pages)
         page_of, digest_of = self._page_of, self._digest_of
         digests = []
@@ -144,7 +144,7 @@ class PagePool:
         return pages
 
     def discard(self, digests: abc.Iterable[Digest]) -> int:
-        """Make the cached pages with these digests empty ones, if nobody holds them; how many there were."""
+        """Make cached pages with these digests empty, unless they are held; return how many there were."""
         gone = []
         for digest in digests:
             page = self._page_of.get(digest)
@@ -166,7 +166,7 @@ class PagePool:
             self.on_forgotten(digests)
 
     def unpublish(self, page: PageId) -> None:
-        """Let nobody find a page any more, whose one holder is going to write it."""
+        """Remove a page from the cache, because its one holder is going to write it."""
         digest = self.digest(page)
         assert self._ref_counts[page] == 1, f"page {page} has {self._ref_counts[page]} holders"
         del self._page_of[digest]
@@ -206,9 +206,10 @@ class PagePool:
         return pages
 
     def decref(self, pages: abc.Iterable[PageId], *, release: Release | None = None) -> None:
-        """Remove one holder of each page; a sequence's tail comes first.
+        """Remove one holder of each page; the tail of a sequence comes first.
 
-        release   lists those that have become idle and can be found (None: the policy's own)"""
+        release   function that lists pages that became idle and are cached (None: the policy's own)
+        """
         ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
             left = ref_counts[page] - 1
@@ -231,25 +232,25 @@ class PagePool:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        """Let others find full, written pages.
+        """Make full, written pages available to other sequences.
 
-        The first page of a digest stays the one found: a second one with the same contents remains private to
-        its holders.
+        A digest always leads to its first page; a second page with the same contents stays private to its
+        holders.
 
         parent     digest of the page before the first one
-        contents   tokens of each page, if the log is to keep them; salt: of the sequence
+        contents   tokens of each page, if the log keeps them; salt: salt of the sequence
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
-        if len(digests) == 1 and digests[0] not in page_of:  # what a sequence that decodes fills
+        if len(digests) == 1 and digests[0] not in page_of:  # the usual case of decoding
             (page,), (digest,) = pages, digests
             page_of[digest] = page
             digest_of[page] = digest
             events.add_stored(digests, parent, salt, contents)
             return
         new = dict(zip(digests, pages, strict=True))
-        if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # nearly always
+        if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # the usual case
             page_of.update(new)
-            for digest, page in new.items():  # not published: its digest would be the one it has
+            for digest, page in new.items():  # private pages have no digest of their own
                 digest_of[page] = digest
             events.add_stored(digests, parent, salt, contents)
             return

@@ -1,4 +1,4 @@
-"""Which idle pages of a group with a window go next: those that windows have moved past, then all others."""
+"""Eviction order of a group with a window: first pages that windows have moved past, then all others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .types import Digest, PageId
 
 
 class PassedFirst:
-    """An eviction policy around another one, which is left with the pages that somebody may go on from.
+    """An eviction policy around another one, which orders the pages that a sequence may continue from.
 
-    A prompt of n pages writes n of them, of which a hit at its end needs the last few. Were they all equal, a
-    pool that is a tenth of the other group's would remember a tenth of its prompts. A page that a window has
-    moved past is needed only where another sequence parts from this one just there, so it goes first, the
-    least recently passed before others. That somebody parts there is known when it happens: see
+    A prompt of n pages writes n of them, but a hit at its end needs only the last few. Without this order, a
+    pool of a tenth of the other group's size would keep a tenth of its prompts. A page that a window has
+    moved past is needed only if another sequence branches off just there. So such pages are evicted first,
+    the least recently passed before others. Branch points are noted when they occur: see
     ``PageTable.partings``.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._passed: OrderedDict[PageId, None] = OrderedDict()  # next at the front
+        self._passed: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front
 
     def __len__(self) -> int:
         return len(self._passed) + len(self._policy)

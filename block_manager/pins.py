@@ -1,4 +1,4 @@
-"""Prefixes that stay: held like an open table's pages, so that no policy may give them up."""
+"""Pins: prefixes that are held like the pages of an open table, so that they are not evicted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .manager import BlockManager
 from .types import PageId, PageTable
 
-MAX_NAMES = 256  # pins of one owner
+MAX_NAMES = 256  # maximum number of pins per owner
 
 Held = abc.Iterable[tuple[int, PageId]]
 """Pages by group, as ``BlockManager.held_by`` returns them."""
@@ -16,7 +16,7 @@ Held = abc.Iterable[tuple[int, PageId]]
 
 @dataclass(frozen=True, slots=True)
 class PinLimit:
-    """The pages that all pins of one owner may keep together."""
+    """Maximum number of pages that all pins of one owner may hold."""
 
     owner: str
     max_pages: int
@@ -24,9 +24,9 @@ class PinLimit:
 
 @dataclass(slots=True)
 class _Pages:
-    """Pages of several pins: the number of pins that hold each, and the number of pages by group.
+    """Pages of several pins: the number of pins of each, and the number of pages by group.
 
-    most   pages of the group that has most: an attribute, because each step asks
+    most   number of pages in the group with the most: an attribute, because each step reads it
     """
 
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
@@ -57,10 +57,11 @@ class _Owner:
 
 
 class Pins:
-    """Named prefixes, together at most ``blocks.max_pinned`` pages and ``MAX_NAMES`` names of each owner.
+    """Named prefixes, in total at most ``blocks.max_pinned`` pages, and ``MAX_NAMES`` names per owner.
 
-    The block manager keeps the room for them out of ``capacity``, so no sequence is admitted that only fits
-    where a pin may be. A pin costs time by the length of its prefix, however many others there are."""
+    The block manager excludes their pages from ``capacity``, so no sequence is admitted that only fits into
+    pages of pins. The cost of a pin depends on the length of its prefix, not on the number of pins.
+    """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -70,16 +71,16 @@ class Pins:
 
     @property
     def num_pages(self) -> int:
-        """Pages that are pinned, those of several pins once; of the group that has most."""
+        """Number of pinned pages in the group with the most; a page of several pins counts once."""
         return self._pages.most
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
-        """Return the positions that are kept, by name, of one owner (None: of all)."""
+        """Return the pinned positions by name, of one owner (None: of all)."""
         owners = [self._owners.get(owner, _Owner())] if owner is not None else self._owners.values()
         return {name: table.num_written for each in owners for name, table in each.tables.items()}
 
     def num_pages_of(self, owner: str) -> int:
-        """Pages of one owner's pins."""
+        """Return the number of pages of one owner's pins."""
         return self._owners[owner].pages.most if owner in self._owners else 0
 
     def has_name_left(self, name: str, owner: str) -> bool:
@@ -89,18 +90,18 @@ class Pins:
     def pin(
         self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
     ) -> int | None:
-        """Keep what is cached of these tokens, full pages only.
+        """Pin the cached full pages of these tokens.
 
-        Returns how many positions that is: 0, and no change, if nothing is.
+        Return the number of positions: 0, and no change, if none are cached.
 
-        None, and no change, if that would be more pages than may be pinned, in all or by ``limit``, or
-        too many names. A name that is pinned already is pinned anew.
+        Return None, and change nothing, if the pages would exceed the total limit or ``limit``, or the owner
+        has too many names. Pinning an existing name replaces its pin.
         """
         blocks = self._blocks
         owner = "" if limit is None else limit.owner
         if not self.has_name_left(name, owner):
             return None
-        table = blocks.open([*tokens, 0], salt=salt)  # one more, because the last is never looked up
+        table = blocks.open([*tokens, 0], salt=salt)  # one more token, because the last is never looked up
         if not table.num_written:
             blocks.close(table)
             return 0
@@ -108,7 +109,7 @@ class Pins:
         previous = None if before is None else self._take(name)
         self._put(name, table, owner)
         too_many = self._pages.most > blocks.max_pinned
-        if states := blocks.states:  # one slot is left to run in
+        if states := blocks.states:  # one slot must stay free for a running sequence
             too_many |= self._pages.by_group[len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
@@ -121,21 +122,21 @@ class Pins:
         return table.num_written
 
     def unpin(self, name: str) -> bool:
-        """Let the pages go; False if nothing has this name."""
+        """Release a pin; return False if no pin has this name."""
         if name not in self._owner_of:
             return False
         self._blocks.close(self._take(name))
         return True
 
     def _put(self, name: str, table: PageTable, owner: str) -> None:
-        """Count a pin."""
+        """Add a pin to the counts."""
         held, each = self._blocks.held_by(table), self._owners.setdefault(owner, _Owner())
         each.tables[name], self._owner_of[name] = table, owner
         each.pages.add(held)
         self._pages.add(held)
 
     def _take(self, name: str) -> PageTable:
-        """Return the table of a pin, which is counted no longer."""
+        """Remove a pin from the counts; return its table."""
         owner = self._owner_of.pop(name)
         each = self._owners[owner]
         table = each.tables.pop(name)

@@ -1,4 +1,4 @@
-"""How long a beginning of a sequence is cached in every group at once."""
+"""Search for the longest prefix that is cached in every group at once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from .types import Digest, PageTable
 
 
 class PrefixSearch:
-    """Looks in all groups together: a sequence goes on where each of them has what its layers see."""
+    """Searches all groups together, because a sequence can continue only where each has its visible pages."""
 
     def __init__(self, groups: abc.Sequence[KVGroup], states: abc.Sequence[StateGroup]) -> None:
         self._groups = groups
         self._full = tuple(group for group in groups if group.spec.window is None)
         self._windowed = tuple(group for group in groups if group.spec.window is not None)
         self._states = states
-        self._gapped = (*states, *self._windowed)  # may lack what they need in the middle of a prefix
+        self._gapped = (
+            *states,
+            *self._windowed,
+        )  # groups that may lack needed pages in the middle of a prefix
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
-        """Return after how many pages an empty table can go on in every group, and hold the state there.
+        """Return after how many pages an empty table can continue in every group, and hold the state there.
 
-        In a single group without a window no more can be said than whoever holds its pages sees: all."""
+        For a single group without a window the answer is all pages; acquiring them shows how many are cached.
+        """
         if len(self._groups) == 1 and not self._gapped:
-            return len(digests)  # one pass instead of two: 5 % of a short prompt
+            return len(digests)  # one pass instead of two saves 5 % of a short prompt's time
         reach = self._cached_in_full(digests)
         num_pages = self._longest(digests, reach)
         if self._windowed:
@@ -40,16 +44,17 @@ class PrefixSearch:
         num_pages: int,
         table: PageTable | None = None,
     ) -> int:
-        """Return the greatest number of pages after which every group can go on.
+        """Return the largest number of pages after which every group can continue.
 
-        It is at most ``num_pages``; groups go on with what is cached and, if ``table`` is shortened, with
-        what it holds."""
+        It is at most ``num_pages``. Groups use cached pages and, if ``table`` is shortened, the pages that it
+        holds.
+        """
         if table is None:
             num_pages = self._cached_in_full(digests[:num_pages])
         return self._longest(digests, num_pages, table)
 
     def _cached_in_full(self, digests: abc.Sequence[Digest]) -> int:
-        """Return how many of these pages, from the first on, all groups without a window have."""
+        """Return how many of the first pages are cached in all groups without a window."""
         num_pages = len(digests)
         for group in self._full:
             num_pages = group.pool.prefix_length(digests[:num_pages])
@@ -63,9 +68,10 @@ class PrefixSearch:
         *,
         groups: abc.Sequence[CacheGroup] | None = None,
     ) -> int:
-        """As ``longest``, where groups without a window have ``num_pages``, and so whatever is shorter.
+        """Return ``longest`` if groups without a window have ``num_pages``, and so any shorter prefix.
 
-        ``groups``: those that count (None: all)."""
+        ``groups``: the groups to consider (None: all).
+        """
         groups = self._gapped if groups is None else groups
         longer = num_pages + 1
         while groups and num_pages < longer:
@@ -75,7 +81,7 @@ class PrefixSearch:
         return num_pages
 
     def evicted_at(self, table: PageTable, num_pages: int) -> float | None:
-        """Return when a page was evicted without which no sequence can go on after ``num_pages`` pages."""
+        """Return when a page was evicted that is needed to continue after ``num_pages`` pages."""
         for group in self._groups:
             missing = group.last_missing(table.digests, num_pages)
             evicted_at = None if missing is None else group.pool.evictions.when(table.digests[missing])

@@ -1,4 +1,4 @@
-"""Which snapshot of recurrent state goes first: the one that promises least for its bytes."""
+"""Eviction order of snapshots of recurrent state: the least expected gain per byte goes first."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from heapq import heapify, heappop, heappush
 from .hit_statistics import AGES, NUM_AGES, AgeHistogram, HitStatistics, kind_of
 from .types import Digest, PageId
 
-MIN_REMEMBERED = 16_384  # snapshots that are gone, or four for each slot, if that is more; of 300 bytes each
-RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings: at first, and in the long run
-SLOTS_PER_RELEASE = 4  # as many at least for each release between two rankings, in the long run
+MIN_REMEMBERED = 16_384  # records of evicted snapshots (300 bytes each), or four per slot if that is more
+RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings, at first and later
+SLOTS_PER_RELEASE = 4  # slots per release between two rankings, at least, later on
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
-SHARED = 2  # what more sequences went on from is no turn of one conversation
-TAIL, JUNCTION, CONTINUED = range(3)  # told apart as gaps are in ``kind_of``
+SHARED = 2  # continuations beyond which a snapshot does not belong to one conversation
+TAIL, JUNCTION, CONTINUED = range(3)  # classes in the place of gaps in ``kind_of``
 
 
 class _Record:
-    """What is known of one snapshot by the digest of its page; it outlives the snapshot for a while."""
+    """Facts about one snapshot, by the digest of its page; the record outlives the snapshot for a while."""
 
     __slots__ = (
         "age", "is_awaited", "is_junction", "is_stepped_down", "num_hits", "num_new", "num_pages",
@@ -25,71 +25,70 @@ class _Record:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.num_pages = 0  # that a hit saves
-        self.turns = 0  # how often its conversation had gone on before
-        self.num_new = 0  # what its turn brought
+        self.num_pages = 0  # pages that a hit saves
+        self.turns = 0  # earlier continuations of its conversation
+        self.num_new = 0  # new pages of its turn
         self.is_junction = False
         self.is_stepped_down = False
-        self.num_hits = 0  # sequences that went on from it, or would have
-        self.slot: PageId | None = None  # where it is listed
-        self.seen: AgeHistogram | None = None  # where its kind is counted, since its last release
+        self.num_hits = 0  # sequences that continued from it, or would have
+        self.slot: PageId | None = None  # slot, while it is listed
+        self.seen: AgeHistogram | None = None  # histogram of its kind, since its last release
         self.is_awaited = False  # released, and not found since
         self.released_at = 0
         self.age = 0
-        self.serial = 0  # of its one valid entry in the heap
+        self.serial = 0  # serial number of its valid heap entry
 
     @property
     def kind(self) -> int:
-        """Snapshots that are alike.
-
-        By how often they or their conversations went on, and by what a turn brought."""
+        """The class of similar snapshots, by continuations and by new pages per turn."""
         what = JUNCTION if self.is_junction else CONTINUED if self.num_hits else TAIL
         return kind_of(uses=self.turns + self.num_hits, num_new=self.num_new, gap=what)
 
 
 class SnapshotOrder:
-    """An eviction policy: the snapshot that promises least goes first.
+    """Eviction policy for snapshots: the one with the least expected gain goes first.
 
-    It promises the pages that a hit saves over the bytes it takes, times its Gittins index: the most hits per
-    time that keeping it for a while can give, by the chances that snapshots of its kind are found at its
-    age and later (``HitStatistics``).
+    The gain is the number of pages that a hit saves per byte of the snapshot, times its Gittins index: the
+    best ratio of hits to time of keeping it, given its kind and age (``HitStatistics``).
 
-    What is evicted is remembered: a prompt that begins with its pages tells that it would have been found.
-    So what is learned does not depend on what is kept, and a conversation that comes back for the second
-    time is known as such, although its first snapshot had to go. Time is the number of releases.
+    Evicted snapshots are remembered, because a prompt that begins with their pages shows that they would have
+    been found. So the statistics do not depend on what is kept, and a conversation is recognized even if its
+    first snapshot is gone. Time is the number of releases.
 
-    O(log n) for each snapshot that is released, found or grows older; all are ranked again now and then.
+    A release, a hit or a change of age takes O(log n) per snapshot; all are ranked again from time to time.
 
-    page_bytes, bytes_kept   of a page, and of a snapshot
-    price   of a page's bytes, and the inverse of that of a slot's. It rises where snapshots go for want of
-            pages and falls where they go for want of slots, until both run short together
+    page_bytes, bytes_kept   bytes of a page, and of a snapshot
+    price   price of a page's byte relative to a slot's. It rises when snapshots are evicted for lack of pages
+            and falls when they are evicted for lack of slots, until both run short together
     """
 
     def __init__(self, num_slots: int, *, page_bytes: int, bytes_kept: int) -> None:
         self.price = 1.0
         self._page_bytes = page_bytes
         self._bytes_kept = bytes_kept
-        self._num_short = 0  # snapshots that went for want of pages, less those that went for want of slots
+        self._num_short = 0  # snapshots evicted for lack of pages minus those evicted for lack of slots
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
-        self._records: dict[Digest, _Record] = {}  # of what can be found
+        self._records: dict[Digest, _Record] = {}  # records of snapshots that can be found
         self._gone: OrderedDict[Digest, _Record] = OrderedDict()
         self._listed: dict[PageId, _Record] = {}
         self._now = 0
-        self._due: dict[int, list[_Record]] = {}  # by time: what reaches its next age
-        self._heap: list[tuple[float, int, int, _Record]] = []  # value, when released, serial
+        self._due: dict[int, list[_Record]] = {}  # records by the time at which they reach their next age
+        self._heap: list[
+            tuple[float, int, int, _Record]
+        ] = []  # value, time of release, serial number, record
         self._serial = 0
         self._statistics = HitStatistics()
         self._rerank_at = RERANK_FIRST
 
-    # What there is, and was.
+    # Present and evicted snapshots.
 
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """There is a snapshot after ``num_pages`` pages, the last of which has this digest.
+        """Note a new snapshot after ``num_pages`` pages, the last of which has this digest.
 
-        turns     how often its conversation had gone on before
-        num_new   what its turn brought, told apart by powers of two
+        turns     earlier continuations of its conversation
+        num_new   new pages of its turn, in classes of powers of two
         """
         record = self._gone.pop(digest) if digest in self._gone else _Record()
         self._records[digest] = record
@@ -97,13 +96,13 @@ class SnapshotOrder:
         record.is_junction, record.is_stepped_down = is_junction, False
 
     def lose(self, digest: Digest) -> None:
-        """A snapshot can be found no longer."""
+        """Note that a snapshot is gone."""
         self._gone[digest] = self._records.pop(digest)
         if len(self._gone) > self._most_remembered:
             self._gone.popitem(last=False)[1].is_awaited = False
 
     def forget(self, digest: Digest) -> None:
-        """A snapshot that is gone would not have been found: a later one of its sequence took its place."""
+        """Drop the record of an evicted snapshot, because a later one of its sequence replaced it."""
         record = self._gone.pop(digest, None)
         if record is not None:
             record.is_awaited = False
@@ -116,9 +115,10 @@ class SnapshotOrder:
         return 0
 
     def go_on(self, digest: Digest) -> int:
-        """A sequence goes on from a snapshot, or would if that were not gone.
+        """Note that a sequence continues from a snapshot, or would if that were still there.
 
-        Return how often its conversation has gone on now."""
+        Return how often its conversation has continued now.
+        """
         record = self._records.get(digest) or self._gone[digest]
         if record.is_awaited:
             assert record.seen is not None
@@ -130,7 +130,7 @@ class SnapshotOrder:
         return 0 if record.is_junction or record.num_hits > SHARED else record.turns + 1
 
     def num_hits(self, digest: Digest) -> int:
-        """Return how many sequences went on from a snapshot that there is."""
+        """Return how many sequences continued from a present snapshot."""
         return self._records[digest].num_hits
 
     # The policy.
@@ -169,11 +169,11 @@ class SnapshotOrder:
         for _ in range(num_pages):
             pages.append(self.next())
             self.reuse(pages[-1:])
-        self._num_short -= num_pages if self._listed else 0  # nothing is left: that was no want of slots
+        self._num_short -= num_pages if self._listed else 0  # the list is empty, so slots were not short
         return pages
 
     def next(self) -> PageId:
-        """The listed snapshot that goes first."""
+        """Return the listed snapshot to evict next."""
         while True:
             _, _, serial, record = self._heap[0]
             if record.slot is not None and record.serial == serial:
@@ -181,20 +181,21 @@ class SnapshotOrder:
             heappop(self._heap)
 
     def demote(self, page: PageId, *, most_hits: int) -> None:
-        """Let an idle snapshot go next, unless more sequences went on from it."""
+        """Make an idle snapshot the next to evict, unless it has more than ``most_hits`` continuations."""
         record = self._listed.get(page)
         if record is not None and record.num_hits <= most_hits:
             record.is_stepped_down = True
             self._rank(record)
 
     def want_pages(self) -> None:
-        """The next snapshot goes for want of pages, while there are slots."""
+        """Note that the next snapshot is evicted for lack of pages, while slots are free."""
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
-        """Raise AssertionError unless it knows the snapshots with these digests, and ranks the listed ones.
+        """Raise AssertionError unless the records match the snapshots with these digests.
 
-        Those are the snapshots that can be found."""
+        These are the snapshots that can be found; the listed ones must be ranked.
+        """
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
         assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
         assert len(self._gone) <= self._most_remembered, "more is remembered than was promised"
@@ -204,7 +205,7 @@ class SnapshotOrder:
         assert self._listed.keys() <= ranked, "a listed snapshot would never go"
 
     def _grow_older(self, record: _Record) -> None:
-        """It reaches its next age, unless it was found since, or even released again."""
+        """Move a record to its next age, unless it was found or released again since."""
         if not record.is_awaited or self._now != record.released_at + AGES[record.age + 1]:
             return
         assert record.seen is not None
@@ -216,7 +217,7 @@ class SnapshotOrder:
             self._rank(record)
 
     def _rank(self, record: _Record) -> None:
-        """Value a listed snapshot anew; only its next entry in the heap is valid."""
+        """Compute the value of a listed snapshot; only its newest heap entry is valid."""
         self._serial += 1
         record.serial = self._serial
         heappush(self._heap, (self._value(record), record.released_at, record.serial, record))
@@ -229,7 +230,7 @@ class SnapshotOrder:
         return record.num_pages / num_bytes * self._statistics.indices(record.seen.kind)[record.age]
 
     def _rerank(self) -> None:
-        """Value everything by what was learned since the last time."""
+        """Compute all values again from the statistics learned since."""
         most = max(RERANK_LAST, len(self._listed) // SLOTS_PER_RELEASE)
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), most)
         self._statistics.refresh(self._now)

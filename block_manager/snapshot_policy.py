@@ -1,13 +1,13 @@
-"""Which snapshots of recurrent state are taken; which goes first, ``snapshot_order.py`` says.
+"""The choice of snapshots of recurrent state to take; ``snapshot_order.py`` decides which to evict.
 
-A state may be as large as the K/V of hundreds of tokens, so a snapshot at every page would starve everything
-else. Two kinds are taken of each sequence:
+A state may be as large as the K/V of hundreds of tokens, so a snapshot at every page would use up the memory.
+Two kinds are taken of each sequence:
 
 tail       the last page that is full: what the next turn of a conversation begins with. While a sequence
            is decoded there is one, which moves on from page to page
 junction   where pages were found further than states: what several prompts begin with
 
-Where a slot is no bigger than a page, every page gets one.
+If a slot is no bigger than a page, every page gets a snapshot.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ def wanted_snapshots(
 ) -> list[int]:
     """Return after how many full pages a state is worth keeping.
 
-    The step computes positions [start, stop). ``junction``: pages that were found (0: none is wanted);
-    ``num_known``: tokens of the sequence so far; ``with_tail``: whether its last full page is wanted."""
+    The step computes positions [start, stop). ``junction``: number of pages found (0: no snapshot is wanted
+    there); ``num_known``: tokens of the sequence so far; ``with_tail``: whether a snapshot at its last full
+    page is wanted.
+    """
     first, last = start // page_size + 1, stop // page_size  # full pages after the step's first token
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
-    tail = num_known // page_size  # which the last step of a prompt may begin behind
+    tail = num_known // page_size  # the last step of a prompt may begin after it
     if with_tail and first <= tail <= last:
         pages.add(tail)
     return sorted(pages)

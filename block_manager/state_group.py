@@ -1,8 +1,8 @@
-"""Recurrent state: a slot for each sequence, and snapshots of it that prefixes are found by.
+"""Recurrent state: a slot for each sequence, and snapshots by which prefixes are found.
 
-A slot holds the state of all recurrent layers of one sequence after so many tokens. It is no page: it
-changes with every token, so each table has one of its own, the *running* slot. What can be found are
-*snapshots*, copies of a running slot as it stood where a page ends, published under that page's digest.
+A slot holds the state of all recurrent layers of one sequence after a number of tokens. Unlike a page it
+changes with every token, so each table has its own *running* slot. *Snapshots*, copies of a running slot at
+the end of a page, are published under that page's digest and can be found.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
 class StateGroup(CacheGroup):
     """The slots of all page tables.
 
-    index   its number as a group of copies, behind those of pages
-    pages   pools of the groups without a window: a page of theirs is of use only as far as a snapshot lies
-            behind it, and a snapshot only with all pages before it, so that what one gives up the other does
+    index   number of this group in copies, after those of pages
+    pages   pools of the groups without a window. A page of theirs can be used only up to a later snapshot,
+            and a snapshot only with all pages before it, so evicting one evicts the other
     """
 
     spec: RecurrentState
@@ -43,7 +43,7 @@ class StateGroup(CacheGroup):
     ) -> None:
         self.index = index
         self.spec = spec
-        self._order = (  # None: each page has a snapshot, and they go as pages do
+        self._order = (  # None: each page has a snapshot, evicted with it
             None
             if spec.every_page
             else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.slot_bytes)
@@ -65,7 +65,7 @@ class StateGroup(CacheGroup):
         table: PageTable | None = None,  # noqa: ARG002
     ) -> int:
         is_cached = self.pool.is_cached
-        num_pages = min(num_pages, len(digests))  # fewer are known without a prefix cache
+        num_pages = min(num_pages, len(digests))  # without a prefix cache fewer digests are known
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages
@@ -75,13 +75,13 @@ class StateGroup(CacheGroup):
         table.state = TableState()
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a new table, where pages go on to ``junction``."""
+        """Hold the snapshot after ``num_pages`` pages for a new table; ``junction``: pages found."""
         state = _state(table)
         state.junction = junction
         self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Hold the snapshot after so many pages, which ``longest_prefix`` has confirmed, for a table."""
+        """Hold the snapshot after ``num_pages`` pages for a table; ``longest_prefix`` has found it."""
         if num_pages:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
@@ -91,7 +91,7 @@ class StateGroup(CacheGroup):
         return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: BeginCopy) -> None:
-        """Give the table its running slot, to be filled from the snapshot it was opened with."""
+        """Give the table its running slot, to be filled from the snapshot with which it was opened."""
         state = _state(table)
         if state.running is not None:
             return
@@ -107,7 +107,7 @@ class StateGroup(CacheGroup):
             state.origin, state.found = state.found, None
 
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
-        """Give a second table a state that stands where this one does; its slot waits for a copy."""
+        """Give a second table a state equal to this one's; its slot waits for a copy."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
         slot = self._take()
@@ -115,9 +115,10 @@ class StateGroup(CacheGroup):
         forked.state = TableState(running=slot)
 
     def restore(self, table: PageTable, num_pages: int, copy: BeginCopy) -> None:
-        """Let the running slot become the snapshot after so many pages, if there are any.
+        """Set the running slot back to the snapshot after ``num_pages`` pages, if ``num_pages`` is not 0.
 
-        A table without one holds that snapshot, and no other."""
+        A table without a running slot holds only that snapshot.
+        """
         state = _state(table)
         before, state.found = state.found, None
         self.hold_snapshot(state, table.digests, num_pages)
@@ -130,9 +131,10 @@ class StateGroup(CacheGroup):
         state.found = None
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots a step takes, as far as there are slots.
+        """Decide which snapshots a step takes, as far as slots are free.
 
-        It computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far."""
+        The step computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far.
+        """
         state = _state(table)
         self._drop_planned(state)
         pages = wanted_snapshots(
@@ -145,7 +147,7 @@ class StateGroup(CacheGroup):
             with_tail=self.spec.tail,
         )
         known = table.digests
-        kept: list[PageId] = []  # they are there already, and must not go for the next ones
+        kept: list[PageId] = []  # existing snapshots that must not be evicted for the next ones
         for page in pages:
             if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
                 kept += found
@@ -157,7 +159,7 @@ class StateGroup(CacheGroup):
         self.pool.decref(kept)
 
     def num_draftable(self, num_running: int) -> int:
-        """Return how many drafts a step can have beside so many sequences.
+        """Return how many drafts a step with ``num_running`` sequences can have.
 
         A slot for each, beside one that every sequence may need for a snapshot."""
         idle = self.pool.num_idle - num_running
@@ -166,7 +168,7 @@ class StateGroup(CacheGroup):
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
         """Take slots for the states after ``stop`` and after all but the last of ``count`` drafts.
 
-        Whatever is the last draft that holds, its state is there. Further steps may do so before ``accept``.
+        So the state after the last accepted draft exists. Further steps may do the same before ``accept``.
         """
         state = _state(table)
         assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
@@ -174,9 +176,10 @@ class StateGroup(CacheGroup):
         self._num_drafted += count
 
     def accept(self, table: PageTable) -> None:
-        """Let the running slot be the one that stands after the positions that are written.
+        """Make the slot with the state after the written positions the running one.
 
-        Those of other drafts are given back."""
+        Slots of other drafts are released.
+        """
         state = _state(table)
         if not state.drafted:
             return
@@ -188,10 +191,12 @@ class StateGroup(CacheGroup):
             self._release([slot])
         self._num_drafted -= len(state.drafted)
         state.running, state.drafted = running, []
-        self._drop_planned(state, behind=table.num_written)  # of a page that a wrong draft would have filled
+        self._drop_planned(
+            state, behind=table.num_written
+        )  # snapshots of a page that a rejected draft would have filled
 
     def commit(self, table: PageTable) -> None:
-        """Publish the snapshots of a step that was computed; digests of its full pages are known."""
+        """Publish the snapshots of a computed step; digests of its full pages are known."""
         state = _state(table)
         planned, state.planned = state.planned, []
         for position, slot, is_junction in planned:
@@ -213,9 +218,10 @@ class StateGroup(CacheGroup):
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),  # noqa: ARG002
     ) -> int | None:
-        """Publish snapshots from elsewhere, which stand after pages ``first``, ``first + 1``, ...
+        """Publish snapshots from elsewhere, which belong after pages ``first``, ``first + 1``, ...
 
-        None, and no change, without enough slots, or unless all these pages are cached."""
+        Return None, and change nothing, if slots are short or a page is not cached.
+        """
         if any(pool.prefix_length(digests) < len(digests) for pool in self._pages):
             return None
         pool = self.pool
@@ -234,11 +240,12 @@ class StateGroup(CacheGroup):
         return None if new is None else len(new)
 
     def make_room(self, pool: PagePool, num_pages: int) -> None:
-        """Give up the snapshots that promise least, with their pages, until a pool has enough empty ones.
+        """Evict snapshots with the least expected gain, and their pages, until a pool has enough pages.
 
-        Or until a snapshot is gone for every page that was missing."""
+        Stop also when one snapshot was evicted for every missing page.
+        """
         if self._order is None or pool not in self._pages:
-            return  # then pages go one by one, and each takes the snapshot after it with it
+            return  # pages are evicted singly, each with the snapshot after it
         for _ in range(num_pages - pool.num_idle_empty):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return
@@ -247,9 +254,10 @@ class StateGroup(CacheGroup):
             self.pool.discard([self.pool.digest(self._order.next())])
 
     def close(self, table: PageTable) -> None:
-        """Give every slot of a table back, whose pages nobody but others may hold any more.
+        """Release every slot of a table; its pages may already have other holders or none.
 
-        Its published snapshots stay until they are reused, and so do the pages before them."""
+        Its published snapshots stay until their slots are reused, and so do the pages before them.
+        """
         state = _state(table)
         self._drop_planned(state)
         self._release([slot for slot in (state.found, state.running) if slot is not None])
@@ -271,7 +279,8 @@ class StateGroup(CacheGroup):
     def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
         """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it.
 
-        Running slots are one table's alone and cannot be found."""
+        A running slot belongs to one table and cannot be found.
+        """
         self.pool.check()
         self._covered.check(self.pool.digests())
         if self._order is not None:
@@ -320,9 +329,10 @@ class StateGroup(CacheGroup):
         state: TableState | None = None,
         is_junction: bool = False,
     ) -> None:
-        """Let others find a slot as the state after so many of these pages.
+        """Publish a slot as the state after ``num_pages`` of these pages.
 
-        ``state``: of the table that was computed, if it was."""
+        ``state``: state of the table that was computed, if any.
+        """
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
         if self.pool.is_published(slot):
@@ -336,9 +346,10 @@ class StateGroup(CacheGroup):
                 self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
     def _recognise(self, table: PageTable, num_found: int) -> None:
-        """Note that a table goes on from the snapshot after so many pages, and whose next turn it is.
+        """Note that a table continues from the snapshot after ``num_found`` pages, as a new turn.
 
-        The last snapshot of its beginning may be gone."""
+        The last snapshot of its prefix may be gone.
+        """
         if self._order is None:
             return
         state, digests = _state(table), table.digests
@@ -350,7 +361,7 @@ class StateGroup(CacheGroup):
             self._order.go_on(digests[num_found - 1])
 
     def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
-        """These snapshots can be found no longer: pages that no other lies behind are not needed."""
+        """Discard pages that no snapshot covers any more, because these snapshots are gone."""
         lost = []
         for snapshot in snapshots:
             lost += self._covered.remove(snapshot)
@@ -360,10 +371,11 @@ class StateGroup(CacheGroup):
             pool.num_evicted += pool.discard(lost)
 
     def _step_down(self, state: TableState) -> None:
-        """There is a longer snapshot of this sequence.
+        """Note that there is a longer snapshot of this sequence.
 
-        Its last one is of no more use unless somebody else went on from it, and the one it came from goes
-        next unless a second sequence did."""
+        Its previous snapshot is dropped unless another sequence continued from it. The one that it came from
+        is evicted next unless a second sequence continued from it.
+        """
         if not self.spec.step_down or self._order is None:
             return
         tail, origin, order = state.tail, state.origin, self._order

@@ -1,4 +1,4 @@
-"""Making tables shorter: giving back their last pages, and going back to an earlier position."""
+"""Shortening of tables: releasing the last pages, and rolling back to an earlier position."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Truncation:
     """Shortens tables in all groups together.
 
     states     groups of recurrent layers
-    prefixes   says after which page every group can go on
-    copies     where copies of pages begin
+    prefixes   finds the page after which every group can continue
+    copies     list of requested page copies
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Truncation:
         self._copies = copies
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """See ``BlockManager.rollback``."""
+        """Roll a table back; see ``BlockManager.rollback``."""
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, table.page_size)
         table.reserved_ahead = 0
-        if self._states and num_tokens < table.num_written:  # only a snapshot brings a state back
+        if self._states and num_tokens < table.num_written:  # only a snapshot can restore a state
             self._truncate(table, num_full)
             for states in self._states:
                 states.restore(table, len(table.digests), self._copies.begin)
@@ -52,20 +52,20 @@ class Truncation:
             self._own_partial_page(table, num_full)
 
     def trim(self, table: PageTable, num_pages: int) -> None:
-        """Give back all but the first ``num_pages`` pages of every group."""
+        """Release all but the first ``num_pages`` pages of every group."""
         for group, part in zip(self._groups, table.parts, strict=True):
             group.trim(part, num_pages)
         table.update_capacity()
 
     def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
-        """Whether what a query at ``num_tokens`` sees was given back in part."""
+        """Whether a part of the window of a query at ``num_tokens`` was released."""
         return any(
             table.parts[group.index].window_start > max(group.first_visible_page(num_tokens), group.num_kept)
             for group in self._windowed
         )
 
     def _truncate(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table to at most so many full pages, so that every group can go on after them."""
+        """Shorten a table to at most ``num_pages`` full pages, so that every group can continue."""
         num_pages = self._prefixes.longest(table.digests, num_pages, table)
         for group in self._groups:
             group.reacquire_window(table, num_pages)
@@ -74,7 +74,7 @@ class Truncation:
         table.update_capacity()
 
     def _own_partial_page(self, table: PageTable, index: int) -> None:
-        """Replace page ``index`` in the groups where others hold or find it."""
+        """Replace page ``index`` by a private copy in groups where it is cached or has other holders."""
         foreign = [
             (group, part)
             for group, part in zip(self._groups, table.parts, strict=True)

@@ -1,4 +1,4 @@
-"""The small types of the block manager: pages, digests and page tables."""
+"""Basic types of the block manager: pages, digests and page tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ a kernel that computes the address of what it then masks stays inside the pool."
 
 
 class PageCounts(NamedTuple):
-    """How the pages of some pools stand: held by somebody; idle, and cached or empty."""
+    """Numbers of pages that are held, idle and cached, or idle and empty."""
 
     held: int = 0
     idle_cached: int = 0
@@ -25,12 +25,12 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy K and V of ``source`` to ``target`` in every layer of a group.
+    """Copy of K and V from ``source`` to ``target`` in every layer of a group.
 
-    That comes before anything else is written.
+    It is carried out before anything else is written.
 
-    The copy holds both pages until ``BlockManager.copied`` says that it is done, so neither
-    can be handed to anybody else in between, whatever becomes of the tables.
+    The copy holds both pages until ``BlockManager.copied`` reports it as done, so neither can be allocated in
+    between, even if its tables close.
     """
 
     source: PageId
@@ -45,8 +45,8 @@ class GroupPageTable:
     pages          page of positions ``[i * page_size, (i + 1) * page_size)``; an ``array('i')``, so
                    that NumPy can copy it through the buffer protocol (copy, never keep the view: an
                    array with a view cannot grow)
-    window_start   entries before this one, but for the group's kept ones, are ``NULL_PAGE``: no query
-                   sees their positions any more, and their pages were given back
+    window_start   earlier entries, apart from the group's kept ones, are ``NULL_PAGE``: their pages were
+                   released
     """
 
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -54,7 +54,7 @@ class GroupPageTable:
 
 
 class PlannedSnapshot(NamedTuple):
-    """A snapshot that a step takes: of the state after ``position`` tokens, in ``slot``.
+    """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``.
 
     is_junction   pages were found up to there
     """
@@ -68,16 +68,16 @@ class PlannedSnapshot(NamedTuple):
 class TableState:
     """A table's part of the recurrent state.
 
-    running    its slot: the state after ``num_written`` tokens; None before ``reserve``
-    found      the snapshot it was opened with, held until the running slot is filled from it
+    running    slot of the state after ``num_written`` tokens; None before ``reserve``
+    found      snapshot with which the table was opened, held until the running slot is filled from it
     origin     that snapshot afterwards, not held
-    junction   pages that were found beyond the snapshot: the sequence takes one there
-    planned    snapshots of the step that is being computed
-    drafted    slots for the states that step passes after its last known token and after every draft but the
-               last, with the number of tokens each stands after
-    turns      how often its conversation went on from a snapshot, as far as is known
-    num_new    pages of its prompt behind the last of those
-    tail       its last published snapshot, and its digest; not held
+    junction   number of pages found beyond the snapshot, where the sequence takes one
+    planned    snapshots of the current step
+    drafted    slots for the states after the last known token and after every draft but the last, each with
+               its number of tokens
+    turns      known number of earlier continuations of its conversation
+    num_new    pages of its prompt after the last of those
+    tail       its last published snapshot with its digest; not held
     """
 
     running: PageId | None = None
@@ -94,23 +94,22 @@ class TableState:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """Which page holds which positions of one sequence; only BlockManager changes it.
+    """The pages of one sequence by position; only BlockManager changes it.
 
-    Whoever commits thousands of rows a second may set ``num_written`` itself where ``BlockManager.commit``
-    does no more.
+    As an exception, a caller that commits thousands of rows per second may set ``num_written`` itself if
+    ``BlockManager.commit`` would do nothing else.
 
     page_size        positions per page
-    salt             who may share these pages: equal tokens with another salt never match
-    parts            the pages, per group of layers
-    digests          of the leading full pages of the tokens, as far as they are known: always of
-                     the published ones, and after ``open`` of those it looked up. The very list that
-                     ``open`` was given, if it was: what a table learns outlives it
+    salt             salt of the sequence; equal tokens with another salt never match
+    parts            pages by group of layers
+    digests          known digests of the leading full pages: those published and, after ``open``, those
+                     looked up. If ``open`` got a list, this is that list
     num_written      positions whose K/V is in memory
-    capacity         positions that the reserved pages of every group have room for
-    reserved_ahead   positions that ``reserve`` was asked to have room for in time
-    state            of recurrent layers; None for models without any
-    partings         where sequences are known to leave each other, in pages from the beginning: where this
-                     one went on from what was found, and how far groups without a window had it
+    capacity         positions for which pages of every group are reserved
+    reserved_ahead   positions for which ``reserve`` was called ahead of time
+    state            state of recurrent layers; None for models without any
+    partings         known branch points, in pages: where this sequence continued from cached pages, and how
+                     far groups without a window had them
     """
 
     page_size: int
@@ -128,11 +127,11 @@ class PageTable:
 
     @property
     def pages(self) -> array[int]:
-        """The first group's."""
+        """Pages of the first group."""
         return self.parts[0].pages
 
     def update_capacity(self) -> None:
-        """Bring ``capacity`` up to date with the pages."""
+        """Compute ``capacity`` from the pages."""
         parts = self.parts
         num_pages = len(parts[0].pages) if len(parts) == 1 else min([len(part.pages) for part in parts])
         self.capacity = num_pages * self.page_size

@@ -1,4 +1,4 @@
-"""Choice of the attention backend, made once at start, with its reason."""
+"""Choice of the attention backend at start, with the reason."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class BackendSelection:
-    """``reason`` is one line for people: what was chosen, and what it was chosen over."""
+    """The chosen backend. ``reason``: one line that says what was chosen, and instead of what."""
 
     backend: AttentionBackend
     reason: str
 
 
 def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> BackendSelection:
-    """The backend asked for; "auto" takes the best there is. Call it on the engine's thread.
+    """Return the requested backend; "auto" takes the best available. Call it on the engine's thread.
 
-    ``threads`` is for the native CPU kernels (None: all cores this process may use), and so is ``exact``:
-    attention over 4-bit pages that rounds queries and weights to 15 bits, not to 8.
-    Raises ValueError for an unknown name, for one that cannot run here, and for an ``OCTAVO_CPU_*``
-    variable that says what cannot be.
+    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels;
+    ``exact`` makes attention over 4-bit pages round queries and weights to 15 bits instead of 8. Raises
+    ValueError for an unknown name, for one that cannot run here, and for an invalid ``OCTAVO_CPU_*``
+    variable.
     """
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
@@ -66,14 +66,14 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
 
 
 def set_up_device() -> None:
-    """Have MLX compute on the Metal device or, where there is none, on the CPU."""
+    """Make MLX compute on the Metal device or, without one, on the CPU."""
     if not mx.metal.is_available():
         mx.set_default_device(mx.cpu)
-        mx.disable_compile()  # on a CPU it would run a C++ compiler in the middle of serving
+        mx.disable_compile()  # on a CPU it would run a C++ compiler while serving
 
 
 def native_instructions() -> tuple[str, int]:
-    """Instruction set and threads of the native extension; ("none", 1) where it does not load."""
+    """Return instruction set and threads of the native extension; ("none", 1) if it does not load."""
     try:
         from . import _ext
     except ImportError:
@@ -82,13 +82,13 @@ def native_instructions() -> tuple[str, int]:
 
 
 def row_tile(backend_name: str) -> int:
-    """Rows that the matrix products of a backend compute at once: a tile of AMX holds 16, and a part of it
-    takes as long. 1 where time grows by the row, as with AVX-512, or was not measured."""
+    """Return the rows that a backend's matrix products compute at once: 16 for AMX, where part of a tile
+    takes as long. 1 if time grows by the row, as with AVX-512, or was not measured."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
-    """A clock that runs while kernels of the backend run: seconds. None if it has none."""
+    """Return a clock in seconds that runs while kernels of the backend run; None if it has none."""
     if backend_name != "cpu":
         return None
     from . import _ext
@@ -97,7 +97,7 @@ def kernel_clock(backend_name: str) -> Callable[[], float] | None:
 
 
 def release_kept_memory(backend_name: str) -> None:
-    """Give back what the native kernels keep of the results of steps for later ones (at most 128 MiB)."""
+    """Free memory that native kernels keep from results of steps for later ones (at most 128 MiB)."""
     if backend_name != "cpu":
         return
     from . import _ext
@@ -106,8 +106,8 @@ def release_kept_memory(backend_name: str) -> None:
 
 
 def wait_for_pool_memory(backend_name: str) -> None:
-    """Return when the system has backed all of the pools with memory, for benchmarks: the native kernels have
-    that done in the background, while requests are served already."""
+    """Wait until the system has backed the pools with memory, for benchmarks; the native kernels request it
+    in the background."""
     if backend_name != "cpu":
         return
     from . import _ext
@@ -117,7 +117,7 @@ def wait_for_pool_memory(backend_name: str) -> None:
 
 
 def _choose_metal(*, asked_for: bool) -> BackendSelection:
-    """The Metal kernels; unless asked for by name, only if they pass a short self-test here."""
+    """Return the Metal kernels; unless requested by name, only if they pass a short self-test here."""
     from .metal.backend import MetalBackend
 
     if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
@@ -143,17 +143,17 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
 
 
 def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection | None, str]:
-    """The native backend, or the reason why it does not load."""
-    if (wrong := wrong_mlx()) is not None:  # before it is loaded, which could end the process
+    """Return the native backend, or the reason why it does not load."""
+    if (wrong := wrong_mlx()) is not None:  # checked before loading, which could end the process
         return None, f"the native CPU extension does not load ({wrong})"
     try:
         from . import _ext
-    except ImportError as error:  # not built, or built for another MLX: both say so
-        if str(error).startswith("OCTAVO_CPU_"):  # a variable of the user's: nothing to make do without
+    except ImportError as error:  # not built, or built for another MLX
+        if str(error).startswith("OCTAVO_CPU_"):  # the user set this variable, so do not fall back
             raise ValueError(str(error)) from error
         return None, f"the native CPU extension does not load ({error})"
     built = getattr(_ext, "ABI_VERSION", 0)
-    if built != ABI_VERSION:  # left over from a build of other sources
+    if built != ABI_VERSION:  # built from other sources
         return (
             None,
             f"the native CPU extension does not load (its interface is version {built}, this is Octavo for "

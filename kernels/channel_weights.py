@@ -22,12 +22,12 @@ import mlx.core as mx
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 
-MIDDLE = 128  # the code of zero
-LARGEST = 127  # codes are symmetric around it
+MIDDLE = 128  # code of zero
+LARGEST = 127  # largest distance of a code from it
 LARGEST_FACTOR = 16  # k of a group; with 15, the largest code, it stays within a byte
-LARGEST_WEIGHT = 115  # in steps s, before k and z are rounded, which adds at most 12
-LEAST_SCALE = 2.0**-24  # float16's
-_ROWS = 1024  # at once: a vocabulary in float32 would take more than the model
+LARGEST_WEIGHT = 115  # in steps of s, before rounding k and z adds at most 12
+LEAST_SCALE = 2.0**-24  # smallest scale of float16
+_ROWS = 1024  # rows at once, because a vocabulary in float32 would exceed the model's size
 
 
 def quantize_channels(weight: mx.array, group_size: int) -> Quantized:

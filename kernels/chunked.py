@@ -1,7 +1,7 @@
-"""Chunked attention: a sequence is cut into chunks of equal length, and a row sees those of its own chunk.
+"""Chunked attention: a sequence is cut into chunks of equal length, and a row sees only its own chunk.
 
-That is full attention over shorter sequences: of each step, the rows of one chunk become a sequence whose
-pages are the chunk's and whose positions count from its beginning. No kernel has to know of it.
+That is full attention over shorter sequences: the rows of one chunk become a sequence whose pages and
+positions are the chunk's. So kernels need not support it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .metadata import AttentionMetadata, GroupMetadata, Ints
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """Cut a step into sequences that are chunks: ``chunk`` positions, whole pages."""
+    """Return a step whose sequences are chunks: ``chunk`` positions, whole pages."""
     if (metadata.positions < chunk).all():
         return metadata
     number, row_sequences = metadata.positions // chunk, metadata.row_sequences
@@ -43,7 +43,7 @@ def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadat
 
 
 def _columns(table: Ints, columns: Ints) -> Ints:
-    """Some columns [N, W] of each row of a table [N, P]; 0 past its end."""
+    """Return some columns [N, W] of each row of a table [N, P]; 0 past its end."""
     inside = columns < table.shape[1]
     taken = np.take_along_axis(table, np.where(inside, columns, 0), axis=1)
     return np.where(inside, taken, 0).astype(np.int32)

@@ -1,4 +1,4 @@
-"""CPUs that this process may use: by its affinity, and by the quota of its control groups."""
+"""CPUs that this process may use, by its affinity and the quota of its control groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_threads() -> int:
-    """Return the number of threads that this process has CPUs for: where nobody says how many, all kernels
-    and helpers take this many at most."""
+    """Return the number of CPUs that this process may use, the default for kernels and helpers."""
     return min(allowed_cpus(), cpu_quota() or allowed_cpus())
 
 
@@ -27,7 +26,7 @@ def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
 
 
 def allowed_cpus() -> int:
-    """Return the number of CPUs that this process may run on, whatever its share of their time."""
+    """Return the number of CPUs in this process's affinity, whatever its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,7 +1,7 @@
-"""Layers of different kinds: which of them share page tables.
+"""Groups of layers that share page tables.
 
-A layer with a window needs the pages of the window only, so its page ids cannot be those of a
-layer that sees everything. No MLX: the control plane groups layers, too.
+A layer with a window needs only the pages of its window, so it cannot share page ids with a layer that sees
+everything. No MLX, because the control plane groups layers, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LayerGroup:
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """The layers; a window that no sequence of ``max_model_len`` positions outgrows is none."""
+    """Return the layers without windows that no sequence of ``max_model_len`` positions outgrows."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len
@@ -43,9 +43,8 @@ def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -
 
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Layers by what their queries can see: those that see everything first, then a group for each
-    window, smallest last. A window that no sequence of ``max_model_len`` positions outgrows is none.
-    """
+    """Return layers grouped by what their queries see: first those that see everything, then a group for each
+    window, smallest last. Windows that no sequence of ``max_model_len`` positions outgrows do not count."""
     members: dict[tuple[int | None, int, bool], list[int]] = {}
     for index, layer in enumerate(without_unreached_windows(layers, max_model_len)):
         kind = (layer.window, layer.keep, layer.chunked) if layer.window is not None else (None, 0, False)
@@ -60,8 +59,8 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """Return the same layers with the window and the kept positions that are read in 16 bits. Layers with a
-    window of their own keep what they keep."""
+    """Return the groups with the window and kept positions that are read in 16 bits. Layers with their own
+    window keep their own positions."""
     window = spec.window(page_size)
     return tuple(
         replace(group, window=window, keep=spec.kept(page_size))

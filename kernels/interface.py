@@ -1,7 +1,7 @@
 """Interface between the engine and an attention backend.
 
-The engine decides; a backend stores K/V in pages and attends over them. A new page
-format, kernel or device lives below this line and touches nothing above it.
+A backend stores K and V in pages and attends over them. A new page format, kernel or device is added below
+this interface, without changes above it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # the control plane reads the specs below without importing M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Shape of one attention layer's cache, and what its queries can see.
+    """Shape of one attention layer's cache, and the positions visible to its queries.
 
     window   a query at position p sees positions > p - window (None: all up to p)
-    keep     the first ``keep`` positions stay visible whatever the window (sinks)
+    keep     the first ``keep`` positions always stay visible (attention sinks)
     chunked  the window does not slide: a query sees the positions of its own chunk of ``window`` positions,
              up to p (chunked.py)
     """
@@ -64,11 +64,11 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendOptions:
-    """Options of attention: how it weighs what it sees.
+    """Options of attention.
 
-    scale     multiplies a query's dot products
-    sinks     [Hq]  one more logit per query head in the softmax's denominator
-    softcap   c replaces a logit x by ``c * tanh(x / c)`` before anything is added
+    scale     factor of a query's dot products
+    sinks     [Hq]  an extra logit per query head in the softmax's denominator
+    softcap   c: a logit x becomes ``c * tanh(x / c)`` before anything is added
     mask      [T, L] or [T, Hq, L], L = max kv_len, in place of causality and window: bool, which
               positions a row sees; float, what is added to its logits, -1e30 and below where it
               sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
@@ -86,9 +86,9 @@ class AttendOptions:
 
 
 class PageStorage(Protocol):
-    """The pages of one pool, allocated once: a page id means one page in each layer of ``spec``.
+    """The pages of one pool, allocated once. A page id means one page in each layer of ``spec``.
 
-    Everything here happens between steps.
+    Methods are called only between steps.
     """
 
     @property
@@ -104,13 +104,13 @@ class PageStorage(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
-        """Bytes [len(pages), spec.page_bytes] of whole pages, laid out as in ``page_bytes``: a
-        copy, equal on every backend."""
+        """Return the bytes [len(pages), spec.page_bytes] of whole pages in the layout of ``page_bytes``, as a
+        copy that is equal on every backend."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Put bytes as from ``read_pages`` into these pages; ValueError, and no change, unless they
-        are the bytes of that many different pages."""
+        """Write bytes in the form of ``read_pages`` into these pages. Raises ValueError, with no change,
+        unless there are exactly the bytes of as many different pages."""
         ...
 
 
@@ -124,16 +124,16 @@ class PagedKVCache(Protocol):
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
-        """The pools that page ids of a step's ``groups`` mean, in their order."""
+        """The pools, in the order of a step's ``groups`` of page ids."""
         ...
 
     @property
     def replayable(self) -> tuple[ReplayablePool, ...]:
-        """All pools, in any order, where steps can be captured as programs; empty where they cannot."""
+        """All pools, in any order, if steps can be captured as programs; otherwise empty."""
         ...
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        """Check the indices (ValueError) and prepare what every layer of the step shares."""
+        """Check the indices (ValueError) and prepare data that all layers of the step share."""
         ...
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
@@ -150,85 +150,85 @@ class PagedKVCache(Protocol):
         ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len: for each row what its own
-        sequence holds, dequantized, zero past the sequence's end; the slow path for models that need
-        real arrays."""
+        """Return dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len, for models that need
+        arrays. Each row has its own sequence's values, dequantized, and zeros after the sequence's end.
+        This is slow."""
         ...
 
     def pending(self) -> list[mx.array]:
-        """Arrays the step must evaluate so that its writes have happened."""
+        """Return the arrays that the step must evaluate to complete its writes."""
         ...
 
     def flags(self) -> list[mx.array]:
-        """Arrays [T] of the step, not evaluated, from which ``nonfinite_tokens`` is read: not 0 for such a
-        row. They outlive the step, so that the next one can begin before they are looked at."""
+        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row. They outlive the step,
+        so that the next one can begin before they are read."""
         ...
 
     def nonfinite_tokens(self) -> list[int]:
-        """Rows t of the evaluated step whose K or V held NaN or infinity in some layer.
-        Such rows are stored as zeros; the engine fails their requests."""
+        """Return the rows t of the evaluated step whose K or V had NaN or infinity in some layer. Such rows
+        are stored as zeros; the engine fails their requests."""
         ...
 
 
 class KVPool(PageStorage, PagedKVCache, Protocol):
-    """The pages of one group of layers, and attention over them: a cache of one storage, itself."""
+    """The pages of one group of layers, with attention over them: a cache with a single storage."""
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence: as ``gather``, once for all of a
-        sequence's rows."""
+        """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence, like ``gather`` but once per
+        sequence."""
         ...
 
 
 class AttentionBackend(Protocol):
-    """Kernels of one device. ``name`` is for people: "reference", "cpu" or "metal"."""
+    """Kernels of one device. ``name`` is shown to users: "reference", "cpu" or "metal"."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def has_model_ops(self) -> bool:
-        """Whether the native extension it runs on (``kernels._ext``) also computes what a model does beside
-        attention: linear layers, norms, rotary embeddings, activations, sampling."""
+        """Whether its native extension (``kernels._ext``) also computes linear layers, norms, rotary
+        embeddings, activations and sampling."""
         ...
 
     @property
     def takes_masks(self) -> bool:
-        """Whether its pools attend with ``AttendOptions.mask``."""
+        """Whether its pools support ``AttendOptions.mask``."""
         ...
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether pages are written without new arrays: a step in flight does not make MLX copy its pool."""
+        """Whether pages are written without new arrays, so that MLX does not copy a pool that a submitted
+        step uses."""
         ...
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Kernels of recurrent layers; None: MLX's operations compute them."""
+        """Kernels of recurrent layers; None if MLX's operations compute them."""
         ...
 
     @property
     def rare_recurrent_kernels(self) -> RareRecurrentKernels | None:
-        """Kernels of recurrences that few models have; None where ``recurrent_kernels`` are all there is."""
+        """Kernels of recurrences that few models have; None if there are only ``recurrent_kernels``."""
         ...
 
     @property
     def compiles_at_launch(self) -> bool:
-        """Whether a kernel is compiled when it is first launched, so that the first request would wait."""
+        """Whether a kernel is compiled at its first launch, so that the first request would wait."""
         ...
 
     def create_pool(self, spec: PoolSpec) -> KVPool:
-        """Allocate a pool; ValueError names what the backend cannot hold."""
+        """Allocate a pool. Raises ValueError for a pool that the backend cannot hold."""
         ...
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        """Allocate a pool of quantized pages and the 16-bit pages of its residual window
-        (residual.py); ValueError likewise."""
+        """Allocate a pool of quantized pages with the 16-bit pages of its residual window (residual.py).
+        Raises ValueError for a pool that the backend cannot hold."""
         ...
 
 
 def refuse_option(backend: str, **given: object) -> None:
-    """ValueError if one of these of a call's ``AttendOptions`` is not None: the backend has no kernel
-    for it, and says so rather than leave it out."""
+    """Raise ValueError if one of these options is not None, because the backend has no kernel for it."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The K/V cache of a whole model: a pool, or one with its residual pages, for each group of layers."""
+"""The K/V cache of a model: for each group of layers a pool, optionally with residual pages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def create_kv_cache(
     residual: Sequence[LayerGroup] = (),
     residual_format: str = "bf16",
 ) -> PagedKVCache:
-    """A cache for all layers of ``spec``, with so many pages for each group and then for each of its
-    residual windows, if they are given. ValueError names what the backend cannot hold."""
+    """Return a cache for all layers of ``spec``, with the given pages for each group and then for each
+    residual window. Raises ValueError for what the backend cannot hold."""
     for group in groups:
         if (chunk := group.chunk) is not None and chunk % spec.page_size:
             raise ValueError(

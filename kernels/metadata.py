@@ -1,8 +1,7 @@
-"""Metadata of one step of attention, as flat arrays: everything a kernel may know about the schedule.
+"""Metadata of one attention step as flat arrays, the only schedule that kernels see.
 
-Built once per step on the host, used by every layer ("plan once, run per layer").
-This module imports NumPy only, so that the control plane can build and test batches
-on a machine without MLX.
+It is built once per step on the host and used by every layer. This module imports only NumPy, so that the
+control plane can build and test batches on a machine without MLX.
 """
 
 from __future__ import annotations
@@ -47,17 +46,16 @@ class StateMetadata:
 
 @dataclass(slots=True, kw_only=True)
 class StepRows:
-    """T tokens of B sequences, wherever their pages are: all that a model sees of a step. The rows of a
-    sequence are adjacent and in order.
+    """T tokens of B sequences, without their pages. The rows of a sequence are adjacent and in order.
 
-    Nobody changes one that was made. It is not frozen because one is made for every step, and freezing
-    triples the time that takes.
+    Treat it as immutable. It is not a frozen dataclass, because one is built per step and freezing triples
+    the time.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
-    kv_len          [B]      positions of sequence b with K/V once this step is written, so
-                             the last row of b sits at position ``kv_len[b] - 1``
-    states                   of recurrent layers; None for models without any
+    kv_len          [B]      positions of sequence b with K/V after this step, so its last row is at position
+                             ``kv_len[b] - 1``
+    states                   slots of recurrent layers; None for models without any
     """
 
     positions: Ints
@@ -75,7 +73,7 @@ class StepRows:
 
     @property
     def row_sequences(self) -> Ints:
-        """The sequence of each row, [T]."""
+        """Sequence of each row, [T]."""
         counts = np.diff(self.q_start)
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
@@ -124,11 +122,11 @@ class AttentionMetadata(StepRows):
         )
 
     def select(self, groups: Iterable[int]) -> AttentionMetadata:
-        """Return the same step with these of its groups alone, in this order."""
+        """Return the step with only these of its groups, in this order."""
         return replace(self, groups=tuple(self.groups[index] for index in groups))
 
     def only_group(self) -> GroupMetadata:
-        """The group of a step that has one; ValueError if it has several."""
+        """Return the group of a step that has one. Raises ValueError if it has several."""
         if len(self.groups) != 1:
             raise ValueError(f"a pool of one group takes the metadata of one group, got {len(self.groups)}")
         return self.groups[0]

@@ -1,4 +1,7 @@
-"""Who computes what in the next step. Standard library and block_manager only."""
+"""Planning of steps: which sequence computes which tokens.
+
+Uses only the standard library and block_manager.
+"""
 
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong

@@ -13,18 +13,18 @@ from .step_draft import StepDraft
 from .types import Sequence
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
-SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # what looking up a waiting prompt counts as
+SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # sequences examined, as which a look-up of a waiting prompt counts
 
 SLOT_REST = 32  # plans during which a tenant that lost a slot to another leaves one slot free
 
 
 class Arrivals:
-    """Lets waiting sequences in, in their order.
+    """Admits waiting sequences in their order, while tokens of the step and all resources are left.
 
-    As long as tokens of the step and all resources are left. A sequence that lacks a resource of its own is
-    passed by others, ``MAX_PASSED`` of them at most, and tried again when something was released.
+    A sequence that lacks a resource of its own may be overtaken by ``MAX_PASSED`` others, and is tried again
+    when something was released.
 
-    resources   what a sequence has to hold; ``pages`` is one of them
+    resources   resources that a sequence must hold; ``pages`` is one of them
     lacking     waiting sequences that lacked a resource since something was released
     """
 
@@ -37,12 +37,15 @@ class Arrivals:
         self._queues = queues
         self._resources = resources
         self._pages = pages
-        self._passed: tuple[Sequence | None, int] = (None, 0)  # the first that lacks, and how many passed it
+        self._passed: tuple[Sequence | None, int] = (
+            None,
+            0,
+        )  # first sequence that lacks a resource, and how many overtook it
         self._num_plans = 0
-        self._displaced: dict[str, int] = {}  # tenants that lost a slot to another, and in which plan
+        self._displaced: dict[str, int] = {}  # tenants that lost a slot to another, with the plan's number
 
     def may_admit(self) -> bool:
-        """Whether anybody may be let in; False where looking would cost time and find no room."""
+        """Whether a sequence may be admitted; False if the search would only cost time."""
         if not self._queues.may_grow or not self._resources.may_admit():
             return False
         refused = self._pages.refused
@@ -53,10 +56,11 @@ class Arrivals:
         return first is not None and first is not refused
 
     def plan(self, draft: StepDraft) -> None:
-        """Admit waiting sequences in their order, but one long prompt at a time.
+        """Admit waiting sequences in their order, but only one long prompt at a time.
 
-        Others pass those that wait for it. One whose next page is computed in this very step waits for the
-        next, where it shares that page, and is passed, too."""
+        A sequence whose next page is computed in this step waits for the next step, in which it shares that
+        page. Others may overtake it, and also those that wait for a long prompt.
+        """
         self._num_plans += 1
         if not self.may_admit():
             return
@@ -65,8 +69,8 @@ class Arrivals:
         claimant, is_short = self._claimant(), False
         long = [sequence for sequence in draft.chunks if budget.is_long(sequence)]
         passed = 0
-        lacks: Sequence | None = None  # the first that lacks a resource of its own
-        blocked: Sequence | None = None  # the first that was passed for another reason
+        lacks: Sequence | None = None  # first sequence that lacks a resource of its own
+        blocked: Sequence | None = None  # first sequence that is overtaken for another reason
         for sequence in waiting.offers():
             if not budget.left or len(self._queues.running) == self._limits.max_running:
                 break
@@ -109,7 +113,7 @@ class Arrivals:
             self._queues.shares.limit(self._limits.max_running)
 
     def _admit(self, sequence: Sequence, draft: StepDraft) -> None:
-        """Let in a sequence that holds every resource, with a first chunk."""
+        """Admit a sequence that holds every resource, with a first chunk."""
         wanted = sequence.backlog
         tokens = max(1, draft.budget.grant(sequence, wanted, self._queues.waiting.short_rivals(sequence)))
         self._queues.admit(sequence)
@@ -120,10 +124,11 @@ class Arrivals:
         self._pages.planned(item)
 
     def victims(self) -> list[Sequence]:
-        """Return running sequences whose slots go to waiting ones of tenants below their share.
+        """Return running sequences whose slots go to waiting sequences of tenants below their share.
 
-        They are of tenants above their share, of no higher priority than the first one that waits, and never
-        the oldest."""
+        They belong to tenants above their share, have no higher priority than the first waiting sequence, and
+        never include the oldest.
+        """
         queues, shares = self._queues, self._queues.shares
         if not shares.is_uneven or (claimant := self._claimant()) is None:
             return []
@@ -153,11 +158,11 @@ class Arrivals:
         return found
 
     def displaced(self, victim: Sequence) -> None:
-        """Note that a sequence lost its slot: its tenant leaves one slot free for a while."""
+        """Note that a sequence lost its slot, so that its tenant leaves one slot free for a while."""
         self._displaced[victim.tenant] = self._num_plans
 
     def _claimant(self) -> Sequence | None:
-        """Return the first waiting sequence of a tenant below its share, if others have to wait for it."""
+        """Return the first waiting sequence of a tenant below its share, if others must wait for it."""
         shares = self._queues.shares
         if not shares.are_claimed or (not self._pages.is_short and self._num_free > shares.num_claimed):
             return None
@@ -165,10 +170,12 @@ class Arrivals:
         return next((each for each in below if each not in self.lacking), None)
 
     def _leaves_slot(self, sequence: Sequence, claimant: Sequence | None) -> bool:
-        """Whether a waiting sequence leaves the next slot to another tenant.
+        """Whether a waiting sequence must leave the next slot to another tenant.
 
-        That tenant is below its share; or it was lately, has no request now, and would take the slot back
-        with its next one. So one slot stays free during ``SLOT_REST`` plans that have one."""
+        Either that tenant is below its share, or it was recently and has no request now. In the second case
+        its next request would take the slot back, so one slot stays free during ``SLOT_REST`` plans that have
+        one.
+        """
         shares, tenant = self._queues.shares, sequence.tenant
         if claimant is not None and claimant.tenant != tenant and claimant.priority <= sequence.priority:
             return not shares.is_below(tenant) and self._queues.waiting.precedes(claimant, sequence)

@@ -1,4 +1,4 @@
-"""The tokens of one step, shared between long prompts and short ones."""
+"""The token budget of a step, shared between long and short prompts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .waiting import cached_tokens
 
 
 class TokenBudget:
-    """What is left of a step's tokens, and how much of it long prompts may take.
+    """The tokens left in a step, and how many of them long prompts may take.
 
-    A prompt is long while more of it has to be computed than ``Limits.max_step_tokens``. While
-    shorter ones wait, long ones together take half of the tokens, or what the shorter ones leave. Under
-    a latency target, ``time`` is what the step may take.
+    A prompt is long while more of it has to be computed than ``Limits.max_step_tokens``. While shorter
+    prompts wait, long ones together take half of the tokens, or what the shorter ones leave. With a latency
+    target, ``time`` is the time that the step may take.
 
-    left   tokens that nobody has been given yet
+    left   tokens not granted yet
     """
 
     def __init__(
@@ -29,21 +29,22 @@ class TokenBudget:
         self._time = time
         self._threshold = limits.max_step_tokens
         self._blocks = blocks
-        self._left_for_long: int | None = None  # unknown before there is a long prompt
+        self._left_for_long: int | None = None  # None before the first long prompt
         self._may_hash = True
 
     @property
     def long_ones_have_theirs(self) -> bool:
-        """Whether another long prompt would get nothing."""
+        """Whether another long prompt would get no tokens."""
         return self._left_for_long is not None and self._left_for_long <= 0
 
     def is_long(self, sequence: Sequence) -> bool:
         return self.num_missing(sequence) > self._threshold
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that are to be computed; of a short prompt that waits, all of them at most.
+        """Return how many tokens a sequence must compute; for a waiting short prompt an upper bound.
 
-        One prompt a step is hashed for it: what is cached of a later one shows in a later step."""
+        Only one prompt per step is hashed for this. Cached tokens of later ones are found in later steps.
+        """
         if sequence.table is not None:
             return sequence.backlog
         num_tokens = len(sequence.tokens)
@@ -62,10 +63,10 @@ class TokenBudget:
         rivals: Iterable[Sequence],
         first: Iterable[Sequence] = (),
     ) -> int:
-        """Tokens that a sequence may compute now, of the ``wanted`` ones.
+        """Return how many of the ``wanted`` tokens a sequence may compute now.
 
-        rivals   those that have not got their tokens yet; looked at if this is the first long prompt
-        first    those that take what they need before this one
+        rivals   sequences without tokens yet; examined if this is the first long prompt
+        first    sequences that take what they need before this one
         """
         granted = min(wanted, self.left - self._demand(first))
         if wanted > self._threshold:
@@ -75,12 +76,12 @@ class TokenBudget:
         if self._time is not None:
             in_time = self._time.most(len(sequence.tokens) - wanted, granted)
             if in_time < granted:
-                self.left = in_time  # there is no time for anything else
+                self.left = in_time  # no time is left for other work
             granted = in_time
         return granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
-        """``num_tokens`` of a sequence's ``wanted`` ones are in the step."""
+        """Take ``num_tokens``, of the ``wanted`` ones of a sequence, out of the budget."""
         self.left = max(0, self.left - num_tokens)
         if self._time is not None:
             self._time.spend(len(sequence.tokens) - wanted, num_tokens)
@@ -88,7 +89,7 @@ class TokenBudget:
             self._left_for_long -= num_tokens
 
     def _demand(self, sequences: Iterable[Sequence]) -> int:
-        """What these could use, all that is left at most."""
+        """Return the tokens that these sequences could use, up to all that are left."""
         demand = 0
         for sequence in sequences:
             demand += self.num_missing(sequence)
@@ -97,20 +98,20 @@ class TokenBudget:
         return demand
 
     def grant_drafts(self, sequence: Sequence, wanted: int) -> int:
-        """Drafts of a decoding sequence that the step has room for, of the ``wanted`` ones."""
+        """Return how many of the ``wanted`` drafts of a decoding sequence fit the step."""
         granted = max(0, min(wanted, self.left))
         if self._time is not None:
             granted = self._time.most_drafts(len(sequence.tokens), granted)
         return granted
 
     def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """So many drafts of a sequence are in the step."""
+        """Take ``num_drafts`` of a sequence out of the budget."""
         self.left -= num_drafts
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)
 
     def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
-        """What short prompts that are no less urgent could use, half of what is left at most."""
+        """Return what short prompts of at least this priority could use, up to half of the tokens left."""
         demand, most = 0, self.left // 2
         for sequence in rivals:
             missing = self.num_missing(sequence)

@@ -1,4 +1,4 @@
-"""Where published pages are kept besides the pool, and how they come back."""
+"""Storage of published pages outside the pool, and their return."""
 
 from __future__ import annotations
 
@@ -12,61 +12,63 @@ from .types import SchedulerOutput, Sequence
 class KVConnector(Protocol):
     """A store of pages outside the pool: a disk, other memory, another host.
 
-    Every method is called on the scheduler's thread, between two forwards, and returns at once:
-    whatever takes time happens on threads of the connector's own. A store that fails or hangs
-    gives sequences back from ``poll`` without their pages; then they are computed.
+    Every method is called on the scheduler's thread, between two steps, and returns at once. Work that takes
+    time runs on the connector's own threads. If the store fails or hangs, ``poll`` returns sequences without
+    their pages, which are then computed.
     """
 
     @property
     def has_news(self) -> bool:
-        """Whether ``poll`` would do something."""
+        """Whether ``poll`` would return or change anything."""
         ...
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Call ``wake``, from any thread, whenever ``has_news`` becomes true."""
+        """Call ``wake`` from any thread when ``has_news`` becomes true."""
         ...
 
     @property
     def saves_steps(self) -> bool:
-        """Whether ``save`` reads pages: then no step may be submitted before the one before it is saved."""
+        """Whether ``save`` reads pages, so that a step must be saved before the next one is submitted."""
         ...
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
-        """A running sequence is about to give its pages back.
+        """Copy the published pages of a running sequence that is about to be preempted.
 
-        Copy out what it has published and is not kept yet, if bringing it in again is expected to be quicker
-        than computing it, at ``token_s`` seconds for each token (None: nobody knows)."""
+        Pages are copied if they are not stored yet and if loading them is expected to be faster than
+        computing them at ``token_s`` seconds per token (None: unknown).
+        """
         ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
-        """Begin to bring in pages of this sequence that the pool lacks; it waits until ``poll`` returns it.
+        """Start loading pages of this sequence that the pool lacks; it waits until ``poll`` returns it.
 
-        False if there is nothing to wait for, or computing is expected to be quicker, at ``token_s`` seconds
-        for each token (None: it does not matter)."""
+        Return False if there is nothing to load, or if computing is expected to be faster at ``token_s``
+        seconds per token (None: always load).
+        """
         ...
 
     def poll(self) -> abc.Sequence[Sequence]:
-        """Put what has come into the pool, a bounded amount, where it is cached and held by nobody.
+        """Put loaded pages into the pool, a bounded number, as cached pages without a holder.
 
-        Returns the sequences that need wait no longer, in the order they came.
+        Return the sequences that need not wait any longer, in the order of their arrival.
         """
         ...
 
     def cancel_load(self, sequence: Sequence) -> None:
-        """Forget a sequence that waits; ``poll`` will not return it."""
+        """Drop a sequence that waits, so that ``poll`` will not return it."""
         ...
 
     def save(self, step: SchedulerOutput) -> None:
-        """Keep the pages that a committed step has published."""
+        """Store the pages that a committed step has published."""
         ...
 
     def close(self) -> None:
-        """Keep what is still queued, within a bounded time, and end. Nothing is called afterwards."""
+        """Store the queued pages, within a bounded time, and end. No method is called afterwards."""
         ...
 
 
 class NoConnector:
-    """Pages are in the pool or nowhere."""
+    """Connector of an engine that keeps pages only in the pool."""
 
     has_news = False
     saves_steps = False

@@ -1,4 +1,4 @@
-"""How many times as long a step takes that computes drafts, learned from steps with some and with none."""
+"""Durations of steps with drafts, relative to steps without, learned from both."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ counted."""
 UNKNOWN_COST = 0.2
 """Of a draft beside one sequence, as a share of its step, before any step was timed."""
 
-_LEARNING = 0.05  # weight of the latest step, once some twenty were seen
-_MOST_STEPS = 4  # that one of them stands for
-_PRIOR = 2.0  # steps that the line through all numbers of drafts counts for, at one of them
-_OUTLIER = 0.7  # of a logarithm: a step twice as long as expected says no more than that
+_LEARNING = 0.05  # weight of the latest step, after about twenty steps
+_MOST_STEPS = 4  # steps that one timed step may stand for
+_PRIOR = 2.0  # steps: weight of the line through all numbers of drafts, at one of them
+_OUTLIER = 0.7  # of a logarithm; limits steps that took over twice as long as expected
 
 
 class _Mean:
-    """A mean that forgets, and that no single value moves far."""
+    """Exponential mean that no single value changes much."""
 
     __slots__ = ("count", "value")
 
@@ -37,30 +37,31 @@ class _Mean:
 
 
 class _OfSequences:
-    """For one number of sequences."""
+    """What was learned about one number of sequences."""
 
     def __init__(self, share: float) -> None:
         self.plain = _Mean()  # logarithm of a step's seconds
-        self.share = _Mean(share)  # of the plain step, for each draft
+        self.share = _Mean(share)  # share of the plain step's time, per draft
         self.cells: dict[int, _Mean] = {}  # logarithm of the ratio, by the number of drafts
 
 
 class DraftTimes:
-    """Ratios of times, for each number of sequences and of drafts.
+    """Ratios of step times, by number of sequences and of drafts.
 
-    Times double and triple for a while on a busy machine, so logarithms are averaged and outliers cut. A line
-    would not do: kernels compute eight rows in the time of seven, and the second row takes longer than the
-    third. A number of drafts that was seldom computed is believed to lie near the line through the others.
+    Times double and triple for a while on a busy machine, so logarithms are averaged and outliers are
+    limited. A straight line would not do: kernels compute eight rows in the time of seven, and the second row
+    takes longer than the third. A number of drafts that was rarely computed is assumed to lie near the line
+    through the others.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _OfSequences] = {}
-        self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # as long as nothing is learned
+        self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # cached until something is learned
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float, *, num_steps: int = 1) -> None:
-        """A step took so long that gave each sequence a token and computed nothing else but drafts.
+        """Record the time of a step that computed one token per sequence and drafts, and nothing else.
 
-        num_steps   it is the only one of so many that was timed: a machine may have become slower meanwhile
+        num_steps   number of steps for which this one was timed; the machine may have become slower meanwhile
         """
         if not (math.isfinite(seconds) and seconds > 0 and num_sequences):
             return
@@ -70,7 +71,7 @@ class DraftTimes:
             self._ratios.clear()
         if not num_drafts:
             known.plain.add(math.log(seconds), num_steps=num_steps)
-        elif num_drafts not in known.cells:  # the first step of its number of rows: it is recorded meanwhile
+        elif num_drafts not in known.cells:  # the first step with this number of rows captures a program
             known.cells[num_drafts] = _Mean()
         elif known.plain.count:
             self._ratios.clear()
@@ -80,16 +81,20 @@ class DraftTimes:
             known.cells[num_drafts].add(ratio)
 
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
-        """Numbers of drafts, and how many times as long as without drafts a step takes with them.
+        """Return pairs of a number of drafts and a step's relative time with them.
 
-        The numbers are those of ``NUM_ROWS``; a time is never less for more of them. The same object, as long
-        as nothing was learned."""
+        The numbers are those of ``NUM_ROWS``, and times never fall with more drafts. The same object is
+        returned until something is learned.
+        """
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made
 
     def plain_s(self, num_sequences: int) -> float:
-        """Seconds of a step without drafts, or of one of about as many sequences; 0 while none was timed."""
+        """Return the seconds of a step without drafts, for a similar number of sequences if need be.
+
+        The result is 0 until one was timed.
+        """
         known = self._known.get(num_sequences)
         if known is None and self._known:
             known = self._known[self._nearest(num_sequences)]
@@ -111,7 +116,7 @@ class DraftTimes:
         return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
-        """Of one draft of many, as a share of a step without any."""
+        """Return the time of one of many drafts, as a share of a step without drafts."""
         if (known := self._known.get(num_sequences)) is not None:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:

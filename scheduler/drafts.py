@@ -1,8 +1,8 @@
-"""Rows for drafts: guesses at the next tokens of decoding sequences, checked by the step that computes them.
+"""Rows for drafts: draft tokens of decoding sequences, verified by the step that computes them.
 
-A draft is one more row of its sequence, behind its last token. Its K/V goes to the place where that of the
-right token will lie, so whatever turns out to be wrong is written over by the next step; only what is
-right is committed, and thus published.
+A draft is one more row of its sequence, after its last token. Its K and V are written to the place of the
+correct token, so the next step overwrites those of wrong drafts. Only accepted drafts are committed and
+published.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
 
     Return whether any may have been added.
 
-    Nobody is preempted for a draft. Where the budget is short, or slots for recurrent states are, everyone
-    gets about as much. Their number in all is one of ``NUM_ROWS``, unless pages are short.
+    No sequence is preempted for a draft. If tokens or recurrent slots are short, sequences get about equal
+    numbers. The total is one of ``NUM_ROWS``, unless pages are short.
     """
     places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
@@ -44,9 +44,10 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
 
 
 def _trimmed(counts: list[int]) -> list[int]:
-    """So many drafts of each sequence that their sum is one of ``NUM_ROWS``.
+    """Return numbers of drafts per sequence whose sum is one of ``NUM_ROWS``.
 
-    The longest runs lose their ends, which are the least likely to hold."""
+    The longest drafts are shortened, because their ends are the least likely to be accepted.
+    """
     total = sum(counts)
     excess = total - max((number for number in NUM_ROWS if number <= total), default=total)
     trimmed = list(counts)
@@ -57,7 +58,7 @@ def _trimmed(counts: list[int]) -> list[int]:
 
 
 def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
-    """Give back what was reserved for drafts that were wrong: all behind the written positions."""
+    """Release the pages reserved for rejected drafts, after the written positions."""
     blocks.rollback(table, table.num_written)
     assert not blocks.has_copies, "a sequence that decodes owns the page it writes"
 
@@ -71,7 +72,7 @@ def _tokens_left(sequence: Sequence) -> int:
 
 
 def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
-    """Drafts that there are pages for."""
+    """Reserve pages for drafts; return the number of drafts that have pages."""
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
     if wanted > 0 and blocks.reserve(table, item.stop + wanted):
@@ -80,7 +81,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
-    """The sequences that get a token from a step, and the drafts in it; None if it computes anything else."""
+    """Return the numbers of sequences that get a token and of drafts; None for a step with prompts."""
     if step.plain:
         return len(step.work), 0
     num_drafts = 0

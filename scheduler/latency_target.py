@@ -1,6 +1,4 @@
-"""Cutting chunks of prompts so that those who decode get their next token in time.
-
-No more sequences are let in than a step has time for."""
+"""Latency targets: limits for prefill chunks and admissions, so that decoding stays on time."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ LEAST_HEADROOM = 0.7
 """Bounds of what a predicted step may take of the target: a few calm steps promise nothing, and steps that
 nobody can predict still are to get on."""
 
-_FORGETTING = 0.98  # of errors: some fifty steps with prompts count
+_FORGETTING = 0.98  # weight per step; the errors of about fifty steps with prompts count
 
 AUTO_FACTOR = 3.0
 """Times what the decodes alone take, that a step may take without a target of its own: others' prompts show
@@ -53,46 +51,47 @@ UNTAUGHT_CHUNK = 64
 
 
 class LatencyTarget:
-    """What a step may take, in seconds, while somebody decodes; and what steps have taken so far."""
+    """The time that a step may take while sequences decode, and the errors of predictions so far."""
 
     def __init__(self, target_s: float | Literal["auto"] | None, cost: StepCost | None = None) -> None:
-        """Begin with what is known of steps already: ``cost``.
+        """Begin with the learned ``cost`` of steps.
 
-        ``target_s``: between two tokens of a sequence; "auto" follows what decoding takes by itself, and None
-        leaves it to the sequences."""
+        ``target_s`` is the time between two tokens of a sequence; "auto" derives it from the time of decoding
+        alone, and None leaves it to the sequences' own targets.
+        """
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
         self._num_chunks = 0  # observed steps that had prompt tokens
-        self._error = FIRST_ERROR  # mean, of their predictions
+        self._error = FIRST_ERROR  # mean relative error of predictions
 
     @property
     def headroom(self) -> float:
-        """Of the target, what a predicted step may take, so that nine of ten with prompts are within it.
-
-        A mean is exceeded by half of the steps."""
+        """Share of the target that a predicted step may take, so that 9 of 10 steps keep the target."""
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
-        """What prompts may take beside these decodes; None if nobody decodes, or nobody minds.
+        """Return the time that prompts may take in a step with these decodes; None if there is no target.
 
-        ``tightest``: of their own targets, in seconds."""
+        ``tightest``: the tightest of their own targets, in seconds.
+        """
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
             return None
         return StepTime(self._cost, decodes, min(targets) * self.headroom, taught=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float | None:
-        """Seconds between two tokens of any sequence that decodes in this step."""
+        """Return the target time between two tokens of any sequence that decodes in this step, in seconds."""
         if self.target_s != "auto":
             return self.target_s
         alone = self._cost.predict(decodes)
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Whether so many sequences may run side by side.
+        """Whether this many sequences may run together.
 
-        That is whether their step without prompts leaves some of the time. A target that none of them would
-        meet alone counts as "auto". ``tightest``: of their own targets, in seconds."""
+        Their step without prompts must leave some time for prompts. A target that decoding alone would miss
+        counts as "auto". ``tightest``: the tightest of their own targets, in seconds.
+        """
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
         most = max(AUTO_MOST_S, AUTO_FACTOR * one)
         limits = [
@@ -103,22 +102,22 @@ class LatencyTarget:
         return self._cost.predict(decodes) <= min(limits, default=math.inf)
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a planned step will take."""
+        """Return the predicted seconds of a planned step."""
         return self._cost.predict(shape)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step."""
+        """Learn the prediction error from a computed step."""
         if shape.num_chunk_tokens:
             predicted = self._cost.predict(shape) if self._num_chunks else 0.0
             if predicted > 0 and seconds > 0:
-                error = min(1.0, abs(seconds / predicted - 1))  # one that stalls is no measure of the others
+                error = min(1.0, abs(seconds / predicted - 1))  # limits the influence of a stalled step
                 self._error += (1 - _FORGETTING) * (error - self._error)
             self._num_chunks += 1
         self._cost.observe(shape, seconds)
 
 
 class StepTime:
-    """The time of one step, as it fills with chunks."""
+    """The remaining time of a step while chunks are added to it."""
 
     def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, taught: bool) -> None:
         self._cost = cost
@@ -127,7 +126,7 @@ class StepTime:
         self._taught = taught
 
     def most(self, start: int, wanted: int) -> int:
-        """The most tokens, up to ``wanted``, that the step has time for, of a prompt at ``start``."""
+        """Return how many tokens, up to ``wanted``, the step has time for, of a prompt at ``start``."""
         least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
         if not self._taught:
             return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))
@@ -141,7 +140,7 @@ class StepTime:
         return low
 
     def most_drafts(self, stop: int, wanted: int) -> int:
-        """The most drafts, up to ``wanted``, that there is time for beside a sequence of ``stop`` tokens."""
+        """Return for how many drafts, up to ``wanted``, of a sequence of ``stop`` tokens there is time."""
         most = 0
         while most < wanted:
             if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:
@@ -150,9 +149,9 @@ class StepTime:
         return most
 
     def spend_drafts(self, stop: int, num_drafts: int) -> None:
-        """So many drafts of a sequence of ``stop`` tokens are in the step."""
+        """Take the time of ``num_drafts`` drafts of a sequence of ``stop`` tokens out of the step."""
         self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        """So many tokens of a prompt that stands at ``start`` are in the step."""
+        """Take the time of ``num_tokens`` of a prompt at ``start`` out of the step."""
         self._shape = with_chunk(self._shape, start, num_tokens)

@@ -11,26 +11,28 @@ from .types import Lookup, ScheduledChunk, Sequence
 
 
 class Pages(Resource):
-    """Page tables of running sequences: ``Sequence.table``.
+    """Resource of a sequence's page table (``Sequence.table``).
 
-    An admitted sequence has pages for all tokens that it knows, so a prompt does not run out of pages before
-    its first token. A sequence that found no pages is remembered, and not looked up again before a pool has
+    An admitted sequence has pages for all tokens that it knows, so a prompt cannot run out of pages before
+    its first token. A sequence that found no pages is remembered, and is looked up again only when a pool has
     more idle pages.
 
-    is_short   there were no pages for one more than ran then, so only so many slots can be shared
+    is_short   no pages were left for one more sequence, so only as many slots as run can be shared
     """
 
     def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:
         self.is_short = False
         self._blocks = blocks
         self._queues = queues
-        self._refused: tuple[Sequence, tuple[int, ...]] | None = None  # with the idle pages at that time
-        self._filling: set[Digest] = set()  # prompt pages that the step being planned fills, or begins to
-        self._miss: Miss | None = None  # of the sequence that was admitted last
+        self._refused: tuple[Sequence, tuple[int, ...]] | None = (
+            None  # the refused sequence, and the idle pages at that time
+        )
+        self._filling: set[Digest] = set()  # prompt pages that the planned step fills or starts to fill
+        self._miss: Miss | None = None  # first miss of the sequence that was admitted last
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that found no pages, as long as there are no more idle ones."""
+        """The sequence that found no pages, until there are more idle ones."""
         if self._refused is None:
             return None
         sequence, before = self._refused
@@ -38,11 +40,11 @@ class Pages(Resource):
         return None if more else sequence
 
     def look_again(self) -> None:
-        """Forget the refused sequence: another one ended, which may have shared all of its pages."""
+        """Forget the refused sequence, because an ended one may have shared all of its pages."""
         self._refused = None
 
     def begin_step(self, work: list[ScheduledChunk]) -> None:
-        """Note the prompt pages that a step fills before anything is admitted to it."""
+        """Note the prompt pages that running sequences fill in this step, before others are admitted."""
         self._filling.clear()
         for item in work:
             self.planned(item)
@@ -65,8 +67,8 @@ class Pages(Resource):
         table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
-            return Admission.SHARES  # from the next step on it finds what this one computes
-        if sequence.history.num_cached is None:  # explained before pages are evicted for it
+            return Admission.SHARES  # the next step finds the page that this step computes
+        if sequence.history.num_cached is None:  # find the reason before pages are evicted for it
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table
         first = table.num_written + 1
@@ -94,7 +96,7 @@ class Pages(Resource):
         self._blocks.close(table)
 
     def lookup(self, sequence: Sequence) -> Lookup | None:
-        """Return what the prefix cache had for the sequence that was just admitted; None if it ran before."""
+        """Return the prefix-cache result of the sequence that was just admitted; None if it ran before."""
         if sequence.history.num_cached is not None:
             return None
         assert self._miss is not None
@@ -105,6 +107,6 @@ class Pages(Resource):
 
 
 def _next_digest(table: PageTable) -> Digest | None:
-    """Return the digest of the first page that a look-up did not find; None if it found all."""
+    """Return the digest of the first page that the look-up missed; None if it found all."""
     index = len(table.pages)
     return table.digests[index] if index < len(table.digests) else None

@@ -1,4 +1,4 @@
-"""The step after one whose tokens are not known yet."""
+"""Planning of a step before the tokens of the previous step are known."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from .types import ScheduledChunk, SchedulerOutput, Sequence
 def next_tokens(
     before: SchedulerOutput, running: Iterable[Sequence], blocks: BlockManager, latency: LatencyTarget | None
 ) -> SchedulerOutput | None:
-    """One more token for each sequence of ``before``, which is planned and not committed.
+    """Return a step that computes one more token for each sequence of the uncommitted step ``before``.
 
-    None unless that is all that each of them does, and all of ``running`` are among them and have room.
+    Return None unless ``before`` computes one token for every running sequence, and pages are left.
 
-    Nobody is let in, preempted or copied in such a step, and it computes no prompt and no drafts. A
-    sequence that is certain to end with the step before is not in it; of one that does end there, what
-    it computes is dropped, and the room for it is given back with the sequence's own.
+    Such a step admits, preempts and copies nothing, and has no prompts or drafts. A sequence that is certain
+    to end with ``before`` is left out. For one that ends there unexpectedly, the result is dropped and its
+    pages are released with the others.
     """
-    places: dict[Sequence, tuple[int, int]] = {}  # where each will stand, and which sample it gets
+    places: dict[
+        Sequence, tuple[int, int]
+    ] = {}  # position of each sequence then, and the index of its sample
     for index, (sequence, _, stop, samples, parallel_samples, drafts) in enumerate(before.work):
         if not samples or parallel_samples or drafts:
             return None

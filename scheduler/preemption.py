@@ -8,13 +8,13 @@ from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
-MAX_CAUTION = 30  # doublings: more pages than any pool has
+MAX_CAUTION = 30  # doublings; gives more pages than any pool has
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
-    """Positions that a running sequence may have to compute again if it gives way.
+    """Return how many positions a running sequence may have to recompute if it is preempted.
 
-    Those are on pages that nobody else holds. Some of them may be found again, if they are not needed before.
+    These are on pages without other holders. Some may be found again if they are not evicted before.
     """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has nothing to give back"
@@ -22,12 +22,12 @@ def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
 
 
 def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
-    """Whether a sequence with a table may be let in beside others, so that nobody gives way too soon again.
+    """Whether a sequence with a table may be admitted without an early preemption.
 
-    Where everybody here is new, any room will do: most sequences end before ``max_tokens``. But if this one
-    or one of those that run had to give way k times, room must be left for everybody to grow by
-    2^k - 1 pages, or to the end if that is less. So nobody gives way more often than the logarithm of
-    its pages: docs/design/preemption-bounds.md.
+    Among new sequences any free pages will do, because most end before ``max_tokens``. If the sequence or a
+    running one was preempted k times, every sequence must have pages to grow by 2^k - 1 pages, or to its end.
+    So a sequence is preempted at most as often as the logarithm of its pages:
+    docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
     times = max(member.history.num_preempted for member in members)
@@ -42,16 +42,17 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
 
 
 def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
-    """Pages of each group that a sequence and its parallel samples take from now on.
+    """Return the pages of each group that a sequence and its parallel samples will take.
 
-    For the tokens they have, and ``most`` pages each beyond these, if they grow so far."""
+    These are for tokens that they have, and up to ``most`` pages each beyond.
+    """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has no pages"
     num_tokens = len(sequence.tokens)
     known = blocks.growth(table, num_tokens)
     growth = blocks.growth(table, sequence.max_length)
     pages = [now + min(most, end - now) for now, end in zip(known, growth, strict=True)]
-    for sample in sequence.parallel_samples:  # shares the full pages of the prompt
+    for sample in sequence.parallel_samples:  # parallel samples share the full pages of the prompt
         shared = num_tokens // blocks.page_size
         end = -(-sample.max_length // blocks.page_size)
         pages = [count + min(most + 1, end - shared) for count in pages]

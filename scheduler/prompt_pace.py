@@ -1,4 +1,4 @@
-"""How fast prompts get on, and who of those who wait is too late for its first token."""
+"""The recent speed of prefill, and waiting sequences that will miss their target time to first token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from octavo.block_manager import BlockManager
 from .types import SchedulerOutput, Sequence
 from .waiting import cached_tokens
 
-LOOKUPS = 16  # prompts that a step looks up in the prefix cache for this
+LOOKUPS = 16  # prompts per step that are looked up in the prefix cache for this
 
 
 class PromptPace:
-    """Seconds of steps with prompt tokens over these tokens, mostly those of the last fifty such steps.
+    """Recent time per prompt token, from about the last fifty steps with prompt tokens.
 
     token_s   seconds per prompt token; None before there was one
     """
@@ -23,7 +23,7 @@ class PromptPace:
         self.token_s: float | None = None
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """A step took so long."""
+        """Learn from a step that took ``seconds``."""
         if step.plain:
             return  # most steps: looking at each row takes longer than the rest of this
         tokens = sum(
@@ -36,9 +36,9 @@ class PromptPace:
 
 
 class Deadlines:
-    """Which of those who wait would not have their first token in time if they were let in now.
+    """Finds waiting sequences that would miss the target of their first token if they were admitted now.
 
-    Whoever was late stays so: time only passes, and looking everybody up again would take some of it.
+    A late sequence stays late, because time only passes; so it is not looked up again.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -46,9 +46,10 @@ class Deadlines:
         self._late: Set[Sequence] = frozenset()
 
     def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
-        """Those who have a deadline, never ran, and could not keep it by themselves.
+        """Return sequences with a deadline that never ran and can no longer meet it.
 
-        At ``token_s`` seconds (None: nothing is known yet) for each prompt token that is not cached."""
+        The estimate is ``token_s`` seconds (None: unknown) for each prompt token that is not cached.
+        """
         late: set[Sequence] = set()
         lookups = LOOKUPS
         for sequence in waiting:

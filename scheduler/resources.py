@@ -1,4 +1,4 @@
-"""Resources that a sequence holds while it runs. Admission asks a list of them.
+"""Resources that a sequence holds while it runs; admission requires all of a list of them.
 
 To add a resource, subclass ``Resource`` and pass an instance to ``Scheduler(resources=...)``.
 """
@@ -15,25 +15,25 @@ class Admission(enum.Enum):
     """Answer of a resource to a waiting sequence."""
 
     ADMITTED = enum.auto()
-    LACKS = enum.auto()  # the sequence waits for something that others do not need; they pass it
-    SHARES = enum.auto()  # the sequence waits for a page that this step computes; others pass it
-    STOP = enum.auto()  # there is no room for the sequence, nor for those behind it
+    LACKS = enum.auto()  # the sequence lacks something that others do not need; they may overtake it
+    SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
+    STOP = enum.auto()  # nothing is left for this sequence or for later ones
 
 
 class Resource:
-    """Something that a sequence needs to run, of which there may be too little.
+    """Limited resource that a sequence needs to run.
 
     A running sequence holds every resource once, from its admission or fork until it ends or is preempted. A
-    parallel sample that takes the place of its parent takes over what the parent holds: no method is called.
+    parallel sample that replaces its parent takes over the parent's resources; no method is called then.
     """
 
     @property
     def is_coming(self) -> bool:
-        """Whether something that a waiting sequence lacks arrives without a step."""
+        """Whether a resource that a waiting sequence lacks becomes available without a step."""
         return False
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:  # noqa: ARG002
-        """Whether ``hold`` might admit a sequence (None: any); a quick look that changes nothing."""
+        """Whether ``hold`` might admit a sequence (None: any); a quick check that changes nothing."""
         return True
 
     def hold(self, sequence: Sequence) -> Admission:  # noqa: ARG002
@@ -45,11 +45,11 @@ class Resource:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Give back what a sequence holds."""
+        """Release what a sequence holds."""
 
 
 class Resources(Resource):
-    """A list of resources as one: a sequence holds all of them, or none."""
+    """A list of resources as one: a sequence holds all or none of them."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self._resources = tuple(resources)
@@ -62,7 +62,7 @@ class Resources(Resource):
         return all(resource.may_admit(sequence) for resource in self._resources)
 
     def hold(self, sequence: Sequence) -> Admission:
-        """Ask each resource in order; the first that does not admit the sequence answers for all."""
+        """Hold each resource in order; return the answer of the first that does not admit the sequence."""
         for index, resource in enumerate(self._resources):
             if (answer := resource.hold(sequence)) is not Admission.ADMITTED:
                 self._release(sequence, index)
@@ -80,6 +80,6 @@ class Resources(Resource):
         self._release(sequence, len(self._resources))
 
     def _release(self, sequence: Sequence, count: int) -> None:
-        """Give back the first ``count`` resources, in reverse order."""
+        """Release the first ``count`` resources, in reverse order."""
         for resource in reversed(self._resources[:count]):
             resource.release(sequence)

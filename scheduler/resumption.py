@@ -1,4 +1,4 @@
-"""Sequences that gave their pages back and get them from the connector, instead of computing them again."""
+"""Preempted sequences whose pages a connector loads, instead of recomputing them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .types import Sequence
 
 
 class Resumption(Resource):
-    """Whose pages a connector keeps while they wait, and who is on the way back.
+    """Preempted sequences whose pages a connector has stored or is loading.
 
-    A sequence that gives way says so to the connector before its pages are gone. When there is room for
-    it again, the connector may bring in what the pool has lost meanwhile, if it is quicker than
-    computing, once each time. Until then the room is its own: nobody of its priority is let in.
+    The connector copies a sequence's pages before it is preempted. When pages are free again, the connector
+    may load those that the pool has lost, once per preemption, if that is faster than computing. Until they
+    are loaded, no sequence of the same or lower priority is admitted.
     """
 
     def __init__(self, connector: KVConnector, queues: SequenceQueues, pace: PromptPace) -> None:
@@ -24,13 +24,13 @@ class Resumption(Resource):
         self._loading: set[Sequence] = set()
 
     def gives_way(self, sequence: Sequence) -> None:
-        """It runs, and will not any more."""
+        """Let the connector store the pages of a running sequence that is about to be preempted."""
         if not sequence.skip_prefix_cache:
             self._connector.keep(sequence, self._pace.token_s)
             sequence.history.may_load = True
 
     def hold(self, sequence: Sequence) -> Admission:
-        """Admit a sequence for which there is room, unless it gets its saved pages first."""
+        """Admit a sequence for which pages are free, unless its stored pages are loaded first."""
         if not sequence.history.may_load:
             return Admission.ADMITTED
         sequence.history.may_load = False
@@ -38,10 +38,10 @@ class Resumption(Resource):
             return Admission.ADMITTED
         self._queues.load(sequence)
         self._loading.add(sequence)
-        return Admission.STOP  # the room is for this one, when its pages are there
+        return Admission.STOP  # the free pages are reserved until this one's pages are loaded
 
     def end(self, sequence: Sequence) -> bool:
-        """It waits for pages no more: back to its place, if it was on its way back."""
+        """Stop waiting for a sequence's pages; return whether they were being loaded."""
         if sequence not in self._loading:
             return False
         self._loading.remove(sequence)
@@ -49,9 +49,10 @@ class Resumption(Resource):
         return True
 
     def holds_up(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence has to leave the room to one whose pages are on the way back.
+        """Whether a waiting sequence must leave free pages to one whose pages are being loaded.
 
-        A tenant below its share of the slots does not wait for one that has its share."""
+        A tenant below its share of the slots does not wait for a tenant that has its share.
+        """
         return any(
             each.priority <= sequence.priority and not self._precedes(sequence.tenant, each.tenant)
             for each in self._loading
@@ -62,13 +63,13 @@ class Resumption(Resource):
         return tenant != other and shares.is_below(tenant) and not shares.is_below(other)
 
     def holds_up_all(self) -> bool:
-        """The same of everybody who waits."""
+        """Whether every waiting sequence must leave free pages to one whose pages are being loaded."""
         first = next(self._queues.waiting.offers(), None) if self._loading else None
         return first is not None and self.holds_up(first)
 
 
 class RoomOfLoads(Resource):
-    """Room of preempted sequences whose saved pages are being loaded: others leave it to them."""
+    """Resource that reserves pages for preempted sequences whose stored pages are being loaded."""
 
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption

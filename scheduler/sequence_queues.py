@@ -1,4 +1,4 @@
-"""Who waits and who runs: the states of sequences and the ways between them."""
+"""Queues of loading, waiting and running sequences, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .waiting import WaitingQueue
 
 
 class SequenceQueues:
-    """Where sequences are between their arrival and their end.
+    """The state of every sequence from its arrival to its end.
 
     ::
 
@@ -21,12 +21,12 @@ class SequenceQueues:
                                      '-----------'      v               |
                                              parallel samples -- abort -'   (and from anywhere else)
 
-    loading       a connector brings pages of their prompts, or those they gave back
-    waiting       in the order to let them in, see WaitingQueue
-    running       by priority, the one let in first among equals; each holds every resource
-    successors    parallel samples that took the place of sequences aborted since the last commit
-    max_running   forks beyond it wait
-    shares        of the slots, by tenant
+    loading       sequences whose prompt pages or saved pages a connector loads
+    waiting       sequences to admit, in order; see WaitingQueue
+    running       sequences by priority, then by admission; each holds every resource
+    successors    parallel samples that replaced sequences aborted since the last commit
+    max_running   limit of running sequences; forks beyond it wait
+    shares        shares of the slots by tenant
     """
 
     def __init__(self, max_running: int, waiting: WaitingQueue) -> None:
@@ -36,15 +36,15 @@ class SequenceQueues:
         self.running: list[Sequence] = []
         self.successors: dict[Sequence, Sequence] = {}
         self.shares = SlotShares(max_running)
-        self._num_admitted = 0  # for the first time
+        self._num_admitted = 0  # sequences admitted for the first time
 
     @property
     def may_grow(self) -> bool:
-        """Whether somebody waits and one more may run, as far as their number goes."""
+        """Whether a sequence waits and the limit of running sequences allows one more."""
         return len(self.running) < self.max_running and bool(self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Wait behind everybody of the same priority, with its pages or without them."""
+        """Queue a sequence behind others of the same priority, with or without loaded pages."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
@@ -52,19 +52,19 @@ class SequenceQueues:
         self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
-        """Wait as after ``preempt``, after waiting for pages in between."""
+        """Queue a preempted sequence again after it waited for pages."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 
     def load(self, sequence: Sequence) -> None:
-        """Wait for pages, until ``enqueue``."""
+        """Let a sequence wait for pages until ``enqueue``."""
         if sequence in self.waiting:
             self._leave_queue(sequence)
         self.loading.append(sequence)
         sequence.status = Status.WAITING_FOR_PAGES
 
     def admit(self, sequence: Sequence) -> None:
-        """Let a waiting sequence run, which holds every resource."""
+        """Move a waiting sequence, which holds every resource, to those that run."""
         self._leave_queue(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         self.shares.count_running(sequence, 1)
@@ -76,25 +76,27 @@ class SequenceQueues:
         self.waiting.let_in(sequence)
 
     def preempt(self, victim: Sequence, *, for_pages: bool = True) -> None:
-        """Let a running sequence wait.
+        """Move a running sequence back to the queue.
 
-        It is admitted again before those of its priority that never ran, or ran after it did. Only a
-        preemption for pages makes later admissions more careful."""
+        It is admitted before sequences of its priority that never ran, or were admitted later. Only a
+        preemption for pages makes later admissions more careful.
+        """
         victim.history.num_preempted += for_pages
         self._stop_running(victim)
         self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
-        """Take these running sequences off the list."""
+        """Remove these running sequences."""
         for sequence in sequences:
             sequence.status = Status.FINISHED
             self.shares.count_running(sequence, -1)
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence that runs or waits, or a parallel sample of any other.
+        """End a running or waiting sequence, or a parallel sample of another one.
 
-        Of its own parallel samples one takes its place."""
+        One of its own parallel samples replaces it.
+        """
         runs = sequence.status is Status.RUNNING
         if sequence not in (self.running if runs else self.waiting):
             parents = (*self.running, *self.waiting, *self.loading)
@@ -117,10 +119,11 @@ class SequenceQueues:
         sequence.status = Status.FINISHED
 
     def share(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
-        """Let ``remaining`` go on after the first sample of a running parent with parallel samples.
+        """Let ``remaining`` continue after the first sample of a running parent with parallel samples.
 
-        The first goes on with the parent's table, the others with forks of it. Those there is no room for, or
-        all of them if the parent has no table any more, are computed again."""
+        The first takes over the parent's table, and the others get forks of it. Samples without free pages
+        are recomputed, and so are all if the parent has lost its table.
+        """
         if parent.table is not None:
             successor, *others = remaining
             if successor is not parent:
@@ -137,7 +140,7 @@ class SequenceQueues:
             self._put_back(member)
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Wait before everybody of the same priority that never ran, or ran later."""
+        """Queue a sequence before those of the same priority that never ran, or were admitted later."""
         sequence.status = Status.WAITING
         self.waiting.put_back(sequence)
         self.shares.count_waiting(sequence, 1)
@@ -151,7 +154,7 @@ class SequenceQueues:
         self.shares.count_running(sequence, -1)
 
     def _fork(self, successor: Sequence, member: Sequence, resources: Resource) -> bool:
-        """Let a parallel sample run beside the successor, on its pages; False if it has to wait."""
+        """Let a parallel sample run next to the successor, on its pages; False if it has to wait."""
         num_free = self.max_running - len(self.running)
         if not num_free or self.shares.leaves(member.tenant, num_free):
             return False
@@ -165,7 +168,7 @@ class SequenceQueues:
 
 
 def _behind(queue: list[Sequence], sequence: Sequence) -> int:
-    """Where a sequence belongs among those that run, the last of its priority."""
+    """Return the place of a sequence among those that run: the last of its priority."""
     index = len(queue)
     while index and queue[index - 1].priority > sequence.priority:
         index -= 1
@@ -173,6 +176,6 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
 
 
 def _take_over(successor: Sequence, parent: Sequence) -> None:
-    """The successor takes over where the parent stood."""
+    """Let the successor continue from the parent's position."""
     successor.table, parent.table = parent.table, None
     successor.history = replace(parent.history)

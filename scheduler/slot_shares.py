@@ -11,16 +11,18 @@ class SlotShares:
     The slots are divided equally among the tenants that have a sequence here, at least one slot to each. A
     tenant may use more as long as no other tenant below its share waits. Each parallel sample counts as one.
 
-    num_slots   sequences that can run at once, as things stand
+    num_slots   number of sequences that can run at once now
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.running: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
-        self.are_several = False  # tenants: an attribute, because each step asks
-        self._present: dict[str, int] = {}  # both together
-        self._is_uneven: bool | None = False  # None: to be found out
+        self.are_several = (
+            False  # whether several tenants are present; an attribute, because each step reads it
+        )
+        self._present: dict[str, int] = {}  # running and waiting sequences by tenant
+        self._is_uneven: bool | None = False  # None: to be computed
 
     def count_running(self, sequence: Sequence, change: int) -> None:
         """Note that a sequence runs (1) or runs no longer (-1)."""
@@ -36,12 +38,12 @@ class SlotShares:
 
     @property
     def are_claimed(self) -> bool:
-        """Whether sequences wait and several tenants are here: otherwise shares change nothing."""
+        """Whether sequences of several tenants wait; otherwise shares have no effect."""
         return self.are_several and bool(self.waiting)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether a tenant is above its share while a sequence of one below its share waits."""
+        """Whether one tenant is above its share while a sequence of a tenant below its share waits."""
         if self._is_uneven is None:
             share, running = self.share, self.running
             self._is_uneven = (
@@ -53,7 +55,7 @@ class SlotShares:
 
     @property
     def share(self) -> int:
-        """Slots that each tenant may claim."""
+        """Number of slots that each tenant may claim."""
         return max(1, self.num_slots // max(1, len(self._present)))
 
     def is_below(self, tenant: str) -> bool:
@@ -66,13 +68,13 @@ class SlotShares:
 
     @property
     def num_claimed(self) -> int:
-        """Slots that the waiting sequences of tenants below their share may claim."""
+        """Number of slots that waiting sequences of tenants below their share may claim."""
         share = self.share
         running = self.running
         return sum([max(0, min(count, share - running.get(t, 0))) for t, count in self.waiting.items()])
 
     def leaves(self, tenant: str, num_free: int) -> bool:
-        """Whether a tenant has to leave the free slots to other tenants that are below their share."""
+        """Whether a tenant must leave the free slots to other tenants below their share."""
         return self.are_claimed and not self.is_below(tenant) and num_free <= self.num_claimed
 
     def _count(self, counts: dict[str, int], tenant: str, change: int) -> None:

@@ -1,4 +1,4 @@
-"""How long a step will take, learned from the steps before it."""
+"""The predicted time of a step, learned from earlier steps."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ from operator import itemgetter
 
 from .types import ScheduledChunk, StepShape
 
-_FORGETTING = 0.995  # weight of one step's observation per step after it: some 200 steps count
-_PRIOR = 1e-3  # of the inverse covariance: what is known before the first step, next to nothing
-_MAX_COVARIANCE = 1e6  # without news in some direction, forgetting would let it grow without bound
+_FORGETTING = 0.995  # weight lost by an observation with each later step; about 200 steps count
+_PRIOR = 1e-3  # initial inverse covariance: almost no knowledge before the first step
+_MAX_COVARIANCE = 1e6  # without new data in some direction it would grow without bound
 
-_PARTNERS = ((1, 0), (3, 0), (4, 2), (2, 4), (0, 1))  # of terms, see ``_terms``: rows and the constant, ...
+_PARTNERS = (
+    (1, 0),
+    (3, 0),
+    (4, 2),
+    (2, 4),
+    (0, 1),
+)  # pairs of indices of ``_terms``: rows and the constant, ...
 
 
 class StepCost:
     """A linear model of a step's seconds, fitted by recursive least squares with forgetting.
 
-    The terms are what dominates on any backend: a constant (reading the weights, the host's own work), a
-    cost for each row, one for each position attended to. Errors are relative, so that steps of a long prompt
-    do not drown the short ones. Five numbers that forget follow a machine whose speed drifts.
-    (Ljung, System Identification, 2nd ed., section 11.2.)
+    The terms dominate on any backend: a constant (reading the weights, work of the host), a cost per row, and
+    a cost per position attended to. Errors are relative, so that long prompts do not outweigh short steps.
+    Forgetting lets the five coefficients follow a machine whose speed drifts. (Ljung, System Identification,
+    2nd ed., section 11.2.)
 
     Kernels that compute rows in tiles take as long for a part of a tile as for all of it. A step with prompts
-    counts as if its last tile were full; so a chunk that is cut to a time ends where a tile does, mostly.
+    counts as if its last tile were full, so a chunk that is cut to a time usually ends at a tile.
     """
 
     def __init__(self, row_tile: int = 1) -> None:
-        """``row_tile``: rows of a tile of the matrix products, see ``Limits``."""
+        """Begin without observations. ``row_tile``: rows of a tile of the matrix products, see ``Limits``."""
         self._row_tile = row_tile
         self._weights = [0.0] * 5
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step will take; 0 before anything was observed.
+        """Return the predicted seconds of a step; 0 before the first observation.
 
-        Never less for a larger step: a coefficient that noise has made negative counts as none."""
+        The time never falls for a larger step, because coefficients that noise has made negative count as 0.
+        """
         _, b, c, d, e = _terms(shape, self._row_tile)
         u, v, w, x, y = self._weights
         seconds = u if u > 0.0 else 0.0
@@ -51,13 +58,13 @@ class StepCost:
         return seconds
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step that took so long."""
+        """Learn from a step that took ``seconds``."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
         scale = 1 / seconds  # relative errors
         one, b, c, d, e = _terms(shape, self._row_tile)
         a, b, c, d, e = one * scale, b * scale, c * scale, d * scale, e * scale
-        # The lower triangle by rows, written out: loops take three times as long, after every step.
+        # The lower triangle by rows, written out because loops take three times as long after every step.
         aa, ba, bb, ca, cb, cc, da, db, dc, dd, ea, eb, ec, ed, ee = self._covariance
         if c or e:
             pa = aa * a + ba * b + ca * c + da * d + ea * e
@@ -65,7 +72,7 @@ class StepCost:
             pc = ca * a + cb * b + cc * c + dc * d + ec * e
             pd = da * a + db * b + dc * c + dd * d + ed * e
             pe = ea * a + eb * b + ec * c + ed * d + ee * e
-        else:  # no prompts: most steps
+        else:  # most steps have no prompts
             pa = aa * a + ba * b + da * d
             pb = ba * a + bb * b + db * d
             pc = ca * a + cb * b + dc * d
@@ -97,11 +104,12 @@ class StepCost:
             self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
-        """Make negative coefficients zero, and change their partners.
+        """Make negative coefficients zero, and adjust their partners.
 
-        A step of these terms, or of multiples of them, is predicted as before. Terms that hardly vary, such
-        as the constant and as many rows in every step, cannot be told apart: one becomes too large and the
-        other negative, and steps would be predicted by what is too large alone."""
+        The prediction for these terms, or multiples of them, stays the same. Terms that hardly vary, such as
+        the constant and equal numbers of rows, cannot be told apart: one coefficient becomes too large and
+        the other negative.
+        """
         for each, partner in _PARTNERS:
             weight = self._weights[each]
             if weight < 0.0 and terms[each] > 0.0 and terms[partner] > 0.0:
@@ -109,7 +117,7 @@ class StepCost:
                 self._weights[partner] += weight * terms[each] / terms[partner]
 
     def _bound(self) -> None:
-        """Halve the rows and columns of the covariance whose diagonal has grown too large."""
+        """Halve rows and columns of the covariance whose diagonal has grown too large."""
         p = self._covariance
         for k in range(5):
             if p[k * (k + 3) // 2] > _MAX_COVARIANCE:
@@ -119,7 +127,7 @@ class StepCost:
 
 
 def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
-    """The shape of a step with ``num_tokens`` more, of a prompt that stands at ``start``."""
+    """Return the shape of a step with ``num_tokens`` more, of a prompt at ``start``."""
     return shape._replace(
         num_chunk_tokens=shape.num_chunk_tokens + num_tokens,
         chunk_positions=shape.chunk_positions + num_tokens * start + num_tokens * (num_tokens + 1) // 2,
@@ -127,36 +135,38 @@ def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
 
 
 def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
-    """The shape of a step with so many drafts more, of a sequence of ``stop`` tokens."""
+    """Return the shape of a step with ``num_drafts`` more drafts, of a sequence of ``stop`` tokens."""
     return shape._replace(
         num_decodes=shape.num_decodes + num_drafts, num_positions=shape.num_positions + num_drafts * stop
     )
 
 
 def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float, float]:
-    """Scaled so that coefficients are of one order: milliseconds for most models.
+    """Return the terms, scaled so that coefficients are of one order: milliseconds for most models.
 
-    Where every step has r rows, the constant and the rows cannot be told apart, and their scales share the
-    time: r^2 / 16^2 parts are the rows', one the constant's. One row more is 1/64 to 1/32 of a step then, for
-    4 to 60 rows; a smaller scale would make rows look dear, and drafts not worth their rows."""
+    If every step has r rows, the constant and the rows cannot be told apart, and their scales divide the
+    time: r^2 / 16^2 parts go to the rows, one to the constant. One more row then costs 1/64 to 1/32 of a
+    step, for 4 to 60 rows. A smaller scale would overestimate rows, so that drafts would never seem worth
+    theirs.
+    """
     decodes, chunk_tokens, positions, chunk_positions = shape
-    if chunk_tokens:  # a step of decodes alone has kernels of its own
+    if chunk_tokens:  # a step of decodes alone has other kernels
         chunk_tokens += -(decodes + chunk_tokens) % row_tile
     return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
 
 
 _STOP = itemgetter(
     ScheduledChunk._fields.index("stop")
-)  # three times as fast as the attribute, for each row of each step
+)  # indexing takes a third of the attribute's time, for each row of each step
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
-    """``shape_of`` for work of one token each and no drafts."""
+    """Return ``shape_of`` for work of one token each without drafts."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 
 
 def shape_of(work: Iterable[ScheduledChunk]) -> StepShape:
-    """The shape of a planned step."""
+    """Return the shape of a planned step."""
     num_decodes = num_positions = num_chunk_tokens = chunk_positions = 0
     for _, start, stop, _, _, drafts in work:
         if stop - start == 1:

@@ -1,4 +1,4 @@
-"""A step while it is planned."""
+"""A step during planning."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .types import Lookup, ScheduledChunk, Sequence, StepShape
 class StepDraft:
     """A step while it is planned: each phase of ``Scheduler.plan`` adds to it.
 
-    work        chunks in batch order
-    preempted   sequences that lost their pages or slots to it
-    lookups     one per sequence that was admitted for the first time
+    work        scheduled chunks in batch order
+    preempted   sequences preempted for this step
+    lookups     prefix-cache results, one per sequence admitted for the first time
     chunks      running sequences that have more than one token to compute
     is_plain    the decodes compute generated tokens only, without drafts or waiting parallel samples
     has_drafts  drafts may have been added
-    shape       of the decodes alone; None without a latency target
-    budget      tokens that are left for everything but decodes; only steps with more than decodes have one
+    shape       shape of the decodes alone; None without a latency target
+    budget      tokens left for work other than decodes; None if there is only decoding
     """
 
     __slots__ = (
@@ -33,7 +33,7 @@ class StepDraft:
     budget: TokenBudget
 
     def __init__(self) -> None:
-        """Begin with an empty step. Written out, because a dataclass takes twice as long."""
+        """Begin with an empty step; written out because a dataclass takes twice as long."""
         self.work: list[ScheduledChunk] = []
         self.preempted: list[Sequence] = []
         self.lookups: list[Lookup] = []

@@ -1,4 +1,4 @@
-"""The targets between tokens of the server and of those who run, and whether they leave time for one more."""
+"""Latency targets of the server and of running sequences, and the time that they leave."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .types import Sequence, StepShape
 
 
 class Targets(Resource):
-    """What steps cost, and which targets of latency they have to meet.
+    """The learned cost of steps, and the latency targets that they must meet.
 
-    cost      of steps, as learned so far
-    latency   None as long as nobody had a target
+    cost      learned cost of steps
+    latency   combined target; None until a sequence or the server has one
     """
 
     def __init__(self, limits: Limits, queues: SequenceQueues) -> None:
         self.cost = StepCost(limits.row_tile)
         self.latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl, self.cost)
         self._queues = queues
-        self._has_targets = False  # whether a sequence had one of its own
+        self._has_targets = False  # whether a sequence had its own target
 
     def add(self, sequence: Sequence) -> None:
-        """Heed the target of a sequence, if it has one."""
+        """Take the target of a sequence into account, if it has one."""
         if sequence.latency.target_itl is not None:
             self._has_targets = True
             self.latency = self.latency or LatencyTarget(None, self.cost)
 
     def tightest(self, sequences: Iterable[Sequence]) -> float | None:
-        """The tightest of the targets that these have of their own."""
+        """Return the tightest of these sequences' own targets."""
         if not self._has_targets:
             return None
         return min((own for each in sequences if (own := each.latency.target_itl) is not None), default=None)
@@ -44,10 +44,10 @@ class Targets(Resource):
         return Admission.ADMITTED if self.has_time(sequence) else Admission.STOP
 
     def has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target allows for one more that decodes.
+        """Whether the latency target leaves time for one more decoding sequence.
 
-        That is a given one, or one as long as those that run are on average. A few run whatever it says, so
-        that everybody gets on."""
+        The sequence may be given; otherwise one of average length counts. A few sequences may always run.
+        """
         running = self._queues.running
         if self.latency is None or len(running) < MIN_RUNNING:
             return True

@@ -1,4 +1,4 @@
-"""What the scheduler speaks about: sequences, the work of one step, and its results."""
+"""Types of the scheduler: sequences, the work of a step, and its results."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from octavo.block_manager import Digest, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
-    """Where a sequence stands."""
+    """State of a sequence."""
 
-    WAITING_FOR_PAGES = enum.auto()  # a connector brings some of its prompt
+    WAITING_FOR_PAGES = enum.auto()  # a connector loads pages of its prompt
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
 
 
 class LatencyGoal(NamedTuple):
-    """When a request wants its tokens.
+    """Latency targets of a request.
 
-    target_itl      seconds between two of them (None: whatever others want)
-    first_token_by  when the first one is wanted, by the clock of ``Scheduler.plan`` (None: whenever)
+    target_itl      target seconds between two tokens (None: no target of its own)
+    first_token_by  deadline of the first token, by the clock of ``Scheduler.plan`` (None: no deadline)
     """
 
     target_itl: float | None = None
@@ -35,18 +35,18 @@ ANY_TIME = LatencyGoal()
 
 @dataclass(slots=True, eq=False)
 class History:
-    """What the scheduler remembers of a sequence whether or not it runs.
+    """Facts about a sequence that the scheduler keeps whether or not it runs.
 
-    A parallel sample that takes a sequence's place takes over its history.
+    A parallel sample that replaces a sequence takes over its history.
 
-    num_cached   prompt tokens found in the prefix cache at first admission (a parallel sample's: its
+    num_cached   prompt tokens found in the prefix cache at first admission (for a parallel sample at its
                  parent's); None before
-    num_preempted  how often it had to give its pages back
-    num_admitted_before  sequences that had been let in when it was, for the first time
-    num_overtaken  how many others were let in before it while it was next, see ``AgeOrder``
-    num_charged  tokens that the tenant has paid for, where accounts are kept
-    may_load     it gave its pages back, and no connector was asked for them since
-    digests      of the leading full pages, as far as known
+    num_preempted  number of its preemptions for pages
+    num_admitted_before  number of sequences admitted before its first admission
+    num_overtaken  number of sequences admitted before it while it was next, see ``AgeOrder``
+    num_charged  tokens already charged to the tenant, if service is accounted
+    may_load     it was preempted, and a connector may still load its pages
+    digests      known digests of its leading full pages
     """
 
     num_cached: int | None = None
@@ -62,19 +62,18 @@ class History:
 class Sequence:
     """One token stream being served.
 
-    ``tokens`` may run ahead of the K/V in memory; the scheduler's whole job is to let ``num_written`` catch
-    up with ``len(tokens)``.
+    ``tokens`` may be ahead of the K and V in memory: the scheduler lets ``num_written`` catch up with it.
 
-    max_tokens   tokens to generate at most
-    max_length   tokens of the prompt and these
-    priority     smaller numbers are let in first, and give their pages up last
-    salt         pages are shared only with sequences of the same salt
-    parallel_samples  sequences with the same prompt (n > 1) that wait for their parent's, this one: at
-                 its first sample they are forked from it and get a token each
-    skip_prefix_cache  never start from cached pages: somebody wants to see the whole prompt computed
-    tenant       whose it is, where several share a server
-    drafts       guesses at what follows ``tokens``, computed beside the last of these where there is
-                 room: whoever appends a token says what they are now
+    max_tokens   maximum number of tokens to generate
+    max_length   maximum number of tokens, prompt included
+    priority     smaller numbers are admitted first and preempted last
+    salt         pages are shared only between sequences with equal salt
+    parallel_samples  sequences with the same prompt (n > 1), forked from this one at its first sample
+                 forked from it and get a token each
+    skip_prefix_cache  never start from cached pages, because the request needs the whole prompt computed
+    tenant       tenant of the request, if several share a server
+    drafts       draft tokens after ``tokens``, computed with the last of these if the step has room; they are
+                 replaced whenever a token is appended
     """
 
     sequence_id: str
@@ -104,7 +103,7 @@ class Sequence:
 
     @property
     def digests(self) -> list[Digest]:
-        """Digests of the leading full pages, as far as they are known."""
+        """Known digests of the leading full pages."""
         return self.history.digests
 
     @property
@@ -117,37 +116,38 @@ class Sequence:
 
 
 class ScheduledChunk(NamedTuple):
-    """Compute ``tokens[start:stop]`` of one sequence.
+    """Computation of ``tokens[start:stop]`` of one sequence.
 
-    ``samples`` if that reaches its end, once for the sequence itself and once for each of the parallel
-    samples that wait for it.
+    ``samples``: the chunk reaches the end, so the sequence and each of its waiting parallel samples get a
+    token.
 
-    ``drafts`` are rows behind ``stop``, one for each guess at the tokens that follow: as many further
-    samples, of which those count that were drawn after guesses that hold.
+    ``drafts``: draft tokens, each one more row after ``stop`` with a further sample. A sample counts if all
+    drafts before it are accepted.
 
-    A named tuple, as SampleResult is: thousands are built per second, in half a dataclass's time.
+    A named tuple, as SampleResult is, because thousands are built per second and a dataclass takes twice as
+    long.
     """
 
     sequence: Sequence
     start: int
     stop: int
     samples: bool
-    parallel_samples: tuple[Sequence, ...] = ()  # those that waited when the step was planned
+    parallel_samples: tuple[Sequence, ...] = ()  # those waiting when the step was planned
     drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
-        """Behind the last row's position."""
+        """The position after the last row, drafts included."""
         return self.stop + len(self.drafts)
 
 
 class StepShape(NamedTuple):
-    """What a step's time depends on.
+    """Numbers on which a step's time depends.
 
-    num_decodes        rows of sequences that compute one token, and of their drafts
+    num_decodes        rows of sequences that compute one token, and rows of drafts
     num_chunk_tokens   prompt tokens
-    num_positions      positions that the decoding rows attend to, in all
-    chunk_positions    the same of prompt tokens
+    num_positions      total number of positions that decoding rows attend to
+    chunk_positions    total number of positions that prompt tokens attend to
     """
 
     num_decodes: int
@@ -157,12 +157,12 @@ class StepShape(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What the prefix cache had for one arrival.
+    """Prefix-cache result of one arrival.
 
     num_tokens   tokens of the prompt
-    num_hit      of those, found
-    misses       the others by reason, see MissClassifier.count; the sum is the difference
-    miss         the first page that was not found, and why
+    num_hit      prompt tokens that were found
+    misses       prompt tokens that were not found, by reason, see MissClassifier.count
+    miss         first page that was not found, and the reason
     """
 
     sequence: Sequence
@@ -178,10 +178,10 @@ class SchedulerOutput(NamedTuple):
     work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
                left the step to arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
-    preempted  sequences whose pages were taken back for others, or whose slots for another tenant
-    lookups    one per sequence that was admitted for the first time
+    preempted  sequences that lost their pages, or their slots to another tenant
+    lookups    prefix-cache results, one per sequence admitted for the first time
     predicted_s   seconds that the step is expected to take; None without a latency target
-    shape      what its time depends on; None where nobody has asked yet
+    shape      numbers on which its time depends; None until it is needed
     sources    of a step that was planned before the one before it was committed: which of the samples there
                each sequence's last token is; None: all tokens are known
     plain      every sequence of it computes its last token, which was generated, and gets one more: no
@@ -204,7 +204,7 @@ class SchedulerOutput(NamedTuple):
         return sum(item.end - item.start for item in self.work)
 
     def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """``sampled``, each with the drafts beside which it gets further tokens."""
+        """Return ``sampled``, each with the drafts that are verified for it."""
         if self.plain:
             return [(item[0], ()) for item in self.work]
         return [
@@ -215,19 +215,20 @@ class SchedulerOutput(NamedTuple):
         ]
 
     def sampled(self) -> list[Sequence]:
-        """The sequences that get a token from this step, in the order of the results.
+        """Return the sequences that get a token from this step, in the order of the results.
 
-        Fixed when the step is planned: one that is aborted afterwards keeps its place.
+        The order is fixed when the step is planned; a sequence that is aborted later keeps its place.
         """
         return [sequence for sequence, _ in self.draws()]
 
 
 class SampleResult(NamedTuple):
-    """The token a sequence got, and whether the engine says it ends there.
+    """The token that a sequence got, and whether the engine ends it there.
 
-    ``token`` is None when the sequence failed in this step: it ends, and nothing of the step is published to
-    the prefix cache. ``more`` are the tokens after it that were drawn beside drafts that held: as many drafts
-    as there are tokens. ``void``: as if the sequence had not been in the step; it is computed again."""
+    ``token`` is None if the sequence failed in this step: it ends, and the prefix cache gets none of its
+    pages of this step. ``more`` has the tokens sampled after accepted drafts, one per accepted draft.
+    ``void``: the result counts as if the sequence had not been in the step, and it is computed again.
+    """
 
     token: int | None
     finished: bool = False

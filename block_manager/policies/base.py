@@ -1,4 +1,4 @@
-"""Which idle page gives up its contents next: what a policy is, and the policies by name."""
+"""The interface of eviction policies, and the policies by name."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ..types import Digest, PageId
 
 
 class EvictionPolicy(Protocol):
-    """Keeps the idle pages whose contents can still be found, and says which to give up.
+    """Idle cached pages, and the order in which they are evicted.
 
-    A page is listed from ``release`` until ``reuse`` or ``evict`` takes it off. Methods work on runs
-    of pages, because a call per page costs more than the page.
+    A page is listed from ``release`` until ``reuse`` or ``evict`` removes it. Methods work on runs of pages,
+    because a call per page would cost more than the page.
     """
 
     def __len__(self) -> int:
-        """Pages that are listed."""
+        """Return the number of listed pages."""
 
     def __iter__(self) -> abc.Iterator[PageId]:
-        """The listed pages, in no particular order."""
+        """Yield the listed pages, in no particular order."""
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
-        """List pages that have become idle, those of a sequence's tail first.
+        """List pages that have become idle, the tail of a sequence first.
 
-        digests   of all pages of the pool; only to be read
+        digests   digests of all pages of the pool; read-only
         """
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
-        """These pages were found; listed ones leave the list, the others are held by somebody."""
+        """Remove pages that were found from the list; pages with holders are not on it."""
 
     def evict(self, num_pages: int) -> list[PageId]:
-        """Take so many pages off the list, which has at least as many; the worst first."""
+        """Remove ``num_pages`` pages from the list, the least useful first; the list has at least as many."""
 
 
 POLICIES: dict[str, abc.Callable[[int], EvictionPolicy]] = {}
@@ -41,9 +41,9 @@ Factory = TypeVar("Factory", bound=abc.Callable[[int], EvictionPolicy])
 
 
 def register(name: str) -> abc.Callable[[Factory], Factory]:
-    """Enter what makes a policy, a class or a function of the number of pages, under a name.
+    """Register a policy under a name: a class or function that takes the number of pages.
 
-    A module that registers one is imported by ``octavo_lab.policies``; ``octavo replay`` then knows it.
+    A module that registers one is imported by ``octavo_lab.policies``; ``octavo replay`` then offers it.
     """
 
     def enter(factory: Factory) -> Factory:

@@ -11,10 +11,10 @@ from .base import register
 
 @register("lru")
 class LRU:
-    """Least recently released first, which is tails before heads."""
+    """Evicts the least recently released page first, and so tails before heads."""
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
-        self._idle: OrderedDict[PageId, None] = OrderedDict()  # next at the front
+        self._idle: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -24,7 +24,7 @@ class LRU:
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:  # noqa: ARG002
         idle = self._idle
-        for page in pages:  # a third of what update() takes
+        for page in pages:  # takes a third of the time of update()
             idle[page] = None
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:

@@ -11,9 +11,13 @@ from octavo.block_manager import KVGroupSpec, RecurrentState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Bytes, printed at start; the pool is allocated once and never grows. ``residual``: of ``pages``, those
-    in 16 bits beside quantized ones; ``drafts``: pages of a draft model or head, out of the same budget;
-    ``unread``: of ``weights``, what no step reads; ``adapters``: that they may take."""
+    """Bytes by use, printed at start; the page pool is allocated once and never grows.
+
+    residual   16-bit pages next to quantized ones; part of ``pages``
+    drafts     pages of a draft model or head, out of the same budget
+    unread     weights that no step reads; part of ``weights``
+    adapters   limit of the memory for adapters
+    """
 
     weights: int
     pages: int
@@ -36,7 +40,7 @@ class AdapterInfo(NamedTuple):
 
     @property
     def variant(self) -> bytes:
-        """The name of what tells the pages of its requests from those of others."""
+        """The name that separates cached pages of this adapter from those of others."""
         return b"lora" + self.digest
 
 
@@ -44,23 +48,23 @@ class AdapterInfo(NamedTuple):
 class EngineInfo:
     """Facts about a running engine, for clients, metrics and people.
 
-    name           what clients are told ("demo", a folder's name, a hub id, or what the operator chose)
-    embeds         whether hidden states can be had: the output head, and so what it gets, was found
+    name           name for clients ("demo", a folder's name, a hub id, or the operator's choice)
+    embeds         whether hidden states are available, because the output head was found
     aliases        further names that the operator chose
-    chat_template  a file in the place of the model's own template
-    backend_reason why this backend was chosen, for people
+    chat_template  file of a template that replaces the model's
+    backend_reason reason for choosing this backend, as text
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
-    weights        "bf16", "int4", ...: what the linear layers compute with
-    num_pages      of the pool that every sequence needs for its whole length; where layers have
-                   windows, ``groups`` says what each kind of layer has (empty: one kind), and then
-                   its residual windows, if there are any
-    row_tile       rows that its matrix products compute at once, in the time that some of them would take
+    weights        number format of linear layers: "bf16", "int4", ...
+    num_pages      pages of the pool that holds whole sequences; if layers have
+                   windows, ``groups`` lists the pages of each kind of layer (empty: one kind),
+                   followed by residual windows, if any
+    row_tile       rows of a tile; a matrix product takes as long for a part of a tile as for all of it
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
-    batch_invariant  every layer is computed by native kernels, attention from pages: a row has the same bits
+    batch_invariant  whether native kernels compute every layer, so that a row has the same bits
                    beside any others
-    adapters       that were loaded at start
+    adapters       adapters that were loaded at start
     states         slots of recurrent layers; None for models without any
-    recurrent      how many of which layers are recurrent, for people; empty without any
+    recurrent      number and kind of recurrent layers, as text; empty without any
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The data that cross between the front end and the engine: requests one way, news of them the other."""
+"""Data that cross between front end and engine: requests in one direction, outputs in the other."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _VARIANT = b"\xff"  # no UTF-8, so no salt of a client has it
 
 
 class CacheNamespace(NamedTuple):
-    """The owner of cached pages: only requests of one namespace share them.
+    """The owner of cached pages: only requests of the same namespace share pages.
 
-    tenant    the client the request is served for, where several share a server
-    salt      keeps requests of one tenant apart, by bytes of its own
-    variant   names whatever else changes K/V for equal tokens, as an adapter does
+    tenant    tenant of the request, if several share a server
+    salt      bytes that keep requests of one tenant apart
+    variant   name of anything else that changes K and V for equal tokens, such as an adapter
     """
 
     tenant: str = ""
@@ -43,14 +43,14 @@ def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EngineRequest:
-    """A request that was checked and can be queued: plain data, which can be pickled.
+    """A checked request that can be queued: plain data, which can be pickled.
 
-    number       names the request for as long as its front end lives; ids may be used again
+    number       names the request during its front end's life; ids may be reused
     prompt_ids   the prompt's tokens
-    max_tokens   tokens each sample may generate, the model's length taken into account
+    max_tokens   maximum number of tokens per sample, within the model's length
     arrived_at   seconds of the machine's monotonic clock
-    grammar      ticket of its compiled grammar, see ``GrammarDesk``
-    adapter      name of the adapter it is computed with, whose digest is in its namespace
+    grammar      ticket of the compiled grammar, see ``GrammarDesk``
+    adapter      name of the adapter, whose digest is in the namespace
     """
 
     request_id: str
@@ -70,7 +70,7 @@ class EngineRequest:
 
     @property
     def skips_prefix_cache(self) -> bool:
-        """Whether every token of the prompt has to be computed, cached or not."""
+        """Whether every prompt token must be computed, even if it is cached."""
         return self.params.prompt_logprobs is not None or self.params.pooling == "mean"
 
 

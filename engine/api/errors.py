@@ -3,12 +3,12 @@
 OctavoError
 ├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2
 │   ├── RequestTooLong  can never fit the model or the page pool
-│   ├── Unauthenticated no valid token: gRPC UNAUTHENTICATED
-│   └── Forbidden       not with this token: gRPC PERMISSION_DENIED
-├── NotFound            nothing has this name: gRPC NOT_FOUND
-├── NotConfigured       the engine was started without it: gRPC FAILED_PRECONDITION
-├── EventsGone          ... or yet to come: gRPC OUT_OF_RANGE
-│   └── FellBehind      while they were being read: gRPC DATA_LOSS
+│   ├── Unauthenticated the call has no valid token: gRPC UNAUTHENTICATED
+│   └── Forbidden       this token does not permit the call: gRPC PERMISSION_DENIED
+├── NotFound            the named thing does not exist: gRPC NOT_FOUND
+├── NotConfigured       the engine lacks the feature: gRPC FAILED_PRECONDITION
+├── EventsGone          events expired or are in the future: gRPC OUT_OF_RANGE
+│   └── FellBehind      events expired while they were read: gRPC DATA_LOSS
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
@@ -35,27 +35,27 @@ class RequestTooLong(InvalidRequest):
 
 
 class Unauthenticated(InvalidRequest):
-    """The caller did not show who it is."""
+    """The caller sent no valid credentials."""
 
 
 class Forbidden(InvalidRequest):
-    """The caller is known, and may not do this."""
+    """The caller is known but lacks permission."""
 
 
 class NotFound(OctavoError, LookupError):
-    """Nothing has this name, or it is forgotten."""
+    """Nothing has this name, or its record has expired."""
 
 
 class NotConfigured(OctavoError):
-    """The engine was started without what the request needs."""
+    """The engine was started without a feature that the request needs."""
 
 
 class EventsGone(OctavoError):
-    """Events that were asked for are no longer kept, or yet to come."""
+    """The requested events have expired or are in the future."""
 
 
 class FellBehind(EventsGone):
-    """Events came faster than they were read, and some are no longer kept."""
+    """Events were not read fast enough, and some have expired."""
 
 
 class InvalidConfig(OctavoError, ValueError):
@@ -67,9 +67,9 @@ class ModelLoadError(InvalidConfig):
 
 
 class Overloaded(OctavoError):
-    """The engine is full; trying again later may work.
+    """The engine is full; a later attempt may succeed.
 
-    numbers   what there is and what may be, for programs
+    numbers   current values and limits, for programs
     """
 
     def __init__(self, message: str, **numbers: int) -> None:
@@ -78,11 +78,11 @@ class Overloaded(OctavoError):
 
 
 class QueueTimeout(Overloaded):
-    """The request was not begun in the time that it may wait."""
+    """The request was not admitted within the time that it may wait."""
 
 
 class SlowReader(Overloaded):
-    """The client has not read its output for too long, or too much of it."""
+    """The client has left too much output unread, or for too long."""
 
 
 class RequestFailed(OctavoError):
@@ -90,8 +90,8 @@ class RequestFailed(OctavoError):
 
 
 class EngineDead(OctavoError):
-    """The engine thread has ended; ``__cause__`` says why."""
+    """The engine thread has ended; ``__cause__`` has the reason."""
 
 
 class EngineStopping(EngineDead):
-    """The engine is shutting down, or was shut down, and takes no new requests."""
+    """The engine is draining or shut down, and takes no new requests."""

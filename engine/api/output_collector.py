@@ -1,20 +1,19 @@
-"""Folds the increments of one sample into one: for slow readers, whole answers and batches."""
+"""Merging of a sample's output deltas, for slow readers, whole answers and batches."""
 
 from __future__ import annotations
 
 from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
-_DELTA_BYTES = 200  # of a delta without anything, as CPython lays it out
-_NUMBER_BYTES = 32  # of a float in a tuple
+_DELTA_BYTES = 200  # size of an empty delta in CPython
+_NUMBER_BYTES = 32  # size of a float in a tuple
 _TOKEN_BYTES = 40
-_LOGPROB_BYTES = 160  # of a TokenLogprob, and of each pair of its ``top``
+_LOGPROB_BYTES = 160  # size of a TokenLogprob, and of each pair of its ``top``
 
 
 class OutputCollector:
-    """Collects the deltas of one sample, in order. Adding one costs what it holds, however much came
-    before it; the pieces are joined by ``take``.
+    """Collects the deltas of one sample, in order. Adding a delta takes constant time; ``take`` joins them.
 
-    num_bytes   an estimate of the memory that the pieces take
+    num_bytes   estimated memory of the collected deltas
     """
 
     __slots__ = (
@@ -30,7 +29,7 @@ class OutputCollector:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._only: Delta | None = None  # while there is one delta, and nothing to be joined
+        self._only: Delta | None = None  # the only delta, if nothing has to be joined
         self._last: Delta | None = None
         self._token_ids: list[int] = []
         self._texts: list[str] = []
@@ -44,12 +43,12 @@ class OutputCollector:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sample's last delta is in."""
+        """Whether the sample's last delta has been added."""
         return self._last is not None and self._last.finish_reason is not None
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """Append the sample's next delta. ``counts_prompt``: the memory of ``prompt_logprobs`` is counted
-        here, and not with another sample of the request, which shares it."""
+        """Append the sample's next delta. ``counts_prompt``: count the memory of ``prompt_logprobs`` here,
+        because samples of a request share it."""
         last = self._last
         assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
         self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)
@@ -70,7 +69,7 @@ class OutputCollector:
         self._embedding = self._embedding or delta.embedding
 
     def take(self) -> Delta:
-        """Everything since the last ``take`` as one delta; what was collected is forgotten."""
+        """Return everything since the last ``take`` as one delta, and drop it."""
         last, only = self._last, self._only
         assert last is not None, "nothing was collected"
         taken = only or Delta(
@@ -92,7 +91,7 @@ class OutputCollector:
 
 
 def completion_of(delta: Delta) -> Completion:
-    """The whole of one sample, as ``OutputCollector.take`` gives it, as a finished output."""
+    """Return the merged delta of a whole sample as a finished output."""
     return Completion(
         index=delta.index,
         text=delta.text,
@@ -105,7 +104,7 @@ def completion_of(delta: Delta) -> Completion:
 
 
 def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
-    """About how much memory a delta takes, with its ``prompt_logprobs`` or without."""
+    """Return the estimated memory of a delta, with or without its ``prompt_logprobs``."""
     size = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + len(delta.text)
     if delta.logprobs:
         size += _logprobs_bytes(delta.logprobs)
@@ -117,10 +116,10 @@ def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
 
 
 def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
-    """About how much memory the log probabilities of a prompt will take."""
+    """Return the estimated memory of a prompt's log probabilities."""
     return _LOGPROB_BYTES * num_prompt * (1 + num_alternatives)
 
 
 def _logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
-    """All of them have as many alternatives as the first."""
+    """Return the memory of log probabilities, which all have as many alternatives as the first."""
     return _LOGPROB_BYTES * len(entries) * (1 + len(entries[0].top)) if entries else 0

@@ -1,4 +1,4 @@
-"""Outputs of the engine: increments while a request runs, whole outputs after."""
+"""Outputs of the engine: deltas while a request runs, and whole outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens, or the model's length
-    ABORT = "abort"  # the caller gave up
+    ABORT = "abort"  # the caller aborted the request
     ERROR = "error"  # this request failed; see the message
 
 
@@ -27,8 +27,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities (natural) of a prompt's tokens, each after those before
-    them. The first token has none: nothing comes before it."""
+    """Natural-log probabilities of a prompt's tokens, each given those before it. The first token has
+    none."""
 
     first_id: int
     rest: tuple[TokenLogprob, ...]
@@ -36,18 +36,18 @@ class PromptLogprobs:
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """New tokens and text of one sample of one request; the last one has a finish reason.
+    """New tokens and text of one sample; its last delta has a finish reason.
 
-    Nobody changes one that was handed out. It is not frozen because one is made for every token,
-    and freezing triples the time that takes.
+    Treat a delta as immutable. It is not a frozen dataclass, because one is built for every token and
+    freezing triples the time.
 
     index           which of the request's n samples
-    token_ids       new tokens, stop and end tokens included
-    text            new text; the stop string or end token is not part of it
-    stop_match      the stop string or stop id that ended it
-    error           the message when finish_reason is ERROR
-    prompt_logprobs with the first token of each sample, when asked for
-    embedding       likewise: hidden states of the prompt, pooled, neither normalized nor cut
+    token_ids       new tokens, including stop and end tokens
+    text            new text, without the stop string or end token
+    stop_match      stop string or stop id that ended the sample
+    error           message if finish_reason is ERROR
+    prompt_logprobs log probabilities of the prompt, with each sample's first token, if requested
+    embedding       pooled hidden state, neither normalized nor truncated, with the first token, if requested
     """
 
     request_id: str
@@ -66,7 +66,8 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A call of a tool. ``arguments``: JSON, as far as the model has written it; ``is_whole``: to its end."""
+    """A tool call. ``arguments`` is JSON, as far as the model has written it; ``is_whole``: it is
+    complete."""
 
     call_id: str
     name: str
@@ -76,7 +77,7 @@ class ToolCall:
 
 @dataclass(slots=True, kw_only=True)
 class ChatAnswer:
-    """A sample of a chat, in its parts."""
+    """A sample of a chat, split into its parts."""
 
     content: str = ""
     reasoning: str = ""
@@ -85,8 +86,8 @@ class ChatAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """Finished sample; ``error`` says why when its finish_reason is ERROR. ``answer``: of a chat, the
-    text in its parts."""
+    """Finished sample. ``error`` has the reason if finish_reason is ERROR; ``answer`` has the parts of a
+    chat."""
 
     index: int
     text: str = ""

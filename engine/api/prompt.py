@@ -1,4 +1,4 @@
-"""Prompts: text, token ids or chat messages that a request continues."""
+"""Prompts: text, token ids or chat messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat messages, and what their template gets beside them.
+    """Chat messages and the other inputs of the chat template.
 
     tools      functions that the model may call, in the form of the OpenAI API
-    variables  further names of the template, such as enable_thinking
+    variables  further variables of the template, such as enable_thinking
     open_turn  end the prompt with the beginning of the assistant's turn
     continue_final_message   end the prompt within the last message, which the output then continues
     """

@@ -1,5 +1,5 @@
-"""Declaration of a field of a configuration or request: once, for Python, the command line, the wire
-and the reference."""
+"""Declaration of a setting or sampling parameter, from which Python, command line, wire and reference
+derive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .setting_types import Kind, in_its_type
 _UNSET = (None, False, "off")
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
-_quoted = _REPR.repr  # what was given, cut before it is copied
+_quoted = _REPR.repr  # repr of a value, shortened while it is built
 _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 
 
@@ -27,18 +27,18 @@ _UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
 class Setting:
     """Description of a field besides its type and default.
 
-    help       one line, as ``--help`` has it; the default is added in brackets
-    shown      how the default reads there (None: as it is; "": not at all)
-    more       what the reference says beyond that
-    kind       how a text becomes a value; "switch": the option has none, and there are two, --x and --no-x
-    metavar    stands for the value in ``--help``
-    choices    the values there are (none: any)
-    low, high  the range of a number (None: unbounded); ``above``: low itself is outside
-    remedy     ends the message about a value that is not usable
-    aliases    further spellings of the option, vLLM's above all
-    exclusive  settings of one such name exclude each other
-    needs      the setting without which this one does nothing
-    optional   None is a value, as the field's annotation says
+    help       line of ``--help``, to which the default is added in brackets
+    shown      text of the default in ``--help`` (None: its value; "": no default)
+    more       further sentences of the reference
+    kind       how text becomes a value; "switch": two options without a value, --x and --no-x
+    metavar    placeholder of the value in ``--help``
+    choices    allowed values (empty: any)
+    low, high  range of a number (None: unbounded); ``above`` excludes ``low`` itself
+    remedy     end of the error message about an unusable value
+    aliases    further names of the option, mostly vLLM's
+    exclusive  name of a group of settings that exclude each other
+    needs      setting without which this one has no effect
+    optional   whether None is allowed, by the field's annotation
     """
 
     help: str
@@ -57,8 +57,8 @@ class Setting:
     optional: bool = False
 
     def taken(self, name: str, value: Any, default: Any) -> Any:
-        """The value in the setting's own type; ValueError says what is wrong with one that is not usable:
-        of another type, none of the choices, or out of range."""
+        """Return the value in the setting's own type. Raises ValueError for a value of another type, outside
+        of the choices or out of range."""
         if value is default or (value is None and self.optional):
             return value
         remedy = self.remedy or ("leave it out for the default" if default is None or value is None else "")
@@ -83,7 +83,7 @@ class Setting:
 
     def _holds(self, value: float) -> bool:
         assert self.low is not None
-        above = self.low < value if self.above else self.low <= value  # NaN is neither
+        above = self.low < value if self.above else self.low <= value  # both are false for NaN
         return above and (value < math.inf if self.high is None else value <= self.high)
 
     def _range(self) -> str:
@@ -93,7 +93,7 @@ class Setting:
         return f"above {low} and at most {high}" if self.above else f"between {low} and {high}"
 
     def explained(self, default: Any) -> str:
-        """The line for ``--help``."""
+        """Return the help line, with the default."""
         shown = self.shown
         if shown is None:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -104,9 +104,9 @@ class Setting:
 class Parameter(Setting):
     """A sampling parameter: a setting of one request.
 
-    flag         its option of ``octavo generate``, where that is not its name; "": it has none
-    vllm         its field in vLLM's gRPC message, where that is not its name
-    recommended  a model's generation_config.json may say what it is by default
+    flag         option of ``octavo generate``, if not the parameter's name; "": none
+    vllm         field of vLLM's gRPC message, if not the parameter's name
+    recommended  whether a model's generation_config.json may set the default
     """
 
     flag: str | None = None
@@ -115,26 +115,26 @@ class Parameter(Setting):
 
 
 def setting(default: Any, text: str, **said: Any) -> Any:
-    """A dataclass field that is a setting; ``said``: the fields of Setting."""
+    """Return a dataclass field that declares a setting; ``said`` has the fields of Setting."""
     return _field(default, Setting(help=text, **said))
 
 
 def parameter(default: Any, text: str, **said: Any) -> Any:
-    """A dataclass field that is a sampling parameter; ``said``: the fields of Parameter."""
+    """Return a dataclass field that declares a sampling parameter; ``said`` has the fields of Parameter."""
     return _field(default, Parameter(help=text, **said))
 
 
 def _field(default: Any, declared: Setting) -> Any:
     metadata = {"setting": declared}
-    if isinstance(default, Mapping):  # dataclasses take it for a mutable one
+    if isinstance(default, Mapping):  # dataclasses refuse mappings as defaults
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @functools.cache
 def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
-    """The settings of a configuration (or the parameters of a request) and their defaults, by name, in the
-    order of declaration."""
+    """Return the settings of a configuration (or parameters of a request) with their defaults, by name, in
+    the order of declaration."""
     hints = typing.get_type_hints(config)
     return {
         field.name: (
@@ -149,8 +149,8 @@ def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
 
 
 def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> None:
-    """Bring every setting of a configuration that is being made into its own type; ``error`` names the first
-    that is not usable."""
+    """Convert every setting of a new configuration to its type; raise ``error`` for the first that is
+    unusable."""
     for name, (declared, default) in settings_of(config.__class__).items():
         given = getattr(config, name)
         try:

@@ -1,7 +1,7 @@
-"""Python types of settings: the type that each kind is kept in, and what else is accepted.
+"""Python types of settings: the type in which each kind is kept, and the types that are accepted.
 
-A size may be written as its option takes it ("2GiB"), a path as text, a tuple as a list, and a number as
-NumPy's. Nothing else is converted: "32" is no number, and neither is True.
+A size may be text as on the command line ("2GiB"), a path may be text, a tuple may be a list, and a number
+may be NumPy's. Nothing else is converted: "32" and True are not accepted as numbers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
 
 
 def in_its_type(kind: Kind, value: Any) -> Any:
-    """The value as a setting of this kind keeps it; TypeError for what is none says what it must be."""
+    """Return the value in the type of its kind. Raises TypeError with the rule for an invalid value."""
     what, taken = _TYPES[kind]
     try:
         return taken(value)
@@ -118,7 +118,7 @@ def in_its_type(kind: Kind, value: Any) -> Any:
 
 
 def check_count(name: str, value: Any, all_of: str) -> None:
-    """InvalidRequest unless it is None, for ``all_of``, or a whole number that there may be so many of."""
+    """Raise InvalidRequest unless the count is None (which means ``all_of``) or a whole number in range."""
     if value is None:
         return
     try:

@@ -15,9 +15,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str, *, least: int = 1) -> int:
-    """Bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
+    """Return the bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
 
-    Raises InvalidConfig for anything else, and for less than ``least`` bytes.
+    Raises InvalidConfig for other text, and for less than ``least`` bytes.
     """
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:

@@ -16,8 +16,8 @@ from .swap_counters import SwapCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Ended request with all its samples, times in seconds. ``invalid``: it failed because of what it
-    asked for, not because of the model or the engine."""
+    """Ended request with all samples; times in seconds. ``invalid``: it failed because of its own parameters,
+    not because of the model or the engine."""
 
     request_id: str
     finish_reason: FinishReason
@@ -31,22 +31,21 @@ class RequestRecord:
 
 
 class DraftRecord(NamedTuple):
-    """Drafts of one sequence in one step: how many were computed, and how many of them held, from the first
-    one on."""
+    """Numbers of draft tokens of a sequence in a step: computed, and accepted from the first on."""
 
     num_drafts: int
     num_accepted: int
 
 
 class TenantLoad(NamedTuple):
-    """Sequences of a tenant."""
+    """Numbers of running and waiting sequences of a tenant."""
 
     running: int
     waiting: int
 
 
 class TenantTokens(NamedTuple):
-    """Tokens of one tenant in a step: prompt tokens computed, and tokens generated."""
+    """Numbers of tokens of a tenant in a step: computed prompt tokens and generated tokens."""
 
     prompt: int
     output: int
@@ -97,8 +96,8 @@ class StepRecord:
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
     drafts                     one entry per sequence that had some in this step
-    tenant_tokens              of those who have a name
-    predicted_s                what the scheduler expected; None without a latency target
+    tenant_tokens              tokens of each tenant with a name
+    predicted_s                seconds that the scheduler expected; None without a latency target
     """
 
     seconds: float
@@ -121,10 +120,10 @@ class StepRecord:
 
 
 class Observer(Protocol):
-    """Called from the engine thread; must be quick and must not raise."""
+    """Receiver of statistics. It is called on the engine thread, must be quick and must not raise."""
 
     def step(self, record: StepRecord) -> None: ...
 
     def rejected(self, reason: str) -> None:
-        """A request was refused at submission: "too_long", "invalid", "overloaded", ..."""
+        """Note that a request was refused on arrival: "too_long", "invalid", "overloaded", ..."""
         ...

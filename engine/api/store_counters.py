@@ -19,12 +19,12 @@ budget                     others were used more lately
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCounts:
-    """Since the start, but for ``num_bytes``.
+    """Counts since the start, and the bytes on disk now.
 
     hits, misses    requests whose first page that was not in memory was on disk, or was not
-    loaded, written pages
+    loaded, written pages read from and written to disk
     dropped         pages by reason, see DROP_REASONS
-    num_bytes       on disk now, all kinds of pages together, as far as this server knows
+    num_bytes       bytes of all pages on disk now, as far as this server knows
     """
 
     hits: int = 0
@@ -44,7 +44,7 @@ class StoreCounters:
         self._dropped: Counter[str] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
-        """``name`` is a field of StoreCounts."""
+        """Add to the counter ``name``, a field of StoreCounts."""
         with self._lock:
             self._counts[name] += count
 

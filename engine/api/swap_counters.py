@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCounts:
-    """Pages since the start: ``num_out`` of the pool, ``num_in`` again; and what copies take now."""
+    """Pages copied out of the pool and back since the start, and the bytes of copies now."""
 
     num_out: int = 0
     num_in: int = 0

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 class Tenant:
     """Client that shares a server with others.
 
-    name    "" where there are no tenants
-    share   of what they share (the queue, the pages that may be pinned, the streams that may watch): the
-            largest part that this one may take
+    name    "" on a server without tenants
+    share   largest part of shared resources (queue, pinned pages, watch streams) that this tenant may take
     """
 
     name: str = ""

@@ -1,4 +1,4 @@
-"""Options about who may talk to a server, on both sides of the wire."""
+"""Options for TLS and tokens, of servers and of clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """The TLS files of the metrics port; InvalidConfig when only one of them is given."""
+    """Return the TLS files of the metrics port. Raises InvalidConfig if only one of them is given."""
     from ..grpc.security import TlsFiles
 
     if (args.metrics_tls_cert is None) != (args.metrics_tls_key is None):
@@ -51,7 +51,7 @@ def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """The server's TLS files; InvalidConfig when only some of them are given."""
+    """Return the server's TLS files. Raises InvalidConfig if only some of them are given."""
     from ..grpc.security import TlsFiles
 
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -74,7 +74,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
-    """Return the credentials of the options; InvalidConfig when they are given without --connect."""
+    """Return the client credentials of the options. Raises InvalidConfig if they come without --connect."""
     credentials = ClientCredentials(
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )

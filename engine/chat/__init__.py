@@ -1,1 +1,1 @@
-"""Answers of chat models: where the reasoning ends, what is content, and which tools are called."""
+"""Parsing of chat models' answers into reasoning, content and tool calls."""

@@ -1,4 +1,4 @@
-"""An answer while it is generated: text in, reasoning, content and tool calls out."""
+"""Incremental parsing of an answer: text in; reasoning, content and tool calls out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .tool_formats import ToolFormat
 
 
 class AnswerReader:
-    """Reads one answer. ``add`` the text as it is generated, then ``finish``; both return what became
+    """Parses one answer. ``add`` the text during generation, then ``finish``; both return events that are
     certain. All events together are the answer, however the text was cut.
 
-    No piece of a mark is part of any text, and no call is made whole: arguments are what the model wrote.
+    No mark is part of any text. Incomplete calls are not completed: arguments are exactly what the model
+    wrote.
     """
 
     def __init__(
@@ -35,9 +36,9 @@ class AnswerReader:
         tools: Tools = (),
         max_calls: int | None = None,
     ) -> None:
-        """``reasoning``: the marks, where the answer may have some; ``is_thinking``: the prompt has opened
-        it. ``tool_format``: how calls are written, where there may be any; ``max_calls``: how many are
-        read, the text from the next one on being dropped."""
+        """Begin an answer. ``reasoning``: marks of the reasoning, if there may be any; ``is_thinking``: the
+        prompt has opened it. ``tool_format``: notation of calls, if there may be any; ``max_calls``: number
+        of calls to read, after which text is dropped."""
         self._source = TextSource()
         self._reasoning = reasoning
         self._is_thinking = is_thinking
@@ -48,12 +49,13 @@ class AnswerReader:
         self._steps = self._answer()
 
     def add(self, text: str) -> list[Event]:
-        """Return what the next piece of the output's text makes certain."""
+        """Return the events that the next piece of text makes certain."""
         self._source.rest += text
         return self._run()
 
     def finish(self, *, was_cut: bool) -> list[Event]:
-        """Return what the end of the output makes certain. ``was_cut``: the model had more to say."""
+        """Return the events that the end of the output makes certain. ``was_cut``: the output was cut at a
+        limit."""
         self._source.is_closed, self._was_cut = True, was_cut
         return self._run()
 
@@ -114,7 +116,7 @@ class AnswerReader:
         return self._source.taken
 
     def _read_content(self) -> Steps[None]:
-        """Text, and calls in it; white space between text and a call is neither's."""
+        """Read text, and calls in it; white space between text and a call is dropped."""
         source, form = self._source, self._format
         if form is None:
             while source.rest or (yield from source.more()):
@@ -149,13 +151,13 @@ class AnswerReader:
                 source.take(len(source.rest) if at < 0 else at + len(form.end))
         except Unfinished:
             source.take(len(source.rest))
-            if self._was_cut:  # as far as it goes, it was right
+            if self._was_cut:  # the call was valid up to the cut
                 return
         yield CallMalformed(source.taken, calls.open_index)
         calls.give_up()
 
     def _last_text(self, marks: tuple[str, ...]) -> str:
-        """Return the text left at the end; nothing if the output was cut where a mark may have begun."""
+        """Return the remaining text; empty if the output was cut where a mark may have begun."""
         is_torn = self._is_cut_within(marks)
         rest = self._source.take(len(self._source.rest))
         return "" if is_torn else rest
@@ -167,7 +169,7 @@ class AnswerReader:
 
 
 def whole_answer(reader: AnswerReader, text: str, *, was_cut: bool) -> ChatAnswer:
-    """Return the parts of an answer that is there as a whole. Text that is no call after all is content."""
+    """Return the parts of a complete answer. Text that turns out not to be a call is content."""
     found = ChatAnswer()
     for event in [*reader.add(text), *reader.finish(was_cut=was_cut)]:
         match event:

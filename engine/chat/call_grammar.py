@@ -1,4 +1,4 @@
-"""Grammars of tool calls, for answers that must have some: each notation with the tools' own parameters."""
+"""Grammars of required tool calls, in each notation, with the tools' parameters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ AddedId: TypeAlias = Callable[[str], "int | None"]
 
 _ANY_TEXT = r"/(.|\n)*/"
 _SCALARS = ("integer", "number", "boolean", "null")
-_WHITESPACE = r"[ \n]?"  # between the elements of JSON, as in other structured output
+_WHITESPACE = r"[ \n]?"  # white space between JSON elements, as in other structured output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Parameters that are written one by one; in ``before`` the name stands for ``{key}``.
+    """Notation of parameters that are written one by one; ``{key}`` in ``before`` is the name.
 
-    texts    how a text is written: "raw" for as it is, "json", or the quotes that stand around it
-    nested   how other values are written: as JSON, or with bare keys and those quotes
+    texts    form of text values: "raw" (unquoted), "json", or the quotes around them
+    nested   form of other values: JSON, or bare keys with those quotes
     """
 
     before: str
@@ -35,10 +35,11 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Form in which a model must write calls. In ``call`` stand ``{name}`` and, for a number, ``{index}``.
+    """Notation in which a model must write calls. ``call`` contains ``{name}`` and, for a number,
+    ``{index}``.
 
-    section      around all calls
-    call         around the arguments of one
+    section      text around all calls
+    call         text around the arguments of one call
     parameters   None: the arguments are one JSON object
     """
 
@@ -59,12 +60,12 @@ def call_grammar(
     with_text: bool = False,
     or_schema: Any = None,
 ) -> str:
-    """A grammar, in Lark's notation, of one call of one of the tools, or with ``is_many`` of more.
+    """Return a Lark grammar of one call of one of the tools, or of several with ``is_many``.
 
-    start       the text that begins calls; "" where they are all of an answer
-    marks       texts of the notation that may be tokens of their own
-    with_text   text may stand before and behind calls, or alone
-    or_schema   JSON of this schema may stand in the place of calls
+    start       text that begins calls; "" if they are the whole answer
+    marks       texts of the notation that may be special tokens
+    with_text   text may precede and follow calls, or replace them
+    or_schema   JSON of this schema may replace calls
     """
     writer = _Writer(shape, marks, added_id)
     return writer.grammar(tools, start=start, is_many=is_many, with_text=with_text, or_schema=or_schema)
@@ -117,7 +118,7 @@ class _Writer:
         self._rules += [f"quoted: {self._texts(quote)} {self._text('quoted', quote)}", *_BARE_RULES]
 
     def _parts(self, text: str) -> list[str]:
-        """Terminals for a text: tokens of their own by their ids, the rest as strings."""
+        """Return terminals for a text: special tokens by id, other text as strings."""
         found, at = [], 0
         for match in self._splits.finditer(text):
             found += [json.dumps(text[at : match.start()])] if match.start() > at else []
@@ -138,13 +139,15 @@ class _Writer:
         return f"call_{index}"
 
     def _parameters(self, call: int, schema: Mapping[str, Any]) -> str:
-        """All required parameters in their order, and any of the others."""
+        """Return the rule of all required parameters in order, and any of the others."""
         parameters = self._shape.parameters
         assert parameters is not None
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        ordered = sorted(properties, key=lambda key: key not in required)  # the first has no separator
+        ordered = sorted(
+            properties, key=lambda key: key not in required
+        )  # required ones first; the first has no separator
         parts = []
         for index, key in enumerate(ordered):
             rule = f"p_{call}_{index}"
@@ -159,7 +162,7 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, rule: str, parameters: Parameters, schema: Any, shared: Mapping[str, Any]) -> str:
-        """The value of a parameter and what stands behind it."""
+        """Return the rule of a parameter's value and the text after it."""
         after = self._texts(parameters.after)
         schema = schema if isinstance(schema, Mapping) else {}
         if schema.get("type") == "string" and parameters.texts != "json":
@@ -173,10 +176,10 @@ class _Writer:
         return f"{_json({**shared, **schema})} {after}"
 
     def _text(self, rule: str, end: str) -> str:
-        """Any text up to ``end``, which it does not contain."""
+        """Return the rule of any text up to ``end``."""
         if not end:
             return _ANY_TEXT
-        if self._splits.match(end.lstrip("\n")):  # a token of its own is in no text
+        if self._splits.match(end.lstrip("\n")):  # a special token cannot be part of a text
             return f"{_ANY_TEXT} {self._texts(end)}"
         self._rules.append(f"{rule}_text[suffix={json.dumps(end)}]: {_ANY_TEXT}")
         return f"{rule}_text"
@@ -191,7 +194,7 @@ _BARE_RULES = [
 
 
 def _parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments. Any object will do where the tool says that it is not strict."""
+    """Return the schema of a tool's arguments; any object if the tool is not strict."""
     found = function.get("parameters")
     if not isinstance(found, Mapping) or function.get("strict") is False:
         return {"type": "object"}

@@ -1,4 +1,4 @@
-"""Calls on their way out: numbers and ids of them, and the JSON of their arguments."""
+"""Events of tool calls: numbers, ids and JSON arguments."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any, Literal, TypeAlias
 from .events import CallArguments, CallBegin, CallEnd
 from .text_source import Malformed
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as in OpenAI's API: {"type": "function", "function": {...}}
+Tools: TypeAlias = Sequence[
+    Mapping[str, Any]
+]  # in the form of the OpenAI API: {"type": "function", "function": {...}}
 IdStyle: TypeAlias = Literal["call", "short"]
 _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallWriter:
-    """Makes the events of one answer's calls. ``name`` is that of the call which is open, if one is."""
+    """Makes the events of one answer's calls. ``name``: name of the open call, if any."""
 
     def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
         self.tools = tools
@@ -32,15 +34,15 @@ class CallWriter:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun so far."""
+        """Number of calls begun so far."""
         return self._index + 1
 
     def give_up(self) -> None:
-        """Leave the open call: it is none after all."""
+        """Drop the open call, which turned out to be malformed."""
         self.name = None
 
     def begin(self, name: str, call_id: str | None = None) -> CallBegin:
-        """Raises Malformed for a call without a name."""
+        """Begin a call. Raises Malformed if it has no name."""
         if not name:
             raise Malformed
         self._index += 1
@@ -52,14 +54,14 @@ class CallWriter:
         return CallArguments(self._index, text)
 
     def end(self) -> CallEnd:
-        """Raises Malformed if the arguments are not one JSON object."""
+        """End a call. Raises Malformed if its arguments are not one JSON object."""
         if not isinstance(self.loaded(), dict):
             raise Malformed
         self.name = None
         return CallEnd(self._index)
 
     def loaded(self) -> object:
-        """The arguments that were written; Malformed if they are no JSON."""
+        """Return the parsed arguments. Raises Malformed if they are not JSON."""
         try:
             return json.loads("".join(self._written))
         except ValueError:
@@ -68,7 +70,7 @@ class CallWriter:
     def whole(
         self, name: str, arguments: Any, call_id: str | None = None
     ) -> Iterator[CallBegin | CallArguments | CallEnd]:
-        """A call that is known to its end."""
+        """Yield the events of a complete call."""
         if not isinstance(arguments, Mapping):
             raise Malformed
         yield self.begin(name, call_id)
@@ -76,7 +78,7 @@ class CallWriter:
         yield self.end()
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """Schemas of the parameters of the tool ``name``; empty if the request gave none."""
+        """Return the parameters' schemas of the tool ``name``; empty if the request has none."""
         for tool in self.tools:
             function = tool.get("function", {})
             if function.get("name") == name:
@@ -90,12 +92,12 @@ class CallWriter:
 
 
 def new_id(style: IdStyle = "call") -> str:
-    """An id for a call; "short": nine letters and digits, which is all that Mistral's templates take."""
+    """Return an id for a call; "short": nine letters and digits, as Mistral's templates require."""
     if style == "short":
         return "".join(secrets.choice(_ALPHABET) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 
 
 def as_json(value: Any) -> str:
-    """The value as JSON text, letters of all alphabets as they are."""
+    """Return the value as JSON text, without escaping letters of any alphabet."""
     return json.dumps(value, ensure_ascii=False)

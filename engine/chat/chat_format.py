@@ -1,4 +1,4 @@
-"""Marks of one model's answers."""
+"""Marks in the answers of one model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """``reasoning``: its marks, for a model that thinks; ``tools``: how it writes calls, if it can."""
+    """Marks of reasoning and tool calls. ``reasoning``: for reasoning models; ``tools``: for models with tool
+    calls."""
 
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None
@@ -33,8 +34,8 @@ def chat_format_of(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> ChatFormat:
-    """The format that the parsers' names say, or with "auto" the chat template and the vocabulary.
-    InvalidConfig for unknown names."""
+    """Return the format of the named parsers, or with "auto" that of the chat template and the vocabulary.
+    Raises InvalidConfig for unknown names."""
     return ChatFormat(
         reasoning=reasoning_of(template, vocab)
         if reasoning_parser == AUTO

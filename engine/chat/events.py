@@ -39,14 +39,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The arguments are complete: the model has written them to their end."""
+    """The arguments are complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallMalformed:
-    """Text that began as a call and is none. ``index``: of the call that had begun, if one had."""
+    """Text that began as a call but is malformed. ``index``: of the open call, if any."""
 
     text: str
     index: int | None

@@ -1,4 +1,4 @@
-"""Calls that are written as JSON: {"name": ..., "arguments": ...}, or a name and then the arguments."""
+"""Tool calls in JSON: {"name": ..., "arguments": ...}, or a name and then the arguments."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def read_arguments(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """The arguments of a call that has begun, as they come; an object that is written as a string when it is
-    whole."""
+    """Read the arguments of an open call incrementally; an object written as a string is read as a whole."""
     yield from source.skip_space()
     if (yield from source.starts_with('"')) is None:
         yield from source.json_value(calls.arguments)
@@ -62,7 +61,7 @@ def _loaded(text: str) -> object:
 
 
 def _unpacked(value: str) -> str:
-    """The object in a JSON string, or the value itself."""
+    """Return the object in a JSON string, or the value itself."""
     loaded = _loaded(value)
     return loaded if isinstance(loaded, str) else value
 

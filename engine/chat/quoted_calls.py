@@ -1,4 +1,4 @@
-"""Calls in notations of their own: Gemma's, which is nearly JSON, and what is read whole."""
+"""Tool calls in special notations: Gemma's, which resembles JSON, and notations that are read as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = re.compile(r"[^\s{}\[\],:<]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls:
-    """``call:NAME{key:<|"|>text<|"|>,number:1}``, keys bare and texts between ``quote``."""
+    """``call:NAME{key:<|"|>text<|"|>,number:1}``, with bare keys, and texts between ``quote``."""
 
     parse: Parse
     start: str
@@ -54,7 +54,7 @@ class GemmaCalls:
         yield from end_mark(source, self.end)
 
     def _rest_of_object(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Everything behind the first brace up to its closing one, as JSON."""
+        """Read an object after its opening brace, as JSON."""
         depth = 1
         while depth:
             if not source.rest:
@@ -76,7 +76,7 @@ def _escaping(calls: CallWriter) -> Wrap:
 
 
 def _word(source: TextSource) -> Steps[str]:
-    """A key with the quotes that JSON wants, or a value as it is."""
+    """Read a key and add the quotes of JSON, or a value unchanged."""
     while (found := _WORD.match(source.rest)) is None or found.end() == len(source.rest):
         if found is None:
             raise Malformed
@@ -87,7 +87,7 @@ def _word(source: TextSource) -> Steps[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeCalls:
-    """Calls that are read once they are whole, by mlx-lm's parser alone: LFM2, FunctionGemma, Kimi K3."""
+    """Calls that only mlx-lm's parser reads, once they are complete: LFM2, FunctionGemma, Kimi K3."""
 
     parse: Parse
     start: str

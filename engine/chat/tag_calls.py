@@ -1,4 +1,4 @@
-"""Calls that are written as tags, one for each parameter: Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat."""
+"""Tool calls with one tag per parameter: Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
     """Return the calls that mlx-lm's parser finds in a text. Raises Malformed if it refuses."""
     try:
         found = parse(text, tools)
-    except Exception:  # parsers raise whatever their conversions raise
+    except Exception:  # parsers may raise any error
         raise Malformed from None
     calls = found if isinstance(found, list) else [found]
     if not calls or not all(
@@ -66,7 +66,7 @@ class TagCalls:
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether calls have marks of their own within ``start`` and ``end``."""
+        """Whether each call has its own marks within ``start`` and ``end``."""
         return self.call is not None and self.call[0] != self.start
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
@@ -116,18 +116,18 @@ class TagCalls:
         yield calls.end()
 
     def _without_parameters(self, calls: CallWriter, text: str) -> Steps[None]:
-        """A call that is a name alone, or what else mlx-lm's parser reads."""
+        """Read a call without parameters, or in another form that mlx-lm's parser knows."""
         if text in calls.tool_names:
             yield from calls.whole(text, {})
             return
         for call in parsed_calls(self.parse, text, calls.tools):
-            if "raw" in call["arguments"]:  # it did not know what to make of it
+            if "raw" in call["arguments"]:  # the parser did not understand it
                 raise Malformed
             yield from calls.whole(str(call["name"]), call["arguments"])
 
     @property
     def _outer_end(self) -> str:
-        """The mark that closes a call, where mlx-lm's parser does not take it."""
+        """Return the mark that closes a call, if mlx-lm's parser does not take it."""
         return self.call_end if self.call_end == self.end and self.call is None else ""
 
     def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:
@@ -155,7 +155,7 @@ class TagCalls:
 
 
 class _TextValue:
-    """The JSON string of a value that is text, as far as it is certain."""
+    """The JSON string of a text value, as far as it is certain."""
 
     def __init__(self, calls: TagCalls) -> None:
         self._trim = calls.trim

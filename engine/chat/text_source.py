@@ -1,5 +1,5 @@
-"""Text that arrives in pieces, for parsers written as generators: they yield what they found, and None when
-they need more text."""
+"""Text in pieces for parsers written as generators, which yield results, and None when they need more
+text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Wrap: TypeAlias = Callable[[str], Event]
 
 
 class Malformed(Exception):
-    """The text is no tool call after all."""
+    """The text turned out not to be a tool call."""
 
 
 class Unfinished(Exception):
@@ -22,10 +22,10 @@ class Unfinished(Exception):
 
 
 class TextSource:
-    """Takes text from one end and gives it to a parser at the other.
+    """Buffer between incoming text and a parser.
 
-    rest       what the parser has not consumed yet
-    is_closed  no more text comes
+    rest       text that the parser has not consumed yet
+    is_closed  no more text will come
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class TextSource:
         self._taken: list[str] = []
 
     def mark(self, opened: str = "") -> None:
-        """Begin ``taken`` anew, with a text that was consumed already."""
+        """Reset ``taken``, with a text that was already consumed."""
         self._taken = [opened]
 
     @property
     def taken(self) -> str:
-        """All that was consumed since ``mark``."""
+        """All text consumed since ``mark``."""
         self._taken = ["".join(self._taken)]
         return self._taken[0]
 
@@ -134,7 +134,7 @@ class TextSource:
         return text, mark
 
     def certain_length(self, marks: tuple[str, ...]) -> int:
-        """Characters of the rest that belong to no mark, whatever comes."""
+        """Return the number of leading characters that cannot belong to a mark."""
         longest = max(map(len, marks), default=0)
         for start in range(max(0, len(self.rest) - longest + 1), len(self.rest)):
             if any(mark.startswith(self.rest[start:]) for mark in marks):
@@ -142,7 +142,7 @@ class TextSource:
         return len(self.rest)
 
     def _first_of(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
-        """Return where the first mark begins, and the mark; of two that begin together, the longer."""
+        """Return the place of the first mark, and the mark; of two at the same place the longer."""
         found = [(self.rest.find(mark), -len(mark), mark) for mark in marks if mark in self.rest]
         if not found:
             return None

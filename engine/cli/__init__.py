@@ -1,7 +1,7 @@
 """The ``octavo`` command. Exit codes: 0 success, 2 wrong usage or input, 1 failure.
 
-Each command is a module with ``add_arguments(parser)`` and ``run(args) -> int``; only the one
-that is asked for is imported, so that ``octavo --help`` answers at once.
+Each command is a module with ``add_arguments(parser)`` and ``run(args) -> int``. Only the requested one is
+imported, so that ``octavo --help`` is fast.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAB = ("bench", "replay", "models")  # commands of the distribution octavo-lab
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code, whatever happens but a bug."""
+    """Run one command; return its exit code for everything except bugs."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _accept_any_encoding()
     if arguments[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
@@ -64,12 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has gone: nobody to tell
+    except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise  # a bug: what can be wrong with a file is said where it is used
+            raise  # a bug, because errors of files are handled where they are used
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         say_error(args.command, f"cannot write {error.filename or 'the output'}: {error.strerror}; make room")
         return 1
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _accept_any_encoding() -> None:
-    """Write characters that the output's encoding lacks as escapes, and read UTF-8 where the input is said to
-    be ASCII: Python would end the command with a traceback."""
+    """Escape characters that the output's encoding lacks, and read UTF-8 if the input's encoding is ASCII,
+    instead of ending with a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":
@@ -90,7 +90,7 @@ def _leave_at_once(*_: object) -> None:
 
 
 def command_parser(command: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of a command such as ``("bench", "engine")``, for documentation."""
+    """Return the parser of a command such as ``("bench", "engine")``, for documentation."""
     return functools.reduce(Parser.command, command, _parser())
 
 

@@ -1,4 +1,4 @@
-"""Answers of ``octavo generate``: printed as they come, summed up, and as JSON."""
+"""Output of ``octavo generate``: streamed text, a summary, and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..client.token_times import TokenTimes
 
 
 class Drafts:
-    """Counts the drafts of an engine's steps: an observer of it."""
+    """Observer that counts the drafts of an engine's steps."""
 
     def __init__(self) -> None:
         self._records: list[DraftRecord] = []
@@ -23,10 +23,11 @@ class Drafts:
         self._records += record.drafts
 
     def rejected(self, reason: str) -> None:
-        """Nothing to count: the request's own error says it."""
+        """Do nothing: the request's own error is reported."""
 
     def as_json(self) -> dict[str, Any]:
-        """``mean_accepted_length``: tokens of a step that computed drafts, its own included."""
+        """Return the counts; ``mean_accepted_length``: tokens per step that computed drafts, its own
+        included."""
         accepted = sum(record.num_accepted for record in self._records)
         return {
             "drafted": sum(record.num_drafts for record in self._records),
@@ -36,8 +37,8 @@ class Drafts:
 
 
 class Answer:
-    """Collects the samples and prints a single one as it comes; several are printed at the end,
-    since they would be mixed."""
+    """Collects the samples. A single one is printed during generation; several are printed at the end, to
+    keep them apart."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Answer:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``drafts``: of the engine that answers, if it has some."""
+        """Begin without samples. ``drafts``: counts of the engine, if available."""
         self._drafts = drafts
         self._clock = clock
         self.times = TokenTimes(clock())
@@ -89,7 +90,8 @@ class Answer:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """``tokens_per_s``: after the first message; of the whole request if that says nothing."""
+        """Return the answer; ``tokens_per_s``: rate after the first message, or of the whole request if that
+        is unknown."""
         later = self.times.later_per_s
         found = {
             "outputs": [_sample_json(sample) for sample in self.samples],

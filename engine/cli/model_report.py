@@ -1,4 +1,4 @@
-"""Report of the doctor on one model: what runs natively, what is fused, and what is not and why."""
+"""The doctor's report on a model: native and fused parts, and reasons for others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..memory.budget import format_size
 
 
 def examine_model(config: EngineConfig) -> dict[str, Any]:
-    """Load, replace and probe, as ``serve`` would; JSON-ready. ModelLoadError, InvalidConfig as there."""
+    """Load, replace and probe a model as ``serve`` does; return JSON-ready results. Raises ModelLoadError and
+    InvalidConfig as ``serve``."""
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready, model_ops
@@ -62,7 +63,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
 
 
 def model_lines(model: dict[str, Any]) -> Iterator[str]:
-    """Return the report as lines for people."""
+    """Yield the report as lines of text."""
     yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
     error, limit = model["probe_error"], model["probe_limit"]
     yield f"  through pages: error {error:.2g} of {limit:.2g} allowed"

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when something fits, 1 when not even one page does."""
+    """Return 0 if something fits, 1 if not even one page does."""
     from ..memory.planner import plan, render
 
     result = plan(
@@ -74,7 +74,7 @@ def _residual(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
-    """The pair asked for, or every format there is and the recommended pair."""
+    """Return the configured pair, or all formats and the recommended pair."""
     if args.kv_format not in (None, AUTO):
         return [format_pair(args.kv_format)]
     return [format_pair(name) for name in (*FORMAT_NAMES, RECIPE)]

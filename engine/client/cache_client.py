@@ -1,4 +1,4 @@
-"""The part of the client that speaks octavo.v1.Cache."""
+"""The client of the octavo.v1.Cache service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CacheCalls:
-    """``client.cache.stats()`` and the others; errors are those of the client."""
+    """Calls of octavo.v1.Cache, as in ``client.cache.stats()``; errors are those of the client."""
 
     def __init__(self, stub: Any, client: Client) -> None:
         self.stub = stub
@@ -37,7 +37,7 @@ class CacheCalls:
         return reply
 
     async def save(self, path: str, prompt: pb.Prefix | None = None) -> pb.SaveResponse:
-        """``path``: on the server, below its folder for this; ``prompt``: None for everything cached."""
+        """Save a prompt, or everything cached (None), to ``path`` below the server's --save-dir."""
         request = pb.SaveRequest(path=path, prompt=prompt)
         reply: pb.SaveResponse = await self.call(request)
         return reply
@@ -56,14 +56,14 @@ class CacheCalls:
         return reply
 
     async def flush(self) -> int:
-        """Forget every cached page that nobody holds; how many there were."""
+        """Discard every cached page without a holder; return their number."""
         return int((await self.call(pb.FlushRequest())).num_pages)
 
     async def watch(
         self, start_number: int | None = None, *, log_id: str = ""
     ) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Events from a number on (None: the next one); the first response says where it begins.
-        EventsGone when that is not possible, FellBehind when this reader was too slow."""
+        """Stream events from a number on (None: the next one), after a first response with the start. Raises
+        EventsGone if they are not available, FellBehind if this reader is too slow."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
         call = self.stub.Watch(request, metadata=self._client.metadata)
         try:
@@ -72,7 +72,7 @@ class CacheCalls:
         except grpc.aio.AioRpcError as error:
             raise self._client.translate(error) from error
         finally:
-            call.cancel()  # does nothing when the call has ended
+            call.cancel()  # has no effect after the call's end
 
 
 def prefix_of(
@@ -82,7 +82,7 @@ def prefix_of(
     request_id: str | None = None,
     cache_salt: str = "",
 ) -> pb.Prefix:
-    """Make the message of a prefix: one of the three."""
+    """Return the message of a prefix, from one of the three arguments."""
     prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
     if token_ids is not None:
         prefix.token_ids.ids.extend(token_ids)

@@ -1,4 +1,4 @@
-"""A server in a process of its own: how benchmarks, demos and tests run ``octavo serve``."""
+"""A server in a child process, for benchmarks, demos and tests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ READY = "octavo ready:"
 
 
 class ServerProcess:
-    """``async with ServerProcess(["--model", "demo"]) as server: Client(server.ready["grpc"])``.
+    """Child process with ``octavo serve``: ``async with ServerProcess(["--model", "demo"]) as server:
+    Client(server.ready["grpc"])``.
 
-    Listens on free local ports unless told otherwise. Always stopped on the way out: SIGTERM
-    first, and SIGKILL if that takes longer than ``stop_timeout``.
+    Listens on free local ports by default. It is always stopped at the end: by SIGTERM, and by SIGKILL if
+    that takes longer than ``stop_timeout``.
 
-    ready       what the ready line says: grpc, metrics, model, backend, kv, pages
-    returncode  the exit code, once stopped
+    ready       fields of the ready line: grpc, metrics, model, backend, kv, pages
+    returncode  exit code, once stopped
     """
 
     def __init__(
         self, flags: Sequence[str], *, stop_timeout: float = 60.0, launcher: Sequence[str] = ()
     ) -> None:
-        """``launcher``: a command that becomes the one after it, such as ``nice -n 5``."""
+        """Prepare the command. ``launcher``: a command that runs the command after it, such as ``nice -n
+        5``."""
         local = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "warning"]
         self._command = [*launcher, sys.executable, "-m", "octavo.engine.cli", "serve", *local, *flags]
         self._stop_timeout = stop_timeout
@@ -37,7 +39,7 @@ class ServerProcess:
         self._readers: list[asyncio.Task[None]] = []
         self._ready_line: asyncio.Future[str] | None = None
         self.ready: dict[str, str] = {}
-        self.last_errors: deque[str] = deque(maxlen=20)  # last lines of its stderr
+        self.last_errors: deque[str] = deque(maxlen=20)  # last lines of the server's stderr
 
     @property
     def pid(self) -> int:
@@ -49,8 +51,8 @@ class ServerProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Wait until it is ready. InvalidConfig with its own words when it refuses to start,
-        EngineDead when it ends in another way."""
+        """Wait until the server is ready. Raises InvalidConfig with its message if it refuses to start, and
+        EngineDead if it ends in another way."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
@@ -78,18 +80,18 @@ class ServerProcess:
         self.ready = dict(word.split("=", 1) for word in line.removeprefix(READY).split())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
+        """Send the server a signal, if it still runs."""
         assert self._process is not None, "not started"
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     async def stop(self) -> int:
-        """Drain and end it; its exit code."""
+        """Drain and end the server; return its exit code."""
         self.signal(signal.SIGTERM)
         return await self.wait()
 
     async def wait(self) -> int:
-        """Wait for its end, at most ``stop_timeout``; its exit code."""
+        """Wait for the server's end, at most ``stop_timeout``; return its exit code."""
         assert self._process is not None, "not started"
         try:
             await asyncio.wait_for(self._process.wait(), self._stop_timeout)
@@ -109,7 +111,7 @@ class ServerProcess:
         await self.stop()
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """To the end, so that the process never waits for us."""
+        """Read a stream to its end, so that the process is never blocked by a full pipe."""
         assert self._ready_line is not None
         async for line in stream:
             if line.startswith(READY.encode()) and not self._ready_line.done():

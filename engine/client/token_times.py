@@ -11,12 +11,12 @@ waiting then has come in no time."""
 
 @dataclass(slots=True)
 class TokenTimes:
-    """Times of the messages of one request: a message may bring several tokens, and a first one that is read
-    late brings those that were ready long before. So what comes with a sample's first message has no time of
-    its own, and a message is one gap, however many tokens it has.
+    """Arrival times of the messages of one request. A message may bring several tokens, and a first message
+    that is read late brings tokens that were ready long before. So tokens of a sample's first message have no
+    time of their own, and each message counts as one gap.
 
-    began       when the request was sent: a reading of the clock that ``add`` is given readings of
-    gaps_s      between messages with tokens
+    began       time at which the request was sent, by the clock passed to ``add``
+    gaps_s      seconds between messages with tokens
     num_later   tokens that came after the first message of their sample
     """
 
@@ -27,13 +27,13 @@ class TokenTimes:
     _ended: float = 0.0
     _first: float | None = None
     _last: float = 0.0
-    _samples: set[int] = field(default_factory=set)  # that have begun
+    _samples: set[int] = field(default_factory=set)  # samples that have begun
 
     def __post_init__(self) -> None:
         self._ended = self.began
 
     def add(self, now: float, num_tokens: int, sample: int = 0) -> None:
-        """A message came, with so many tokens of a sample: perhaps none, but an end."""
+        """Record a message with ``num_tokens`` tokens of a sample (0 for an end)."""
         self._ended = now
         if not num_tokens:
             return
@@ -49,21 +49,21 @@ class TokenTimes:
 
     @property
     def ttft_s(self) -> float:
-        """Until the first token; the whole time if there was none."""
+        """Seconds until the first token; the whole time if there was none."""
         return (self._ended if self._first is None else self._first) - self.began
 
     @property
     def whole_s(self) -> float:
-        """Until the last message."""
+        """Seconds until the last message."""
         return self._ended - self.began
 
     @property
     def later_per_s(self) -> float | None:
-        """Tokens per second after the first message; None if too few came too fast to say."""
+        """Tokens per second after the first message; None if they were too few or too fast to tell."""
         span = sum(self.gaps_s)
         return self.num_later / span if self.num_later and span >= RESOLUTION_S else None
 
     @property
     def per_s(self) -> float:
-        """Tokens per second of the whole request, its prompt included; 0 for one that took no time."""
+        """Tokens per second of the whole request, prompt included; 0 if it took no time."""
         return self.num_tokens / self.whole_s if self.whole_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Requests with adapters, as a part of steps and as a resource of admission."""
+"""LoRA adapters of requests, as a part of steps and as a resource of admission."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..executor.base import Adapters
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-ROWS_INPUT = "adapters"  # as the layers call it
+ROWS_INPUT = "adapters"  # name of the rows' input in the layers
 
 
 class AdapterPart(StepPart, Resource):
-    """Tells every step which row has which adapter. A sequence holds its adapter's slot while it runs."""
+    """Gives every step the adapter of each row. A running sequence holds its adapter's slot."""
 
     def __init__(self, adapters: Adapters, max_loras: int) -> None:
         """``max_loras``: slots of ``adapters``."""
@@ -29,16 +29,17 @@ class AdapterPart(StepPart, Resource):
         self._max_loras = max_loras
         self._running: Counter[str] = Counter()  # sequences that hold a slot, by adapter
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self.samples: Counter[str] = Counter()  # samples that have not ended, by adapter
+        self.samples: Counter[str] = Counter()  # number of samples that have not ended, by adapter
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """See ``AdapterSlots.load``. InvalidRequest while requests use the one to be replaced."""
+        """Load an adapter; see ``AdapterSlots.load``. Raises InvalidRequest while requests use the one to
+        replace."""
         if replace:
             self._check_unused(name)
         return self._adapters.load(name, folder, replace=replace)
 
     def unload(self, name: str) -> None:
-        """Forget an adapter. NotFound if there is none, InvalidRequest while requests use it."""
+        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
         self._adapters.info(name)
         self._check_unused(name)
         self._adapters.unload(name)
@@ -75,7 +76,7 @@ class AdapterPart(StepPart, Resource):
                 del self.samples[name]
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the slot of each row's adapter; None for a step of the base model alone."""
+        """Return the slot of each row's adapter; None for a step without adapters."""
         names = self._names.get
         slots = [
             0 if (name := names(item.sequence)) is None else self._adapters.slot(name) for item in step.work

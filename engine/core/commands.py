@@ -1,9 +1,9 @@
-"""Everything that is asked of the engine's thread besides serving requests: typed commands.
+"""Typed commands for the engine's thread, besides serving requests.
 
-A command is a frozen record of plain data, and so is its answer: both can be pickled, so the engine
-could run in a process of its own without a change to whoever asks. The engine's thread executes them,
-one at a time, between two steps. Each holds up the next step, so each is short: what takes longer is
-asked for in portions, or worked out by whoever asks.
+A command is a frozen record of plain data, and so is its answer. Both can be pickled, so callers work
+unchanged with an engine in another process. The engine's thread executes commands one at a time between two
+steps. A command delays the next step, so it must be short: longer work is split into portions or done by the
+caller.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """The prefix cache, pages and adapters of one core, for its commands. Only its thread has one."""
+    """The prefix cache, pages and adapters of one core, for its commands; used only on the engine's
+    thread."""
 
     cache: PrefixCacheInspector
     transfer: PageTransfer
@@ -42,21 +43,21 @@ class CommandTarget:
 
 @dataclass(frozen=True, slots=True)
 class Command(ABC, Generic[AnswerT_co]):
-    """Something the engine's thread does between two steps; ``AnswerT_co`` is what it answers.
+    """Work for the engine's thread between two steps; ``AnswerT_co`` is the type of its answer.
 
-    changes_pages   whether gauges must be measured anew before the answer is given
+    changes_pages   whether gauges must be measured again before the answer is returned
     """
 
     changes_pages: ClassVar[bool] = False
 
     @abstractmethod
     def execute(self, core: CommandTarget) -> AnswerT_co:
-        """Do it, on the engine's thread."""
+        """Execute the command, on the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """The totals of the prefix cache, and positions kept by those pins that were asked for, by name."""
+    """Totals of the prefix cache, and the positions of requested pins, by name."""
 
     totals: CacheTotals
     pins: Mapping[str, int]
@@ -64,7 +65,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestTokens:
-    """A request's prompt with what its first sample has said so far, and its cache salt."""
+    """A request's prompt with its first sample's output so far, and its cache salt."""
 
     tokens: tuple[int, ...]
     salt: bytes
@@ -72,10 +73,10 @@ class RequestTokens:
 
 @dataclass(frozen=True, slots=True)
 class EventLogState:
-    """Where the log of page events stands.
+    """State of the log of page events.
 
-    number         of the next event, of the log ``log_id``, which began at ``log_began`` (seconds
-                   since the epoch)
+    number         number of the next event of log ``log_id``, which began at ``log_began`` (seconds since
+                   the epoch)
     tokens_since   number of the first event with tokens; ``number`` if they are not kept
     """
 
@@ -87,10 +88,10 @@ class EventLogState:
 
 @dataclass(frozen=True, slots=True)
 class CachedContents:
-    """The pages that can be found and whose tokens are known.
+    """The cached pages whose tokens are known.
 
-    number    of the last event that they are in accord with
-    unknown   events before tokens were kept: pages stored then are left out
+    number    number of the last event included
+    unknown   number of events before tokens were kept; pages stored then are left out
     """
 
     number: int
@@ -98,12 +99,12 @@ class CachedContents:
     pages: Mapping[Digest, PageContents]
 
 
-# --- The prefix cache as operators see it
+# --- The prefix cache for operators
 
 
 @dataclass(frozen=True, slots=True)
 class GetCacheStats(Command[CacheStats]):
-    """The cache's totals, and the pins of one owner (None: all)."""
+    """Return the cache's totals and the pins of one owner (None: all)."""
 
     pin_owner: str | None = None
 
@@ -113,7 +114,7 @@ class GetCacheStats(Command[CacheStats]):
 
 @dataclass(frozen=True, slots=True)
 class ListReusedPrefixes(Command[list[ReusedPrefix]]):
-    """The prefixes that were found again, of salts that begin with ``salt_prefix``."""
+    """Return the reused prefixes of salts that begin with ``salt_prefix``."""
 
     salt_prefix: bytes = b""
 
@@ -123,7 +124,7 @@ class ListReusedPrefixes(Command[list[ReusedPrefix]]):
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest(Command[LookupRecord]):
-    """What a request found in the cache. NotFound when it is not among the latest."""
+    """Return what a request found in the cache. Raises NotFound unless it is among the latest."""
 
     request_id: str
 
@@ -133,7 +134,7 @@ class ExplainRequest(Command[LookupRecord]):
 
 @dataclass(frozen=True, slots=True)
 class GetRequestTokens(Command[RequestTokens]):
-    """A request's tokens so far. NotFound when it is not among the latest."""
+    """Return a request's tokens so far. Raises NotFound unless it is among the latest."""
 
     request_id: str
 
@@ -144,10 +145,10 @@ class GetRequestTokens(Command[RequestTokens]):
 
 @dataclass(frozen=True, slots=True)
 class PinPrefix(Command[Pinned]):
-    """Keep what is cached of these tokens. NotConfigured, Overloaded or NotFound, and then no change.
+    """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound, with no change.
 
-    owner      whose pin it is
-    max_pages  that these may keep together (None: as many as may be pinned at all)
+    owner      owner of the pin
+    max_pages  limit for all pins of this owner (None: only the total limit)
     """
 
     changes_pages: ClassVar[bool] = True
@@ -165,7 +166,7 @@ class PinPrefix(Command[Pinned]):
 
 @dataclass(frozen=True, slots=True)
 class UnpinPrefix(Command[int]):
-    """Let a pin go; the pages of all pins afterwards. NotFound, naming it as ``shown``, if there is none."""
+    """Release a pin; return the pages of all remaining pins. Raises NotFound, with the name ``shown``."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -178,7 +179,7 @@ class UnpinPrefix(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class FlushCache(Command[int]):
-    """Forget every cached page that nobody holds; how many there were."""
+    """Discard every cached page without a holder; return their number."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -191,7 +192,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Announce page events from now on, until ``UnsubscribeEvents``, however often this was asked.
+    """Announce page events from now on until one ``UnsubscribeEvents``, whatever the number of calls.
 
     tokens   keep the tokens of pages that are published from now on
     """
@@ -207,7 +208,7 @@ class SubscribeEvents(Command[EventLogState]):
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEvents(Command[None]):
-    """Announce no page events any more."""
+    """Stop announcing page events."""
 
     def execute(self, core: CommandTarget) -> None:
         core.cache.is_watched = False
@@ -215,7 +216,7 @@ class UnsubscribeEvents(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class PageEventsSince(Command[list[PageEvent]]):
-    """The first ``limit`` events from ``number`` on. EventsGone when they are not kept, or yet to come."""
+    """Return the first ``limit`` events from ``number`` on. Raises EventsGone if they are not available."""
 
     number: int
     limit: int
@@ -229,7 +230,7 @@ class PageEventsSince(Command[list[PageEvent]]):
 
 @dataclass(frozen=True, slots=True)
 class GetCachedContents(Command[CachedContents]):
-    """What is in the pages that can be found, as far as tokens are kept."""
+    """Return the contents of cached pages whose tokens are known."""
 
     def execute(self, core: CommandTarget) -> CachedContents:
         blocks = core.cache.blocks
@@ -242,7 +243,7 @@ class GetCachedContents(Command[CachedContents]):
 
 @dataclass(frozen=True, slots=True)
 class GetPageLayout(Command[PageLayoutKey]):
-    """Which engines' pages this one can take. NotConfigured without a prefix cache."""
+    """Return the layout of pages that this engine can take. Raises NotConfigured without a prefix cache."""
 
     def execute(self, core: CommandTarget) -> PageLayoutKey:
         return core.transfer.kind
@@ -250,7 +251,7 @@ class GetPageLayout(Command[PageLayoutKey]):
 
 @dataclass(frozen=True, slots=True)
 class FindPrefix(Command[CachedPrefix]):
-    """How much of a sequence with these pages is cached. Nothing is held for whoever asks."""
+    """Return how much of a sequence with these pages is cached, without holding it."""
 
     digests: tuple[Digest, ...]
 
@@ -260,10 +261,10 @@ class FindPrefix(Command[CachedPrefix]):
 
 @dataclass(frozen=True, slots=True)
 class ReadPages(Command[tuple[PagePart, ...]]):
-    """Copies of what can be found now, per group of layers.
+    """Return copies of cached pages, by group of layers.
 
-    digests   of some pages
-    wanted    per group: which of them, rising; None: all
+    digests   digests of pages
+    wanted    ascending indices into ``digests``, by group; None: all
     """
 
     digests: tuple[Digest, ...]
@@ -277,7 +278,7 @@ class ReadPages(Command[tuple[PagePart, ...]]):
 class InsertPages(Command[Inserted]):
     """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers.
 
-    tokens   of the sequence up to the end of the last of these pages
+    tokens   tokens of the sequence up to the end of the last of these pages
     """
 
     changes_pages: ClassVar[bool] = True
@@ -294,8 +295,8 @@ class InsertPages(Command[Inserted]):
 
 @dataclass(frozen=True, slots=True)
 class ListPages(Command[dict[Digest, PageContents]]):
-    """What every page that can be found holds, and those that lead to them. Empty unless the engine was
-    started to remember it (``save_dir``)."""
+    """Return the contents of every cached page and of those before it. Empty unless the engine records tokens
+    (``save_dir``)."""
 
     def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
         return core.transfer.list_pages()
@@ -314,8 +315,8 @@ def _adapters(core: CommandTarget) -> AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command[AdapterInfo]):
-    """Read an adapter from a folder. InvalidRequest for one that cannot be served. ``replace``: one of this
-    name gives way to it."""
+    """Load an adapter from a folder; ``replace`` allows to replace one of the same name. Raises
+    InvalidRequest if it cannot be served."""
 
     name: str
     folder: str
@@ -327,7 +328,7 @@ class LoadAdapter(Command[AdapterInfo]):
 
 @dataclass(frozen=True, slots=True)
 class UnloadAdapter(Command[None]):
-    """Forget an adapter. NotFound if there is none, InvalidRequest while requests use it."""
+    """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
 
     name: str
 

@@ -15,9 +15,9 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class DraftPart(StepPart):
-    """Gives samples the drafts that their next step computes.
+    """Gives samples the drafts that their next step verifies.
 
-    model   a draft model, or the model's own head, for requests that ask for no other drafts
+    model   a draft model, or the model's MTP head, for requests that choose no other source
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class DraftPart(StepPart):
         self.guesses = ModelGuesses(model, clock)
         self._scheduler = scheduler
         self._drafting: set[Sample] = set()
-        self._to_notify: list[Sample] = []  # ended samples whose drafter has not been told
+        self._to_notify: list[Sample] = []  # ended samples of which the drafter was not notified
 
     @property
     def is_live(self) -> bool:
@@ -53,7 +53,7 @@ class DraftPart(StepPart):
                 self.guesses.begin(sample)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows whose hidden states the model's own head reads."""
+        """Return the rows whose hidden states the model's MTP head reads."""
         hidden = None if self.model is None else self.model.rows_of(step)
         return None if hidden is None else PartRows(hidden=hidden)
 
@@ -63,14 +63,14 @@ class DraftPart(StepPart):
         self.model.record(results.hidden)
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:
-        """Whether nothing may be drafted for the next token of any sample."""
+        """Whether no sample may have drafts for its next token."""
         return not any(
             sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
             for sample in going_on
         )
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Set the drafts of the samples that draft."""
+        """Compute the drafts of samples that use them."""
         for ended in self._to_notify:
             if ended.drafting is not None:
                 ended.drafting.finished(ended.sequence.tokens)
@@ -90,7 +90,7 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Let the scheduler learn how long a step took without the rounds of a draft model."""
+        """Let the scheduler learn a step's time, without the rounds of a draft model."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         num_steps, self.speculation.num_steps = self.speculation.num_steps, 0

@@ -1,4 +1,4 @@
-"""The engine as its front end sees it, on a thread or in a process of its own."""
+"""The engine as seen by its front end, on a thread or in another process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .commands import AnswerT, Command
 
 
 class Listener(Protocol):
-    """Hears from the engine, on a thread of the engine's: must be quick and must not raise."""
+    """Receives news of the engine on an engine thread; methods must be quick and must not raise."""
 
     def ready(self) -> None:
-        """The engine can take requests, and the client's properties can be read."""
+        """Note that the engine can take requests, and that the client's properties can be read."""
         ...
 
     def news(self, news: list[News]) -> None: ...
 
     def cache_changed(self) -> None:
-        """There are new page events, for those who watch."""
+        """Note that there are new page events for watchers."""
         ...
 
     def ended(self, error: BaseException | None) -> None:
-        """The engine is about to end, after ``stop`` (None) or because of an error."""
+        """Note that the engine is about to end, after ``stop`` (None) or because of an error."""
         ...
 
 
@@ -44,12 +44,12 @@ class GrammarCompiler(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine that tells a ``Listener`` what is new. Calls may come from any thread, and none waits for a
-    step.
+    """An engine that sends news to a ``Listener``. Methods may be called from any thread and do not wait for
+    a step.
 
     capacity      positions that the page pool has for one sequence
-    gauges        of the last step
-    step_seconds  that the step that is being computed has taken so far
+    gauges        gauges after the last step
+    step_seconds  how long the current step has taken so far
     """
 
     @property
@@ -71,22 +71,22 @@ class EngineClient(Protocol):
     def step_seconds(self) -> float: ...
 
     def start(self) -> None:
-        """Begin to load the model."""
+        """Start loading the model."""
         ...
 
     def add(self, request: EngineRequest) -> None: ...
 
     def abort(self, number: int) -> None:
-        """End the request with this number, if it has not ended: its pages are idle before the next step."""
+        """End the request with this number, if it still runs; its pages are idle before the next step."""
         ...
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """The answer of a command, which is executed between two steps. What that raises becomes the
-        future's; EngineStopping when the engine ends first."""
+        """Return a future of the answer to a command, which is executed between two steps. It gets the
+        command's error, or EngineStopping if the engine ends first."""
         ...
 
     def stop(self) -> None:
-        """End after the current step, and abort whatever is still running."""
+        """End after the current step, and abort all running requests."""
         ...
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine's loop on its one thread: plan, build batch, submit, commit, publish. No await."""
+"""The engine's loop on one thread, without await: plan, build batch, submit, commit, publish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .step_stats import StepStats
 
 
 class _InFlight(NamedTuple):
-    """A step that the runner has and the scheduler waits for. ``draws``: those of the step."""
+    """A submitted step that is not committed. ``draws``: its sampled sequences and drafts."""
 
     step: SchedulerOutput
     draws: Draws
@@ -42,15 +42,15 @@ class _InFlight(NamedTuple):
 
 
 class EngineCore:
-    """Serves requests on the thread that built its runner; nothing here is thread-safe,
-    except reading ``gauges`` and ``step_seconds``. Commands about the cache come between two steps.
+    """Serves requests on the thread that built its runner. Not thread-safe, except for reading ``gauges`` and
+    ``step_seconds``. Commands are executed between steps.
 
-    What concerns one request ends that request; whatever else goes wrong leaves ``step`` as an
-    exception, and then nobody may use this core again.
+    An error of one request ends that request. Any other error leaves ``step`` as an exception, after which
+    the core must not be used.
 
     parts      features that take part in steps, besides prompt scores, embeddings, drafts and grammars
-    adapters   the part of requests with adapters, where the engine has some
-    overlaps   a step may be submitted before the one before it is resolved, see overlap.py
+    adapters   the part of requests with adapters, if the engine takes any
+    overlaps   whether a step may be submitted before the previous one is resolved, see overlap.py
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
-        self.passed: Callable[[str], None] = lambda _: None  # is told of every part of a step that is done
+        self.passed: Callable[[str], None] = lambda _: None  # called after every phase of a step
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -86,10 +86,10 @@ class EngineCore:
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps
-        self._in_flight: _InFlight | None = None  # between two calls of ``step``
+        self._in_flight: _InFlight | None = None  # step in flight between two calls of ``step``
         self._gauge_source = gauge_source or GaugeSource(blocks, scheduler, clock=clock)
         self.gauges = self._gauge_source.measure()
-        self._step_began: float | None = None  # of the step that is being computed, by ``clock``
+        self._step_began: float | None = None  # start of the current step, by ``clock``
 
     @property
     def info(self) -> EngineInfo:
@@ -97,7 +97,7 @@ class EngineCore:
 
     @property
     def capacity(self) -> int:
-        """Positions that one sequence can have room for, whatever is pinned."""
+        """Number of positions that one sequence can have, whatever is pinned."""
         return self._blocks.capacity
 
     @property
@@ -107,12 +107,12 @@ class EngineCore:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that the step that is being computed has taken so far; 0 between steps."""
+        """Seconds that the current step has taken so far; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        """Call ``wake`` from another thread when ``has_work`` has become true by itself."""
         self._scheduler.on_news(wake)
 
     def add(self, request: Request) -> None:
@@ -120,11 +120,11 @@ class EngineCore:
         self._live.add(request)
 
     def abort(self, request: Request) -> None:
-        """End what is left of a request: its pages are idle when this returns."""
+        """End the remaining samples of a request; its pages are idle when this returns."""
         self._live.abort(request)
 
     def step(self) -> list[Update]:
-        """Advance every running request once; return what is new since the last call."""
+        """Advance every running request once; return the news since the last call."""
         began = self._step_began = self._clock()
         flight = self._in_flight or self._submit(self._plan(began))
         self._in_flight = self._submit_ahead(flight)
@@ -132,8 +132,8 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, if there is one: its pages are as the scheduler has them. What is new
-        is returned by the next ``step``."""
+        """Resolve the step in flight, if any, so that its pages match the scheduler's tables. Its news are
+        returned by the next ``step``."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()
@@ -145,7 +145,7 @@ class EngineCore:
         step = self._scheduler.plan(now)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
-            time.sleep(HELD_S)  # for masks, say: nothing else can be computed
+            time.sleep(HELD_S)  # waits for masks, for example, because nothing else can be computed
         elif not step:
             self._live.fail_stuck()
         elif not step.plain:
@@ -169,7 +169,7 @@ class EngineCore:
         return _InFlight(step, draws, batch, pending, asked)
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
-        """Submit the step after one in flight; None if more than its tokens depends on that one."""
+        """Submit the step after the one in flight; None if it depends on more than that step's tokens."""
         if not (flight and self._overlaps and flight.pending.feeds):
             return None
         if flight.asked.expects_results or not may_overlap(self._parts, self._live.going_on(flight.draws)):
@@ -207,19 +207,19 @@ class EngineCore:
         return updates
 
     def measure(self) -> None:
-        """Bring ``gauges`` up to date."""
+        """Measure ``gauges`` again."""
         left = self._live.progress.measure()
         self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, prompts_left=left)
 
     def finish(self) -> list[Update]:
-        """Abort whatever is left; return the last news."""
+        """Abort all remaining requests; return the last news."""
         self.settle()
         for request in self._live.requests():
             self.abort(request)
         return self._publish(None, self._clock())
 
     def close(self) -> None:
-        """Give the model and its pool back. No step may follow."""
+        """Free the model and its pool. No step may follow."""
         self._in_flight = None
         self._scheduler.close()
         self._parts.close()

@@ -1,4 +1,4 @@
-"""The engine's thread: loads the model, runs the loop, and tells the event loop what is new."""
+"""The engine's thread: loads the model, runs the loop, and sends news to its listener."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .request import Request, Update
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-COMMANDS_PER_STEP = 16  # executed between two steps, at most: whoever asks much holds up nobody
+COMMANDS_PER_STEP = 16  # most commands between two steps, so that many commands do not delay requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Abort:
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    """There may be something to do that is not in the inbox."""
+    """Message that there may be work that is not in the inbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _Stop:
 
 
 class _PendingCommand:
-    """A command on its way, and whoever waits for its answer."""
+    """A queued command and the future of its answer."""
 
     def __init__(self, command: Command[Any]) -> None:
         self.command = command
@@ -63,8 +63,8 @@ class _PendingCommand:
 
 
 class EngineThread:
-    """An ``EngineClient``: one thread that owns the core from its making to its end. Methods only leave notes
-    in its inbox and may be called from any thread."""
+    """An ``EngineClient`` on one thread, which owns the core from its construction to its end. Methods only
+    put messages into its inbox and may be called from any thread."""
 
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
@@ -74,7 +74,7 @@ class EngineThread:
         self._commands: deque[_PendingCommand] = deque()
         self._has_ended = threading.Event()
         self._open: dict[int, Request] = {}  # unfinished requests, by number
-        # A daemon, so that a program that forgets to stop its engine can still end.
+        # A daemon thread, so that a program can end without stopping its engine.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
 
     @property
@@ -115,12 +115,12 @@ class EngineThread:
         self._inbox.put(_Add(request))
 
     def abort(self, number: int) -> None:
-        """Before the engine's next step, the pages of the request with this number are idle."""
+        """End the request with this number; its pages are idle before the engine's next step."""
         self._inbox.put(_Abort(number))
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """The answer of a command, which is executed between two steps. What that raises becomes the
-        future's; EngineStopping when the thread ends first."""
+        """Return a future of the answer to a command, which is executed between two steps. It gets the
+        command's error, or EngineStopping if the thread ends first."""
         pending = _PendingCommand(command)
         self._commands.append(pending)
         if self._has_ended.is_set():
@@ -130,11 +130,11 @@ class EngineThread:
         return pending.answer
 
     def wake(self) -> None:
-        """The core may have work that did not come through the inbox."""
+        """Note that the core may have work that did not come through the inbox."""
         self._inbox.put(_Wake())
 
     def stop(self) -> None:
-        """End after the current step, and abort whatever is still running."""
+        """End after the current step, and abort all running requests."""
         self._inbox.put(_Stop())
 
     def join(self) -> None:
@@ -143,7 +143,7 @@ class EngineThread:
         atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
-        """The interpreter must not be taken down under a running step."""
+        """End the thread before the interpreter shuts down, so that no step is running then."""
         self.stop()
         self._thread.join(timeout=EXIT_TIMEOUT_S)
 
@@ -158,7 +158,7 @@ class EngineThread:
             self._loop(core)
         except BaseException as caught:  # nothing may end this thread unseen
             error = caught
-        # Told first: closing may wait for a disk, and nobody should wait for the engine meanwhile.
+        # Report the end first, because closing may wait for a disk.
         self._has_ended.set()
         self._listener.ended(error)
         self._refuse_commands()
@@ -180,7 +180,7 @@ class EngineThread:
         self._tell(core.finish())
 
     def _tell(self, updates: list[Update]) -> None:
-        """Hand over what is new; requests that have ended are forgotten."""
+        """Send news to the listener, and drop requests that have ended."""
         for request, delta in updates:
             if delta.finish_reason is not None and request.finish_reason is not None:
                 self._open.pop(request.number, None)
@@ -188,7 +188,7 @@ class EngineThread:
             self._listener.news([News(request.number, delta) for request, delta in updates])
 
     def _read_inbox(self, core: EngineCore) -> bool:
-        """Do what the notes say, waiting for one if there is nothing else to do; False to end."""
+        """Execute the messages, waiting for one if there is nothing else to do; return False to end."""
         while True:
             try:
                 note = self._inbox.get(block=not (core.has_work or self._commands))
@@ -204,14 +204,14 @@ class EngineThread:
                     return False
 
     def _execute_commands(self, core: EngineCore, parts: CommandTarget) -> None:
-        """The oldest ones; the others after the next step."""
+        """Execute the oldest commands; later ones wait for the next step."""
         if self._commands:
             core.settle()
         for _ in range(min(len(self._commands), COMMANDS_PER_STEP)):
             _answer(self._commands.popleft(), core, parts)
 
     def _refuse_commands(self) -> None:
-        """Nobody will answer what is left."""
+        """Fail the remaining commands, because the engine has ended."""
         while self._commands:
             try:
                 pending = self._commands.popleft()
@@ -223,7 +223,7 @@ class EngineThread:
         try:
             built = core.builder.build(request)
             core.add(built)
-        except (ValueError, OctavoError) as error:  # admission checks the same rules: this is not expected
+        except (ValueError, OctavoError) as error:  # unexpected, because admission checks the same rules
             logger.exception("request %s was admitted and then refused", request.request_id)
             self._listener.news([News(request.number, delta) for delta in _refusals(request, str(error))])
         else:
@@ -237,15 +237,15 @@ def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) ->
         answer = pending.command.execute(parts)
         if pending.command.changes_pages:
             core.measure()
-    except Exception as error:  # the asker's to handle; the engine goes on
+    except Exception as error:  # handled by the caller; the engine continues
         pending.answer.set_exception(error)
     else:
         pending.answer.set_result(answer)
 
 
 def _leave_mlx() -> None:
-    """MLX's streams are thread-local, and the process is aborted at its exit ("terminate called
-    without an active exception") if a thread that had some ended without giving them back."""
+    """Release this thread's MLX streams. Otherwise the process aborts at exit ("terminate called without an
+    active exception")."""
     mlx = sys.modules.get("mlx.core")
     if mlx is not None:
         try:

@@ -1,4 +1,4 @@
-"""The engine's gauges, measured between steps."""
+"""Measurement of the engine's gauges between steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tenant_loads import TenantLoads
 
 
 class GaugeSource:
-    """Measures how a core stands now."""
+    """Measures the gauges of a core."""
 
     def __init__(
         self,

@@ -11,11 +11,11 @@ from .step_parts import StepPart
 
 
 class Grammars(StepPart):
-    """Begins the next masks when all tokens of a step are known: accepting a token waits for the masks of its
-    own grammar."""
+    """Starts computing the next masks when all tokens of a step are known, because a token can be accepted
+    only after the masks of its grammar."""
 
     def __init__(self, *, may_be_late: bool) -> None:
-        """``may_be_late``: a row whose mask is not there in time may be computed again."""
+        """Begin without samples. ``may_be_late``: a row whose mask is late may be computed again."""
         self._samples: set[Sample] = set()
         self._may_be_late = may_be_late
 

@@ -11,12 +11,12 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class PromptEmbeddings(StepPart):
-    """Collects the hidden states that make up the embedding of a prompt. The mean is one of float64 sums; a
-    prompt that is computed again is summed again."""
+    """Collects the hidden states of prompts for embeddings. The mean uses float64 sums; a recomputed prompt
+    is summed again."""
 
     def __init__(self) -> None:
         self._unfinished: dict[Sequence, Request] = {}
-        self._owners: list[tuple[Request, int, int]] = []  # (request, its first position here, rows)
+        self._owners: list[tuple[Request, int, int]] = []  # (request, its first position in this step, rows)
 
     @property
     def is_live(self) -> bool:
@@ -43,7 +43,7 @@ class PromptEmbeddings(StepPart):
         return PartRows(hidden=np.array(rows, np.int32)) if rows else None
 
     def deliver(self, results: PartResults) -> None:
-        """Give the requests their hidden states; one that has them all has its embedding."""
+        """Give requests their hidden states; a request that has all of them gets its embedding."""
         assert results.hidden is not None
         first = 0
         for request, start, count in self._owners:

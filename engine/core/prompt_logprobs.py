@@ -12,12 +12,14 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class PromptScores(StepPart):
-    """Scores prompts of requests that ask for ``prompt_logprobs``. A request that is preempted in the middle
-    is scored again from its beginning."""
+    """Scores prompts of requests with ``prompt_logprobs``. A request that is preempted within the prompt is
+    scored again from its beginning."""
 
     def __init__(self) -> None:
         self._unscored: dict[Sequence, Request] = {}
-        self._owners: list[tuple[Request, int]] = []  # of each row, with the position of the scored token
+        self._owners: list[
+            tuple[Request, int]
+        ] = []  # request of each row, with the position of the scored token
 
     @property
     def is_live(self) -> bool:
@@ -28,7 +30,7 @@ class PromptScores(StepPart):
             self._unscored.update((sample.sequence, request) for sample in request.samples)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows before each prompt token that is asked for."""
+        """Return the rows before each prompt token to be scored."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -48,7 +50,7 @@ class PromptScores(StepPart):
         return PartRows(scored=scored)
 
     def deliver(self, results: PartResults) -> None:
-        """Give the requests their scores; one that has them all may use cached pages again."""
+        """Give requests their scores; a request that has all of them may use cached pages again."""
         for (request, position), score in zip(self._owners, results.scores, strict=True):
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:

@@ -1,4 +1,4 @@
-"""How far the prompts of unfinished requests are computed, as a gauge."""
+"""Progress of the prompts of unfinished requests, as a gauge."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from .request import Request
 
 
 class PromptProgress:
-    """Prompt tokens left of every request that was begun. A request that has ended is left out from the
-    second measurement on: by then its last news was handed over."""
+    """Remaining prompt tokens of every admitted request. An ended request is left out from the second
+    measurement on, when its last news was delivered."""
 
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}
-        self._in_prompt: dict[Request, None] = {}  # those without a first token
+        self._in_prompt: dict[Request, None] = {}  # requests without a first token
         self._ended: list[Request] = []
         self._changed = False
         self._left: Mapping[int, int | None] = {}
 
     def begin(self, request: Request) -> None:
-        """Its prompt is about to be computed for the first time."""
+        """Note that a request's prompt is about to be computed for the first time."""
         self._begun[request] = self._in_prompt[request] = None
 
     def end(self, request: Request) -> None:
@@ -27,7 +27,7 @@ class PromptProgress:
             self._ended.append(request)
 
     def measure(self) -> Mapping[int, int | None]:
-        """Return ``Gauges.prompts_left``; the same mapping as before, as long as nothing has changed."""
+        """Return ``Gauges.prompts_left``; the same mapping as before if nothing has changed."""
         if self._in_prompt or self._ended or self._changed:
             self._left = {request.number: self._left_of(request) for request in self._begun}
             self._changed = bool(self._ended)

@@ -1,8 +1,7 @@
-"""Features that take part in steps, behind one protocol.
+"""The protocol of features that take part in steps.
 
-The core knows no feature by name. It tells every part of each request, asks only those parts that a request
-needs now, and gives each part the results of its own rows. The order of the parts is the order in which
-they are asked and get results.
+The core knows no feature by name. It reports each request to every part, calls only parts that a request
+needs now, and gives each part the results of its rows. Parts are called and get results in their order.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ States = npt.NDArray[np.float32]
 class PartRows(NamedTuple):
     """A part's rows of one step.
 
-    scored   prompt tokens whose probability it needs
-    hidden   [P] rows whose hidden states it needs, ascending
+    scored   prompt tokens whose probability the part needs
+    hidden   [P] rows whose hidden states the part needs, ascending
     inputs   named inputs of all rows, see ``Batch.inputs``
     """
 
@@ -46,9 +45,8 @@ class PartResults(NamedTuple):
 
 
 class StepPart:
-    """A feature of some requests. Between ``rows`` of a step and ``deliver`` a part remembers whose rows they
-    are: a step with results for a part is not followed by another before it is resolved.
-    """
+    """A feature of some requests. From ``rows`` of a step to ``deliver`` a part remembers the requests of its
+    rows, so a step with results for a part is resolved before the next one is submitted."""
 
     @property
     def is_live(self) -> bool:
@@ -56,14 +54,15 @@ class StepPart:
         return False
 
     def begin(self, request: Request) -> None:
-        """A request was queued."""
+        """Note that a request was queued."""
 
     def held(self) -> Set[Served]:
-        """Return the sequences that the next step goes without, because they wait for something of theirs."""
+        """Return sequences that are left out of the next step, because they wait for something of this
+        part."""
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
-        """Return what the part adds to a step, which is planned; None for nothing."""
+        """Return the part's additions to a planned step; None for nothing."""
         return None
 
     def deliver(self, results: PartResults) -> None:
@@ -74,17 +73,17 @@ class StepPart:
         return True
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Begin what the next tokens of these samples need. A step was committed, which gave them one."""
+        """Prepare for the next tokens of these samples, after a committed step."""
 
     def end(self, sample: Sample) -> None:
-        """A sample has ended."""
+        """Note that a sample has ended."""
 
     def close(self) -> None:
-        """Give everything back: no step follows."""
+        """Free all resources: no step follows."""
 
 
 class AskedRows(NamedTuple):
-    """What the parts add to one step."""
+    """The additions of all parts to one step."""
 
     parts: tuple[tuple[StepPart, PartRows], ...]
 
@@ -94,7 +93,7 @@ class AskedRows(NamedTuple):
 
     @property
     def hidden(self) -> Ints | None:
-        """Every row whose hidden states are needed, ascending, each once; None for no rows."""
+        """Rows whose hidden states are needed, ascending and without repeats; None for no rows."""
         wanted = [rows.hidden for _, rows in self.parts if rows.hidden is not None]
         if len(wanted) > 1:
             return np.unique(np.concatenate(wanted))
@@ -130,7 +129,9 @@ class StepParts:
 
     def __init__(self, parts: Iterable[StepPart]) -> None:
         self._parts = tuple(parts)
-        self.live: list[StepPart] = []  # parts that were live when a request or sample last began or ended
+        self.live: list[
+            StepPart
+        ] = []  # parts that were live at the last beginning or end of a request or sample
 
     def begin(self, request: Request) -> None:
         for part in self._parts:
@@ -150,16 +151,16 @@ class StepParts:
             part.close()
 
     def held(self) -> Set[Served]:
-        """Return the sequences that the next step goes without."""
+        """Return the sequences that are left out of the next step."""
         return frozenset().union(*(part.held() for part in self.live))
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
-        """Ask the live parts for their rows of a step."""
+        """Collect the live parts' rows of a step."""
         asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
         return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Let the live parts begin what these samples' next tokens need."""
+        """Let the live parts prepare for these samples' next tokens."""
         for part in self.live:
             part.prepare(going_on)
         self._find_live()

@@ -1,4 +1,4 @@
-"""Collects what happens during a step, so that observers hear of it once per step."""
+"""Statistics of a step, collected so that observers are called once per step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class StepStats:
-    """Times are seconds of the engine's clock; ``now`` is when the step's tokens were known."""
+    """Collects a step's statistics; times are seconds of the engine's clock, and ``now`` is when its tokens
+    were known."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
-        self._num_evicted = 0  # of the pool, up to the last step
+        self._num_evicted = 0  # evictions of the pool up to the last step
         self._num_generated = 0
         self._ttft_s: list[float] = []
         self._inter_token_s: list[float] = []
@@ -36,21 +37,21 @@ class StepStats:
         self._tenant_outputs.clear()
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts of a sample were computed, and the first ``num_accepted`` of them held."""
+        """Note the computed and accepted drafts of a sample."""
         self._drafted.append(DraftRecord(num_drafts, num_accepted))
 
     def started(self, request: Request, now: float) -> None:
-        """A request's prompt is about to be computed for the first time."""
+        """Note that a request's prompt is about to be computed for the first time."""
         request.started_at = now
         self._queue_s.append(now - request.arrived_at)
 
     def token(self, sample: Sample, now: float) -> None:
-        """A sample got a token."""
+        """Note that a sample got a token."""
         self._num_generated += 1
         if tenant := sample.sequence.tenant:
             self._tenant_outputs[tenant] += 1
         if sample.last_token_at is not None:
-            if sample.last_token_at != now:  # tokens that come together have one wait before them
+            if sample.last_token_at != now:  # tokens of the same step count as one gap
                 self._inter_token_s.append(now - sample.last_token_at)
         elif sample.request.first_token_at is None:
             sample.request.first_token_at = now
@@ -58,7 +59,7 @@ class StepStats:
         sample.last_token_at = now
 
     def ended(self, request: Request, reason: FinishReason, now: float) -> None:
-        """Every sample of a request has ended."""
+        """Note that every sample of a request has ended."""
         begun = now if request.started_at is None else request.started_at
         first = request.first_token_at
         self._ended.append(
@@ -76,12 +77,12 @@ class StepStats:
         )
 
     def publish(self, step: SchedulerOutput | None, seconds: float, gauges: Gauges, num_evicted: int) -> None:
-        """Tell the observer about the step, and about what ended without one."""
+        """Report the step, and requests that ended outside of a step, to the observer."""
         if self._observer is not None and (step is not None or self._ended):
             record = self._record(step, seconds, gauges, num_evicted - self._num_evicted)
             try:
                 self._observer.step(record)
-            except Exception:  # watching must never stop the engine
+            except Exception:  # an observer must never stop the engine
                 logger.exception("the observer failed; its figures are incomplete")
         self._num_evicted = num_evicted
         self._forget()

@@ -1,4 +1,4 @@
-"""What each tenant has running and waiting, looked at now and then."""
+"""Running and waiting sequences of each tenant, measured once per second."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from octavo.scheduler import Scheduler
 
 from ..api.stats import TenantLoad
 
-MEASURED_EVERY_S = 1.0  # for it takes a look at every sequence
+MEASURED_EVERY_S = 1.0  # seconds, because measuring examines every sequence
 
 
 class TenantLoads:
-    """Of those who have a name; as of a second ago at most, and at once when nothing is left."""
+    """Loads of named tenants, at most a second old, and current when nothing is left."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -21,7 +21,7 @@ class TenantLoads:
         self._measured_at: float | None = None
 
     def measure(self) -> Mapping[str, TenantLoad]:
-        """The mapping that was returned before, until something is measured anew."""
+        """Return the loads; the same mapping as before unless measured again."""
         scheduler, now, before = self._scheduler, self._clock(), self._measured_at
         left_over = self._loads and not (scheduler.num_running or scheduler.num_waiting)
         if before is None or now - before >= MEASURED_EVERY_S or left_over:

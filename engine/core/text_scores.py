@@ -1,4 +1,4 @@
-"""How a model predicts a short text, through a runner's pages: what a page format costs is measured by it."""
+"""Scores of a short text, computed through a runner's pages, by which page formats are compared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ the red key?" he asked. "Under the third stone," said Ines, "as you wrote. And t
 
 
 def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> list[int]:
-    """Return the tokens of ``TEXT`` that a model has, as many as fit with one that follows."""
+    """Return tokens of ``TEXT`` in the model's vocabulary, as many as fit into its length."""
     ids = [token for token in tokenizer.encode(TEXT.replace("\n", " ")) if token < vocab_size]
     return ids[: max_model_len - 1]
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each place of a prompt but the first, none if they cannot be had."""
+    """Return the likeliest tokens at each place of a prompt except the first; empty if they are not
+    available."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

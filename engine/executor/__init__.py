@@ -1,1 +1,1 @@
-"""Running a model: everything that operates on MLX arrays or on mlx-lm models lives here."""
+"""Running a model: all code that works with MLX arrays or mlx-lm models."""

@@ -1,4 +1,4 @@
-"""Computing one step: what the core asks of a model.
+"""The interface between the core and a model, for computing one step.
 
 The protocol and its results import no MLX, so that the core and its tests run without a model.
 """
@@ -43,7 +43,7 @@ class RunOutput(NamedTuple):
 
 
 class Pending(Protocol):
-    """A step that was submitted. Steps are resolved once, in the order in which they were submitted."""
+    """A submitted step. Steps are resolved once, in the order of submission."""
 
     @property
     def feeds(self) -> bool:
@@ -51,12 +51,12 @@ class Pending(Protocol):
         ...
 
     def resolve(self) -> RunOutput:
-        """Wait for the step; what it gave."""
+        """Wait for the step; return its results."""
         ...
 
 
 class Resolved(NamedTuple):
-    """A ``Pending`` of a step that was computed when it was submitted."""
+    """A ``Pending`` of a step that was computed on submission."""
 
     output: RunOutput
     feeds: bool = False
@@ -73,12 +73,12 @@ class ModelRunner(Protocol):
 
     @property
     def head(self) -> HeadRunner | None:
-        """The model's own head for multi-token prediction; None unless ``speculate`` asked for it."""
+        """The model's MTP head; None unless ``speculate`` requested it."""
         ...
 
     @property
     def adapters(self) -> Adapters | None:
-        """The adapters that rows can have; None where the engine was started without any."""
+        """The adapters of rows; None if the engine was started without any."""
         ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
@@ -93,7 +93,7 @@ class ModelRunner(Protocol):
         ...
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """``submit`` and ``resolve`` in one."""
+        """Submit and resolve a step."""
         ...
 
     @property
@@ -110,7 +110,7 @@ class ModelRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the weights and the pool back."""
+        """Free the weights and the pool."""
         ...
 
 
@@ -182,7 +182,7 @@ def with_failed_rows(batch: Batch, run: RunOutput) -> RunOutput:
 
 
 def joined(runs: Sequence[RunOutput]) -> RunOutput:
-    """The output of slices that were computed one after the other."""
+    """Return the combined output of slices that were computed one after the other."""
     hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
     return RunOutput(
         tuple(itertools.chain.from_iterable(run.samples for run in runs)),

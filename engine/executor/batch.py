@@ -80,11 +80,12 @@ class Batch(NamedTuple):
 
     @property
     def only_samples(self) -> bool:
-        """Whether the step is asked for nothing but samples."""
+        """Whether samples are the only requested outputs of the step."""
         return self.scored is None and self.hidden is None
 
     def slices(self, size: int) -> Iterator[BatchSlice]:
-        """Parts of at most ``size`` rows, in order: computed one after the other they are the step."""
+        """Yield parts of at most ``size`` rows, in order; computed one after the other they equal the
+        step."""
         total = len(self.token_ids)
         for first in range(0, total, size):
             stop = min(first + size, total)
@@ -238,7 +239,7 @@ def _residual_starts(positions: Ints, after: int, window: int, page_size: int) -
 
 @functools.lru_cache(maxsize=1024)
 def counting(count: int) -> Ints:
-    """0, 1, ..., count - 1; nobody can write to it."""
+    """Return the read-only array 0, 1, ..., count - 1."""
     numbers: Ints = np.arange(count, dtype=np.int32)
     numbers.setflags(write=False)
     return numbers
@@ -251,7 +252,7 @@ def _table(sequence: Sequence) -> PageTable:
 
 
 def _states(tables: list[PageTable]) -> StateMetadata:
-    """The slots of recurrent states, for models that have some."""
+    """Return the slots of recurrent states; None for models without them."""
     slots, snapshots = [], []
     for index, table in enumerate(tables):
         state = table.state
@@ -287,7 +288,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """The step as if it consisted of rows [first, stop) alone, the rows before them done."""
+    """Return the metadata of rows [first, stop) as a step of its own, with earlier rows done."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1
@@ -329,6 +330,6 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
     """Return the rows in rising order, each once, and the place of each of ``rows`` among them."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
-        return rows, range(len(rows))  # as in every step of decodes
+        return rows, range(len(rows))  # the usual case, a step of decodes
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()

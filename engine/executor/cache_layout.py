@@ -37,7 +37,7 @@ class CacheLayout:
     """Caches of a model, as observed during a forward.
 
     layers      the attention layers in order of their pool index
-    caches      per entry of the model's cache list, what stands there
+    caches      kind of each entry in the model's cache list
     dtype       what the model computes K in
     vocab_size  width of the logits
     mixers      modules that touch recurrent states; none where the model is attention alone

@@ -1,4 +1,4 @@
-"""The outputs of one forward, and what tells the graphs apart that compute them."""
+"""Outputs of a forward, and the form that identifies its graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Tells the graphs of a model apart, besides shapes: which arrays they take, and which they give."""
+    """Identifies a model's graphs, in addition to shapes, by the arrays that they take and return."""
 
     takes_rows: bool
     logits: bool
@@ -37,7 +37,7 @@ class Outputs(NamedTuple):
 
     @classmethod
     def of(cls, form: Form, arrays: Sequence[mx.array]) -> Outputs:
-        """The outputs of a graph of this form."""
+        """Return the outputs of a graph of this form."""
         hidden = arrays[-1] if form.hidden else None
         if form.greedy:
             return cls(None, (arrays[0], arrays[1]), hidden)

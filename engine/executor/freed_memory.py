@@ -1,5 +1,5 @@
-"""Freed memory goes back to the system after loading; MLX, native kernels and the C library keep it
-otherwise."""
+"""Return of freed memory to the system after loading, because MLX, native kernels and the C library would
+keep it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..memory.malloc import give_memory_back
 
 
 def give_freed_memory_back(backend_name: str) -> None:
-    """Each part of loading needs other memory than the next one: what they freed would add up in the
-    process's peak. Takes some milliseconds."""
+    """Return freed memory to the system, so that the phases of loading do not add up in the process's peak.
+    Takes some milliseconds."""
     mx.clear_cache()
     release_kept_memory(backend_name)
     give_memory_back()
@@ -23,8 +23,7 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """Make MLX free memory at once in this block, on the CPU: there that costs nothing beside native
-    kernels, which keep the results of steps themselves."""
+    """Make MLX on the CPU free memory at once in this block, which costs nothing with native kernels."""
     if backend_name != "cpu":
         yield
         return

@@ -32,7 +32,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A module with parameters that stays MLX's own, and why."""
+    """A module with parameters that stays MLX's own, and the reason."""
 
     name: str
     type: str
@@ -64,20 +64,20 @@ class ModelOps(Protocol):
 
     @property
     def fusion(self) -> Fusion | None:
-        """None where every module computes for itself."""
+        """Fusion of modules; None if every module computes separately."""
         ...
 
     @property
     def take_rows(self) -> TakeRows:
-        """Rows of activations: ``take_rows(x, rows)`` is x[rows]."""
+        """Function that returns rows of activations: ``take_rows(x, rows)`` is x[rows]."""
         ...
 
     def loading(self) -> AbstractContextManager[None]:
-        """Make mlx-lm read weight files, in this block, in the way that suits these operations."""
+        """Make mlx-lm read weight files in the best way for these operations, in this block."""
         ...
 
     def quantizing(self) -> AbstractContextManager[None]:
-        """Make MLX's layers quantize themselves, in this block, in the way that suits them: the same bits."""
+        """Make MLX's layers quantize with these operations, with equal bits, in this block."""
         ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
@@ -93,7 +93,7 @@ class ModelOps(Protocol):
         ...
 
     def weight_bytes(self, model: Module) -> int:
-        """Bytes of the weights now; ask after a first forward, which may pack the head."""
+        """Return the bytes of the weights; call it after a first forward, which may pack the head."""
         ...
 
     def unread_weight_bytes(self, model: Module) -> int:
@@ -123,7 +123,7 @@ class MLXOps:
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """They are exact and never fused: there is nothing to do but to read the weights."""
+        """Only read the weights, because MLX's modules are exact and never fused."""
         del exact, fuse
         for parameter in dict(tree_flatten(model.parameters())).values():
             mx.eval(parameter)
@@ -142,6 +142,6 @@ class MLXOps:
 
 
 def parameter_bytes(model: Module) -> int:
-    """Bytes of the parameters that lie in the model's modules as arrays."""
+    """Return the bytes of the model's parameter arrays."""
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())

@@ -1,1 +1,1 @@
-"""The asyncio edge of the engine, and ``LLM`` for batches: checking, queueing and streaming requests."""
+"""The asyncio front end, and ``LLM`` for batches: checking, queueing and streaming of requests."""

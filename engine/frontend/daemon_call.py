@@ -1,4 +1,4 @@
-"""Calls that may block, beside the event loop and its executor, whose threads Python waits for at exit."""
+"""Blocking calls outside of the event loop's executor, because Python waits for its threads at exit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 
 
 async def call_on_daemon(function: Callable[[], Result], *, name: str) -> Result:
-    """Return or raise what a function does on a daemon thread of its own. Cancelling the
-    wait leaves the thread alone: it ends when the call does, and nobody waits for it."""
+    """Run a function on a new daemon thread; return its result or raise its error. Cancelling the wait does
+    not stop the thread, which ends when the call does."""
     answer: Future[Result] = Future()
 
     def call() -> None:

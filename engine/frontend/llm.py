@@ -1,4 +1,4 @@
-"""Batches of prompts in, finished outputs out: the engine for scripts and notebooks."""
+"""The engine for scripts and notebooks: batches of prompts in, finished outputs out."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 class LLM:
     """Loads a model and generates for lists of prompts, all of a list at once.
 
-    Use it as a context manager or call ``close``. Calls from several threads take turns. An
-    error of the engine itself (not of one request) raises EngineDead, then and ever after.
+    Use it as a context manager or call ``close``. Calls from several threads run one after the other. An
+    error of the engine itself (not of one request) raises EngineDead in this and every later call.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LLM:
         core_factory: CoreFactory | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Raises ModelLoadError or InvalidConfig with one clear line."""
+        """Load the model. Raises ModelLoadError or InvalidConfig with a message of one line."""
         if core_factory is None:
             from ..core.build import build_core  # loads MLX
 
@@ -85,13 +85,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate one output per prompt, in their order.
 
-        prompts    one prompt or several: text, token ids, or chat messages
-        params     for all of them, or one per prompt
-        adapter    name of a loaded adapter for all of them, or one per prompt; None is the base model
-        progress   show a bar on standard error (None: if that is a terminal)
+        prompts    one prompt or a list: text, token ids, or chat messages
+        params     sampling parameters for all prompts, or one per prompt
+        adapter    name of a loaded adapter for all prompts, or one per prompt; None is the base model
+        progress   show a progress bar on standard error (None: only on a terminal)
 
-        Raises InvalidRequest before anything is computed if any prompt cannot be served. A
-        request that fails later has finish_reason ERROR in its output; the others go on.
+        Raises InvalidRequest before anything is computed if any prompt cannot be served. A request that fails
+        later has finish_reason ERROR in its output; the others go on.
         """
         if self._closed:
             raise EngineStopping("this LLM was closed; make a new one")
@@ -103,7 +103,7 @@ class LLM:
                 self._thread.add(request)
             try:
                 self._collect(collectors, bar.update)
-            finally:  # if interrupted, nobody wants the rest
+            finally:  # after an interrupt, abort the rest
                 for collector in collectors.values():
                     if not collector.is_done:
                         self._thread.abort(collector.request.number)
@@ -119,7 +119,7 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[list[float]]:
-        """Compute one embedding per prompt, in their order, from the states that the output head would get.
+        """Return one embedding per prompt, in order, from the hidden states before the output head.
 
         pooling     of the last token, or the mean of all. What of a prompt is cached is not computed again
                     for the last token; for the mean it is
@@ -127,7 +127,7 @@ class LLM:
         dimensions  the first so many numbers (Matryoshka embeddings; None: all of them)
         adapter     as in ``generate``
 
-        Raises InvalidRequest, and RequestFailed for the first that fails.
+        Raises InvalidRequest, and RequestFailed if a prompt fails.
         """
         check_dimensions(dimensions)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=pooling)
@@ -147,13 +147,12 @@ class LLM:
         top_n: int | None = None,
         progress: bool | None = None,
     ) -> list[RankedDocument]:
-        """Sort documents by how likely the model says that they answer the query, the best first.
+        """Return documents sorted by the probability that they answer the query, the best first.
 
-        prompt  how it is asked (None: as Qwen3-Reranker was trained to be). Scores mean something for
-                models that were trained to judge, and for theirs
-        top_n   only the best so many
+        prompt  question to the model (None: Qwen3-Reranker's). Use a model that was trained with it
+        top_n   return only the best N
 
-        Raises InvalidRequest, and RequestFailed for the first document that fails.
+        Raises InvalidRequest, and RequestFailed if a document fails.
         """
         check_top_n(top_n)
         prompt = prompt or RerankPrompt()
@@ -178,11 +177,11 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """``generate`` for one conversation or several, through the model's chat template. Each output has
+        """Generate an answer to one conversation or several, with the model's chat template. Each output has
         its parts in ``answer``: content, reasoning and tool calls.
 
         tools                 functions that the model may call, in the form of the OpenAI API
-        tool_choice           "auto", "none", "required" or one of the tools, likewise
+        tool_choice           "auto", "none", "required" or one of the tools
         parallel_tool_calls   whether an answer may have several calls
         chat_template_kwargs  further names of the template, such as enable_thinking
         adapter               as in ``generate``
@@ -235,29 +234,32 @@ class LLM:
         return info
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises NotFound if there is none, InvalidRequest while prompts use it."""
+        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while prompts use it."""
         self._ask(UnloadAdapter(name))
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
-        """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
-        is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
+        """Write the full pages of a prompt's K and V to a new file (``.safetensors``), after computing those
+        that are not cached. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt)
-        self._ask(GetPageLayout())  # refused before anything is computed
+        self._ask(GetPageLayout())  # raises before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
     def load_prompt(self, path: Path | str) -> LoadedPages:
-        """Cache what ``save_prompt``, here or in another engine of the same model, has written; pages of
-        another format or size are converted. Raises InvalidRequest, with nothing changed, for a file
-        that is torn, altered or of another model; NotFound if there is none."""
+        """Cache pages that ``save_prompt`` has written, here or in another engine of the same model; pages of
+        another format or size are converted.
+
+        Raises InvalidRequest, with nothing changed, for a damaged file or one of another model, and NotFound
+        if there is no file.
+        """
         return load(self._ask, Path(path))
 
     def _ask(self, command: Command[AnswerT]) -> AnswerT:
         return self._thread.ask(command).result()
 
     def close(self) -> None:
-        """End the engine and give its memory back. May be called again."""
+        """End the engine and free its memory. May be called again."""
         self._closed = True
         self._input.grammars.close()
         self._thread.stop()
@@ -310,7 +312,7 @@ class LLM:
         while num_open:
             for number, delta in self._events.wait_news():
                 if (collector := collectors.get(number)) is None:
-                    continue  # the rest of a batch that was interrupted
+                    continue  # output of an interrupted batch
                 collector.add(delta)
                 if collector.is_done:
                     num_open -= 1
@@ -318,7 +320,7 @@ class LLM:
 
 
 class _Events:
-    """Events of the engine's thread, for one thread that waits for them."""
+    """Queue of the engine thread's events for one waiting thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
@@ -328,7 +330,7 @@ class _Events:
         self._queue.put(True)
 
     def cache_changed(self) -> None:
-        """Nobody watches a batch."""
+        """Do nothing: a batch does not watch the cache."""
 
     def news(self, news: list[News]) -> None:
         self._queue.put(news)
@@ -346,19 +348,19 @@ class _Events:
         news = self._queue.get()
         if isinstance(news, list):
             return news
-        self._queue.put(None)  # for the next one who asks
+        self._queue.put(None)  # for the next caller
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")
         raise EngineDead(f"the engine has failed; make a new LLM: {self._error!r}") from self._error
 
 
 class _Collector:
-    """Gathers one request's deltas into its output."""
+    """Gathers the deltas of one request into its output."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._samples = [OutputCollector() for _ in range(request.params.n)]
-        self._wholes: dict[int, Delta] = {}  # of samples that have ended
+        self._wholes: dict[int, Delta] = {}  # ended samples by index
         self._first_at: float | None = None
         self._done_at = request.arrived_at
 
@@ -391,7 +393,7 @@ class _Collector:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Several prompts as they are; one prompt, of whatever kind, as a list of one."""
+    """Return a list of prompts unchanged, and a single prompt of any kind as a list of one."""
     check_prompt(prompts)
     if isinstance(prompts, str | ChatPrompt) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
         return [cast(Prompt, prompts)]

@@ -1,4 +1,4 @@
-"""Something happened: told to everybody who waits, on one event loop."""
+"""A notification to all waiters on one event loop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class Notifier:
-    """Take the ``next`` one, look at how things are, then wait for it: nothing is missed between."""
+    """Event without lost wake-ups: take ``next``, check the state, then await it."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
-        """Done when ``send`` is called after this. It is shared: do not cancel it."""
+        """Return a shared future that ``send`` completes; do not cancel it."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         return self._next

@@ -42,7 +42,12 @@ _PATTERNS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, app
     "tekken": (_cased(r"\p{N}", ""),),
     "gpt-4o": (_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),),
 }
-_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is a token is not merged
+_WHOLE_TOKENS_FIRST = {
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "tekken",
+}  # tokenizers that do not merge a word that is a token
 _END_OF_TURN = {  # tokens that end an answer whatever eos_token_id says, as in llama.cpp
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<|return|>", "<EOT>",
@@ -164,7 +169,7 @@ def _sentence_piece(meta: Metadata, tokens: Sequence[str], types: Sequence[int])
 
 
 def _splits(pieces: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the ways to make a piece of two."""
+    """Yield the ways to split a piece in two."""
     for piece in pieces:
         for place in range(1, len(piece)):
             if piece[:place] in pieces and piece[place:] in pieces:
@@ -172,7 +177,7 @@ def _splits(pieces: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _add_frame(built: Tokenizer, meta: Metadata, tokens: Sequence[str]) -> None:
-    """Let the tokenizer put the begin and end tokens around a text that the file asks for."""
+    """Make the tokenizer add the begin and end tokens that the file requests."""
     is_sentence_piece = meta.get("tokenizer.ggml.model") == "llama"
     begin, end = (
         tokens[id] if asked and id is not None and 0 <= id < len(tokens) else None

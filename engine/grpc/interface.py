@@ -1,7 +1,6 @@
-"""Interface of an engine to the server: the surface of AsyncEngine that goes over the wire.
+"""The interface of an engine to the server: the part of AsyncEngine that clients can reach.
 
-The server, the command line and the tests meet here, so that protocol behaviour is tested
-with an engine that has no model behind it.
+Server, command line and tests use it, so protocol behaviour can be tested with an engine without a model.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """Call of either protocol: gRPC's metadata, or HTTP's headers."""
+    """A call of either protocol, with gRPC's metadata or HTTP's headers."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 class Writable(Protocol):
-    """The way back to the client of one call."""
+    """Output to the client of one call."""
 
     async def write(self, response: Any, /) -> None:
-        """Hand a response to the transport; waits while the client does not read."""
+        """Write a response; waits while the client does not read."""
         ...
 
 
 class Engine(Protocol):
-    """A started engine; everything here is called on its event loop."""
+    """A started engine; methods are called on its event loop."""
 
     config: EngineConfig
 
@@ -58,7 +57,7 @@ class Engine(Protocol):
 
     @property
     def num_streams(self) -> int:
-        """Outputs that are computed, or that somebody still reads."""
+        """Number of outputs that are being computed or read."""
         ...
 
     def generate(
@@ -73,8 +72,8 @@ class Engine(Protocol):
         tenant: Tenant = ...,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of all samples until each has its finish reason (``final_only``: one for each).
-        Closing the generator, or cancelling the task that reads it, frees the request's pages within
+        """Stream the deltas of all samples until each has its finish reason (``final_only``: one delta per
+        sample). Closing the generator, or cancelling the task that reads it, frees the request's pages within
         one step."""
         ...
 
@@ -90,16 +89,16 @@ class Engine(Protocol):
     async def abort(self, request_id: str) -> None: ...
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """A command's answer, once the engine has executed it between two steps."""
+        """Return the answer of a command that the engine executes between two steps."""
         ...
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids. InvalidRequest if a request could not have them."""
+        """Return the prompt's token ids. Raises InvalidRequest for a prompt that no request could have."""
         ...
 
     @property
     def cache_changes(self) -> Notifier:
-        """Sent when there are page events, while somebody watches."""
+        """Notifier of page events, while there are watchers."""
         ...
 
     async def stop(self, drain_timeout: float = 0.0) -> None: ...

@@ -1,4 +1,4 @@
-"""Messages from the wire, refused before they are parsed if they have too many fields.
+"""A check of raw messages, which refuses too many fields before parsing.
 
 Parsing takes 10 ns and up to 50 bytes of memory per field, however small: a megabyte of empty chat messages
 becomes 26 MB. Packed numbers take four to eight bytes each, and as much again while their list grows: each
@@ -31,7 +31,8 @@ _FIXED = {1: 8, 5: 4}  # wire type: bytes
 
 
 def parsed(data: bytes, parse: Parse) -> Any:
-    """Return the message. Raise InvalidRequest if it is malformed or has more than ``MAX_FIELDS`` fields."""
+    """Return the parsed message. Raise InvalidRequest if it is malformed or has more than ``MAX_FIELDS``
+    fields."""
     if len(data) > SHORT_MESSAGE and (descriptor := _descriptor(parse)) is not None:
         key = _check_fields(data, descriptor)
         if key is not None:
@@ -44,7 +45,7 @@ def parsed(data: bytes, parse: Parse) -> Any:
 
 
 def _descriptor(parse: Parse) -> Descriptor | None:
-    """Return what ``parse``, a message's FromString, makes."""
+    """Return the descriptor of the message that ``parse`` (its FromString) makes."""
     descriptor: Descriptor | None = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)
     return descriptor
 
@@ -88,7 +89,7 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; ``end`` if it does not."""
+    """Return a number and the position after it; ``end`` if it is not complete."""
     found = shift = 0
     while at < end and shift < 70:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""Sampling parameters in the messages of both services: each travels in the field of its name."""
+"""Conversion of sampling parameters from and to the messages of both services, by field name."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from google.protobuf.message import Message
 from ..api.errors import InvalidRequest
 from ..api.sampling_params import PARAMETERS, SamplingParams
 
-MAX_ITEMS = 2048  # of a list or a mapping, each of which is looked at on the event loop
+MAX_ITEMS = 2048  # entries of a list or mapping, which the event loop reads
 
 
 class SamplingFields:
     """Reads and writes the parameters for which a message has a field.
 
-    What is not set keeps the default of SamplingParams. That is a field that was left out, or, where the
-    field cannot tell (proto3 without ``optional``), one that is 0 or empty.
+    Unset fields keep the default of SamplingParams. A proto3 field without ``optional`` counts as unset if it
+    is 0 or empty.
     """
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
-        """Read messages of this descriptor; ``vllm``: they name their fields as vLLM does."""
+        """Take a message's descriptor; ``vllm``: its fields have vLLM's names."""
         names = {
             (declared.vllm if vllm else None) or name: name for name, (declared, _) in PARAMETERS.items()
         }
         self._parameters: Mapping[str, tuple[str, Callable[[Any], Any] | None]] = {
             field: (name, _CONVERTED.get(PARAMETERS[name][0].kind))
             for field, name in names.items()
-            if field in message.fields_by_name and name != "structured"  # which has messages of its own
+            if field in message.fields_by_name
+            and name != "structured"  # structured output has its own messages
         }
 
     def read(self, message: Message) -> dict[str, Any]:
-        """Arguments of SamplingParams: what the message has set. InvalidRequest for a list of more than
-        ``MAX_ITEMS``, before anything is made of it."""
+        """Return the set fields as arguments of SamplingParams. Raises InvalidRequest for a list of more than
+        ``MAX_ITEMS`` before converting it."""
         given = {}
         for field, value in message.ListFields():
             if (parameter := self._parameters.get(field.name)) is not None:
@@ -46,7 +47,7 @@ class SamplingFields:
         return given
 
     def write(self, params: SamplingParams) -> dict[str, Any]:
-        """Arguments of the message: all but what is None."""
+        """Return the parameters that are not None as arguments of the message."""
         return {
             field: value if converted is None else converted(value)
             for field, (name, converted) in self._parameters.items()

@@ -1,4 +1,4 @@
-"""The gRPC server: what listens, who is healthy, how it ends."""
+"""The gRPC server: listening, health and shutdown."""
 
 from __future__ import annotations
 
@@ -34,32 +34,34 @@ from .vllm.service import VllmEngineServicer
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that goes out: a whole output with logprobs is large
-MESSAGE_BYTES_PER_TOKEN = 8  # of a prompt that comes in: an id has at most 5, a token of text some 4
-MESSAGE_BYTES_APART = 2**20  # of a message that comes in, for everything but the prompt
-MAX_OTHER_CALLS = 1024  # at once, beside as many as there may be requests
-MAX_CONNECTION_CALLS = 2048  # at once
+MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of an outgoing message: a whole output with logprobs is large
+MESSAGE_BYTES_PER_TOKEN = (
+    8  # bytes per prompt token of an incoming message: an id has up to 5, a token of text about 4
+)
+MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message for everything except the prompt
+MAX_OTHER_CALLS = 1024  # concurrent calls, in addition to the maximum number of requests
+MAX_CONNECTION_CALLS = 2048  # concurrent calls of a connection
 MAX_PENDING_CALLS = 5 * MAX_CONNECTION_CALLS
-MAX_PING_STRIKES = 100  # pings that came too early; a connection that sends more is closed
+MAX_PING_STRIKES = 100  # early pings; a connection with more is closed
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
-HEALTH_GRACE_S = 1.0  # for those who watch the health to be told
-CLOSE_GRACE_S = 2.0  # for last responses to leave after the engine has ended every request
+HEALTH_GRACE_S = 1.0  # seconds to notify watchers of the health
+CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients may ping every 10 s, also while nothing runs, without being thrown out.
+    # Clients may ping every 10 s, also without calls, without being disconnected.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Ping clients too, so that one which vanished without a word gives its pages back.
+    # Ping clients too, so that the pages of one that vanished are released.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Clients that have asked nothing for so long connect again when they do.
+    # Idle clients are disconnected after this time, and reconnect when needed.
     ("grpc.max_connection_idle_ms", 600_000),
     # Without this a second server on the same port would silently share its connections.
     ("grpc.so_reuseport", 0),
-    # A connection has so many calls at once, resets that gRPC has not seen the end of included.
+    # Concurrent calls of a connection, including reset ones that gRPC has not finished.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
     # gRPC cancels calls at random, whoever's they are, once so many (by default 1,000) have not been picked
     # up. Each takes some 15 KB until then. A burst of five connections is refused in words instead.
@@ -69,13 +71,12 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def message_bytes(max_model_len: int) -> int:
-    """Return the largest size of an incoming message, for a model of this length."""
+    """Return the largest size of an incoming message for a model of this length."""
     return MESSAGE_BYTES_PER_TOKEN * max_model_len + MESSAGE_BYTES_APART
 
 
 class GrpcServer:
-    """Serves one started engine, by octavo.v1 and by vLLM's service. ``start`` and ``stop`` are
-    called once each."""
+    """Serves a started engine through octavo.v1 and vLLM's service. Call ``start`` and ``stop`` once each."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class GrpcServer:
         write_timeout_s: float = WRITE_TIMEOUT_S,
         begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
-        """``with_reflection``: tell clients what the services are; ``max_message_bytes``: of a message
-        that comes in, larger ones are refused unread (None: what a prompt of the model's length needs);
-        ``write_timeout_s``, ``begin``: of the handler."""
+        """Create the server. ``with_reflection`` turns reflection on; ``max_message_bytes`` limits incoming
+        messages, and larger ones are refused unread (None: the size that a prompt of the model's length
+        needs); ``write_timeout_s`` and ``begin`` are passed to the handler."""
         self.security = security or Security()
         self.handler = RequestHandler(engine, self.security, begin, write_timeout_s=write_timeout_s)
         self.servicer = GenerationServicer(self.handler)
@@ -131,7 +132,8 @@ class GrpcServer:
         )
 
     def _registry(self) -> HolderRegistry:
-        """All that clients of this server hold, and what their requests hold of the engine."""
+        """Return the counts of everything that clients of this server hold, and of the engine's resources for
+        their requests."""
         held, handler, engine = HolderRegistry(), self.handler, self._engine
         for holders in (self.limiter.calls, self.limiter.health_calls, handler.page_events.holders):
             held.add_holders(holders)
@@ -188,13 +190,13 @@ class GrpcServer:
         return port
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Say NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout``
-        seconds, end the rest with ABORT, close."""
+        """Report NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout`` seconds, end
+        the rest with ABORT, and close."""
         self.handler.draining = True
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):  # one of them may not read
+        with contextlib.suppress(TimeoutError):  # a client may not read
             await asyncio.wait_for(self._health.enter_graceful_shutdown(), HEALTH_GRACE_S)
         if self.handler.num_active:
             logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
@@ -204,7 +206,7 @@ class GrpcServer:
         self.limiter.close()
 
     async def _watch_engine(self) -> None:
-        """Once the engine has died, say so to every health check."""
+        """Report the engine's death to every health check."""
         while self._engine.death is None:
             await asyncio.sleep(DEATH_POLL_S)
         logger.critical("the engine has died: %s", self._engine.death)
@@ -213,8 +215,8 @@ class GrpcServer:
         self.died.set()
 
     async def _watch_bursts(self) -> None:
-        """Return to the system what a burst of calls took: requests, prompts, messages, each in pieces
-        between others."""
+        """Return freed memory to the system after a burst of calls, whose requests, prompts and messages are
+        scattered."""
         while True:
             await asyncio.sleep(BURST_POLL_S)
             if self.limiter.burst_is_over():

@@ -1,4 +1,4 @@
-"""Between the constraint fields of both services' messages and StructuredOutput."""
+"""Conversion between the constraint fields of both services and StructuredOutput."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Choice(Protocol):
 
 
 def structured_of(kind: str | None, value: str | bool | _Choice | None) -> StructuredOutput | None:
-    """The constraint ``kind`` of a message's oneof and its value; None where none is set."""
+    """Return the constraint of a message's oneof field ``kind``; None if none is set."""
     match kind, value:
         case None, _:
             return None
@@ -40,7 +40,7 @@ def structured_of(kind: str | None, value: str | bool | _Choice | None) -> Struc
 
 
 def structured_message(structured: StructuredOutput) -> pb.Structured:
-    """The other way round, for clients."""
+    """Return a constraint as a message, for clients."""
     if structured.choice:
         return pb.Structured(choice=pb.Choice(choices=structured.choice))
     if structured.json_object:

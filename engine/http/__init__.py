@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP, in the server's own process and event loop."""
+"""The HTTP APIs, in the server's process and event loop."""

@@ -1,4 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: for operators."""
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, in vLLM's form; for operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoadRequest(UnloadRequest):
 
 
 async def serve_load(services: Services, request: LoadRequest, exchange: Exchange) -> None:
-    """Load an adapter, or with ``load_inplace`` another one under the name of one that is loaded."""
+    """Load an adapter; with ``load_inplace``, replace a loaded one of the same name."""
     info = await services.handler.load_adapter(
         request.lora_name, request.lora_path, context=exchange, replace=request.load_inplace
     )
@@ -33,7 +33,7 @@ async def serve_load(services: Services, request: LoadRequest, exchange: Exchang
 
 
 async def serve_unload(services: Services, request: UnloadRequest, exchange: Exchange) -> None:
-    """Forget an adapter that no request uses."""
+    """Unload an adapter that no request uses."""
     await services.handler.unload_adapter(request.lora_name, context=exchange)
     await exchange.answer(
         json.dumps({"object": "adapter", "id": request.lora_name, "deleted": True}).encode()

@@ -1,4 +1,4 @@
-"""Objects that several answers have."""
+"""Objects that several responses share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .generation import Usage
 
 
 class AnswerModel(BaseModel):
-    """An object of an answer. Fields that were not set are left out."""
+    """An object of a response. Unset fields are left out."""
 
     model_config = ConfigDict(protected_namespaces=(), defer_build=True)
 

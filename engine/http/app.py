@@ -1,4 +1,4 @@
-"""Paths and what answers them."""
+"""Routes of the HTTP server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from .responses import serve_responses
 from .responses_types import ResponsesRequest
 from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
 
-Render = Callable[[], tuple[str, bytes]]  # content type and metrics
-Check = Callable[[], str | None]  # why the server takes no requests
+Render = Callable[[], tuple[str, bytes]]  # returns content type and metrics
+Check = Callable[[], str | None]  # returns why the server takes no requests, or None
 POSTS: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, serve_chat),
     "/v1/messages": (MessagesRequest, serve_messages),
@@ -49,11 +49,11 @@ POSTS: dict[str, tuple[Any, Any]] = {
     "/detokenize": (DetokenizeRequest, serve_detokenize),
     "/v1/load_lora_adapter": (LoadRequest, serve_load),
     "/v1/unload_lora_adapter": (UnloadRequest, serve_unload),
-}  # path: what a request is, and what serves it
+}  # path: request model and handler
 
 
 def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
-    """Return the application. ``render``: of /metrics; ``check``: of /health."""
+    """Return the application. ``render`` serves /metrics, and ``check`` /health."""
     status = _Status(services, check, render)
     gets: dict[str, tuple[Callable[[Exchange], Awaitable[None]], bool]] = {
         "/health": (status.health, True),
@@ -77,7 +77,7 @@ def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    """Say in the API's form that there is no such path, or not for this method."""
+    """Return an error in the API's form for an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     text = f"there is no {path:.200} here; see the HTTP reference"
@@ -88,7 +88,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Status:
-    """What can be asked about the server."""
+    """Answers to queries about the server's state."""
 
     def __init__(self, services: Services, check: Check, render: Render) -> None:
         self._services = services

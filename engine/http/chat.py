@@ -39,7 +39,7 @@ from .turns import NO_THINKING, check_parts, prepare_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A request as the engine gets it, and how what comes out is read."""
+    """A request for the engine, and the parser of its output."""
 
     prompt: Prompt
     params: SamplingParams
@@ -106,7 +106,7 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
 
 
 def conversation_prompt(request: ConversationFields) -> ChatPrompt:
-    """Return the prompt of a conversation. Raise FieldError for what is not served."""
+    """Return the prompt of a conversation. Raise FieldError for what is not supported."""
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
@@ -134,7 +134,7 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
 
 
 def message_of(message: ChatMessage, where: str) -> Message:
-    """Return a message as chat templates take it: parts of text as one text."""
+    """Return a message in the form of chat templates, with text parts joined."""
     content: str | None = None
     if isinstance(message.content, str) or message.content is None:
         content = message.content
@@ -177,7 +177,7 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 
 
 class _Answer:
-    """Writes the answer of one request."""
+    """Writes the response to one request."""
 
     def __init__(
         self, services: Services, request: ChatRequest, conversation: Conversation, name: str
@@ -190,7 +190,7 @@ class _Answer:
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._usage = Usage()
-        self.prompt_fields: dict[str, Any] = {}  # of the answer, or of its first chunk
+        self.prompt_fields: dict[str, Any] = {}  # fields of the response, or of its first chunk
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
         choices: list[ChatChoice] = []
@@ -242,7 +242,7 @@ class _Answer:
         await exchange.end_events()
 
     def _plain(self, index: int, text: str) -> bytes:
-        """An event of a sample that has no more than text."""
+        """Return the event of a sample that has only text."""
         delta = ReplyDelta.model_construct(content=text)
         choice = ChunkChoice.model_construct(index=index, delta=delta, logprobs=None, finish_reason=None)
         return self._chunk([choice])
@@ -264,7 +264,7 @@ class _Answer:
         return chunk.json_bytes()
 
     def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
-        """Fields of a choice that both forms have."""
+        """Return the fields that both forms of a choice share."""
         request, logprobs = self._request, None
         if request.logprobs:
             logprobs = chat_logprobs(
@@ -291,7 +291,7 @@ def _is_shown(part: ReplyPart, delta: Delta) -> bool:
 
 
 def _message(part: ReplyPart) -> ReplyMessage:
-    """A whole message: without text, its content is null if it has something else."""
+    """Return a whole message; its content is null if it has only other parts."""
     fields: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
     if part.reasoning:
         fields["reasoning_content"] = fields["reasoning"] = part.reasoning

@@ -1,7 +1,7 @@
-"""What the text of one sample of a chat means: content, reasoning and tool calls, as they come.
+"""Parsing of a chat sample's text into content, reasoning and tool calls, during generation.
 
-``ReplyReader`` is the place of parsers: ``chat.py`` makes one for each sample, hands it the sample's deltas,
-and writes what it returns, be the answer whole or a stream.
+``chat.py`` makes a ``ReplyReader`` for each sample, passes it the sample's deltas, and writes the result,
+whole or as a stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .chat_types import FunctionCall, ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyPart:
-    """What is new of a reply. ``tool_calls``: pieces of calls, each with its call's index."""
+    """New parts of a reply. ``tool_calls``: pieces of calls, each with its call's index."""
 
     content: str = ""
     reasoning: str = ""
@@ -32,25 +32,26 @@ class ReplyPart:
 
     @property
     def is_content(self) -> bool:
-        """Whether it is content and nothing else."""
+        """Whether it has only content."""
         return bool(self.content) and not self.reasoning and not self.tool_calls
 
 
 class ReplyReader(Protocol):
-    """Reads one sample of a chat."""
+    """Parser of one sample of a chat."""
 
     @property
     def has_called_tools(self) -> bool:
-        """Whether the output so far has calls of tools, for the finish reason."""
+        """Whether the output so far has tool calls, for the finish reason."""
         ...
 
     def read(self, delta: Delta) -> ReplyPart:
-        """What the delta adds; the sample's last delta has a finish reason, and nothing is held back then."""
+        """Return the new parts of a delta. The last delta has a finish reason and flushes all text held
+        back."""
         ...
 
 
 class AnswerReply:
-    """Reads a sample with the parsers of the model's family."""
+    """Parses a sample with the parsers of the model's family."""
 
     def __init__(self, reader: AnswerReader, *, shows_reasoning: bool = True) -> None:
         self._reader = reader
@@ -75,7 +76,7 @@ class AnswerReply:
                     calls[index] = _longer(calls.get(index) or _piece(index, ""), text)
                 case CallMalformed(text, begun):
                     content.append(text)
-                    if begun is not None:  # what of it is out already stays what it is
+                    if begun is not None:  # parts already sent stay unchanged
                         calls.pop(begun, None)
                 case CallEnd():
                     self.has_called_tools = True
@@ -85,7 +86,7 @@ class AnswerReply:
 
 
 def _piece(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> ToolCall:
-    """A piece of a call; the first of them has the id and the name."""
+    """Return a piece of a call; the first piece has the id and the name."""
     if call_id is None:
         function = FunctionCall.model_construct(arguments=arguments)
         return ToolCall.model_construct(index=index, function=function)

@@ -27,7 +27,7 @@ class CompletionRequest(SamplingFields):
 
 
 class CompletionChoice(AnswerModel):
-    """One sample; in a stream, what of it is new. ``stop_reason`` and the last three: vLLM's."""
+    """One sample; in a stream, its new part. ``stop_reason`` and the last three fields are vLLM's."""
 
     index: int
     text: str
@@ -40,7 +40,7 @@ class CompletionChoice(AnswerModel):
 
 
 class Completion(AnswerModel):
-    """An answer, or an event of a stream."""
+    """A response, or an event of a stream."""
 
     id: str
     object: Literal["text_completion"]

@@ -1,4 +1,4 @@
-"""A connection that cannot take much: bounded headers and pipelines, and an age at which it is closed."""
+"""A bounded connection: limits for headers and pipelined requests, and timeouts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .exchange import ABORT
 
-MAX_HEADER_BYTES = 64 * 2**10  # of one request, with its path
-MAX_PIPELINED = 8  # requests that wait for the one before them
-HEADER_TIMEOUT_S = 10.0  # for headers that have begun to come
-IDLE_TIMEOUT_S = 120.0  # between requests, and before the first
+MAX_HEADER_BYTES = 64 * 2**10  # bytes of one request's headers and path
+MAX_PIPELINED = 8  # requests waiting for the one before them
+HEADER_TIMEOUT_S = 10.0  # seconds for headers to arrive completely
+IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, within limits.
+    """uvicorn's protocol with limits.
 
-    ``sweep`` is called about once a second: one task for all connections takes less than a timer for each.
+    ``sweep`` is called about once per second, because one task for all connections costs less than a timer
+    for each.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = time.monotonic()  # of the state that it is in
-        self._header_bytes = 0  # of a request whose headers are not complete
+        self._since = time.monotonic()  # start of the current state
+        self._header_bytes = 0  # bytes of incomplete headers
         self._is_in_headers = True
-        self._unsent = 0  # bytes, when it was swept last
+        self._unsent = 0  # unsent bytes at the last sweep
         self._unsent_since = self._since
 
     @property
@@ -41,7 +42,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def num_unsent(self) -> int:
-        """Bytes that the client has not taken. TLS transports that have ended cannot tell."""
+        """Number of bytes that the client has not read; 0 for a closed TLS transport."""
         try:
             return self.transport.get_write_buffer_size()
         except AttributeError:
@@ -71,12 +72,12 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._since = time.monotonic()
-        self._is_in_headers = True  # of the next request
+        self._is_in_headers = True  # headers of the next request
 
     def send_400_response(self, msg: str) -> None:
         if self.is_idle:
             super().send_400_response(msg)
-        else:  # an answer is being sent, and nothing may be written into it
+        else:  # a response is being sent and must not be interrupted
             self.transport.abort()
 
     def sweep(self, now: float, write_timeout_s: float) -> None:
@@ -84,7 +85,7 @@ class Connection(HttpToolsProtocol):
         unsent = self.num_unsent
         if not unsent or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now
-        elif now - self._unsent_since > write_timeout_s:  # nobody reads what was answered
+        elif now - self._unsent_since > write_timeout_s:  # the client does not read the response
             self.transport.abort()
             return
         if not self.is_idle or self.transport.is_closing():

@@ -21,7 +21,8 @@ from .request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):
-    """A request of /v1/embeddings. ``pooling``, ``normalize``: of Octavo; the last three: vLLM's."""
+    """A request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's; the last three fields are
+    vLLM's."""
 
     input: PromptField
     model: str | None = None

@@ -1,4 +1,4 @@
-"""What every endpoint does before and after its own work: tokens, limits, the body, errors."""
+"""Common work of all endpoints: tokens, limits, the body, errors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RequestT = TypeVar("RequestT", bound=RequestModel)
 
 @dataclass(kw_only=True)
 class Services:
-    """What endpoints are made with.
+    """Objects that endpoints need.
 
-    handler     where requests enter the engine, as those of gRPC do
-    files       what the model's folder says
-    bodies      counts bytes of bodies
-    calls       counts calls that are served, those of gRPC included
+    handler     entry of requests into the engine, shared with gRPC
+    files       settings from the model's folder
+    bodies      budget of bytes of bodies
+    calls       limiter of calls, shared with gRPC
     """
 
     handler: RequestHandler
@@ -62,17 +62,17 @@ class Services:
         return None if delta.stop_match in ids else delta.stop_match
 
     def check_caller(self, exchange: Exchange) -> None:
-        """Raise Unauthenticated unless the client has shown a token, if there are any."""
+        """Raise Unauthenticated unless the client sent a valid token, if tokens are required."""
         self.handler.tenant_of(exchange)
 
 
 class Route:
-    """An ASGI application for one path, whose work is a function of the exchange."""
+    """An ASGI application for one path; its work is a function of the exchange."""
 
     def __init__(
         self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool
     ) -> None:
-        """``is_open``: no token is asked for."""
+        """Create the route. ``is_open``: no token is required."""
         self._services = services
         self._work = work
         self._is_open = is_open
@@ -95,7 +95,7 @@ class Route:
 
 
 class Endpoint(Generic[RequestT]):
-    """The work of a route that takes a body: parses it, and serves it until the client is gone."""
+    """The work of a route with a body: parse it, and serve it until the client disconnects."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Errors as HTTP statuses, and as bodies in the form of the OpenAI API. The texts are those of gRPC."""
+"""HTTP statuses of errors, and their bodies in the form of the APIs, with the texts of gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
-}  # others are 500
+}  # all other errors are 500
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGE_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -29,7 +29,7 @@ _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "una
 
 
 class FieldError(InvalidRequest):
-    """A field of a request cannot be served as it is. ``param``: its name."""
+    """A request field with an unsupported value. ``param``: name of the field."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class ModelNotServed(OctavoError, LookupError):
 
 
 class HttpRefusal(OctavoError):
-    """HTTP itself is used in a way that is not served. ``status``: what says so."""
+    """An unsupported use of HTTP itself. ``status``: the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class HttpRefusal(OctavoError):
 
 
 def status_of(error: Exception) -> int:
-    """Return the status of an answer that is this error."""
+    """Return the HTTP status of an error."""
     if isinstance(error, HttpRefusal):
         return error.status
     if isinstance(error, ModelNotServed):
@@ -58,7 +58,7 @@ def status_of(error: Exception) -> int:
 
 
 def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
-    """Return the headers that go with the error."""
+    """Return the response headers of an error."""
     status = status_of(error)
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]
@@ -68,7 +68,7 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return the error as the OpenAI API gives it."""
+    """Return an error in the form of the OpenAI API."""
     status = status_of(error)
     code: str | None = _CODES.get(status)
     if isinstance(error, RequestTooLong):
@@ -81,18 +81,18 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def message_error_body(error: Exception) -> dict[str, Any]:
-    """Return the error as the Anthropic API gives it."""
+    """Return an error in the form of the Anthropic API."""
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     text = text_of(error)
-    if isinstance(error, RequestTooLong):  # the words by which Claude Code knows that it must compact
+    if isinstance(error, RequestTooLong):  # Claude Code recognizes these words and compacts the conversation
         text = f"prompt is too long: {text}"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How errors are written. ``event``: their name in a stream, which ``last`` ends."""
+    """Form of errors. ``event``: their name in a stream, which ``last`` ends."""
 
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""
@@ -104,5 +104,5 @@ _ANTHROPIC = ErrorForm(message_error_body, event="error", last=b"")
 
 
 def error_form(path: str) -> ErrorForm:
-    """Return the form of errors that clients of this path know."""
+    """Return the form of errors for a path."""
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI

@@ -1,4 +1,4 @@
-"""Requests of one exchange in the engine: one prompt or several, whole or as deltas."""
+"""Engine requests of one exchange: one prompt or several, whole or as deltas."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..api.sampling_params import SamplingParams
 from .endpoint import Services
 from .exchange import Exchange
 
-MAX_PROMPTS = 2048  # of one request
-CONCURRENCY = 64  # prompts of one request that are served at once
-BACKLOG = 16  # deltas of several prompts that wait for the client; each may be large
+MAX_PROMPTS = 2048  # prompts of one request
+CONCURRENCY = 64  # prompts of one request computed concurrently
+BACKLOG = 16  # unread deltas of several prompts; each may be large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one exchange asks of the engine. ``model``: a name of the model, or an adapter's;
-    ``request_id``: "" for one of the server's."""
+    """The engine requests of one exchange. ``model``: name of the model or an adapter; ``request_id``: "" for
+    a generated one."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
@@ -36,7 +36,7 @@ class Job:
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of an exchange, as they come."""
+    """Token counts of an exchange, updated during generation."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,8 +52,8 @@ class Usage:
 
 
 async def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Deltas of all prompts, each with its prompt's index; closing it frees their pages. Raises what a
-    request raises, RequestFailed for one that failed and EngineStopping for one that was ended."""
+    """Yield the deltas of all prompts with their prompt's index; closing frees their pages. Raises the error
+    of a request, RequestFailed for a failed one, and EngineStopping for an ended one."""
     if len(job.prompts) == 1:
         source = _deltas(services, exchange, job, 0)
         async with aclosing(source):

@@ -21,7 +21,7 @@ class TopLogprob(AnswerModel):
 
 
 class ChatLogprob(TopLogprob):
-    """The token that was sampled, and the likeliest ones."""
+    """The sampled token and the likeliest ones."""
 
     top_logprobs: list[TopLogprob]
 
@@ -53,7 +53,7 @@ def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, 
 def chat_logprobs(
     entries: tuple[TokenLogprob, ...], texts: TokenTexts, top: int, *, as_ids: bool = False
 ) -> ChatLogprobs:
-    """``top``: how many of the likeliest are shown."""
+    """Return log probabilities in the form of chats; ``top``: number of likeliest tokens to show."""
 
     def shown(token_id: int) -> dict[str, Any]:
         text = texts.of(token_id)
@@ -76,7 +76,7 @@ def chat_logprobs(
 
 
 class CompletionLogprobWriter:
-    """Writes the log probabilities of one sample, which come piece by piece, with offsets into its text."""
+    """Writes the log probabilities of one sample during generation, with offsets into its text."""
 
     def __init__(self, texts: TokenTexts, top: int, *, as_ids: bool = False) -> None:
         self._texts = texts

@@ -48,7 +48,7 @@ class ToolParam(RequestModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
+    eager_input_streaming: bool | None = None  # arguments are always streamed
 
 
 class ToolChoice(RequestModel):
@@ -68,7 +68,7 @@ class Thinking(RequestModel):
 
 
 def _without_underscore(name: str) -> str:
-    """The field's name where pydantic has one of its own."""
+    """Return the field's name, without the underscore that avoids a name of pydantic's."""
     return name.rstrip("_")
 
 
@@ -89,14 +89,15 @@ class OutputConfig(RequestModel):
 
 
 class ContextEdit(RequestModel):
-    """An edit of ``context_management``. ``keep``: "all", or how many turns keep their thinking."""
+    """An edit of ``context_management``. ``keep``: "all", or the number of turns that keep their thinking."""
 
     type: str
     keep: str | dict[str, Any] | None = None
 
     @property
     def kept_turns(self) -> int | None:
-        """Latest turns that keep their thinking; None: all. FieldError for an edit that is not served."""
+        """Number of latest turns that keep their thinking; None: all. Raises FieldError for an unsupported
+        edit."""
         if self.type == "clear_thinking_20251015" and self.keep in (None, "all"):
             return 1 if self.keep is None else None
         if self.type == "clear_thinking_20251015" and isinstance(self.keep, dict):
@@ -117,7 +118,7 @@ class ContextManagement(RequestModel):
 
 
 class MessageFields(RequestModel):
-    """Fields that messages and the counting of their tokens share."""
+    """Fields of both messages and count_tokens requests."""
 
     model: str | None = None
     messages: list[InputMessage]
@@ -143,7 +144,7 @@ class MessagesRequest(MessageFields):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    metadata: dict[str, Any] | None = None  # names the client's own user
+    metadata: dict[str, Any] | None = None  # the client's own user id
     service_tier: str | None = None
 
     def check_served(self) -> None:

@@ -1,4 +1,4 @@
-"""Events of a stream that differ in one text alone, as most of them do: they take a fifth of the time."""
+"""Fast writing of stream events that differ only in one text, in a fifth of the time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 
 from pydantic_core import to_json
 
-_MARK = "\ue000"  # private use: in the place of the text
+_MARK = "\ue000"  # placeholder of the text, a private-use character
 _QUOTED = to_json(_MARK)
 
 
 class PlainEvents:
-    """The models write one event for each sample; later ones are its two halves around another text."""
+    """Cache of one event per sample, written by the models and split around its text; later events reuse both
+    halves."""
 
     def __init__(self) -> None:
         self._halves: dict[int, tuple[bytes, bytes]] = {}
 
     def event(self, index: int, text: str, write: Callable[[str], bytes]) -> bytes:
-        """Return what ``write`` would make of the text. ``index``: of the sample."""
+        """Return the bytes that ``write`` would return for the text. ``index``: index of the sample."""
         if (halves := self._halves.get(index)) is None:
             before, _, after = write(_MARK).rpartition(_QUOTED)
             halves = self._halves[index] = (before, after)

@@ -1,4 +1,4 @@
-"""What every request's fields have in common: they are served, or refused by name."""
+"""Base of request models: every field is either supported or refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an ob
 
 
 class RequestModel(BaseModel):
-    """Fields of a request, or of an object within one. null is the same as leaving a field out."""
+    """Base of requests and of objects in them. null means that a field is left out."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
 
@@ -34,7 +34,7 @@ class RequestModel(BaseModel):
         return schema
 
     def check_fields(self, where: str = "") -> None:
-        """Raise FieldError for the first field that is not served, here or in objects within."""
+        """Raise FieldError for the first unsupported field, also in nested objects."""
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 raise not_served(where + name)
@@ -63,12 +63,12 @@ def _check_within(value: object, where: str) -> None:
 
 
 def not_served(name: str) -> FieldError:
-    """Return the refusal of a field by its name."""
+    """Return the error for an unsupported field."""
     return FieldError(name, f"{name} is not served here; leave it out")
 
 
 def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> None:
-    """Raise FieldError for a value of a field of which only some are served; None is always one."""
+    """Raise FieldError unless the field's value is None or one of the allowed ones."""
     if value is None or any(value == each and type(value) is type(each) for each in allowed):
         return
     if not allowed:
@@ -145,7 +145,7 @@ def _rule(error: Any) -> str:
 
 
 def _name(location: tuple[int | str, ...]) -> str:
-    """A field's path; pydantic adds the branches of unions to it, which are no fields."""
+    """Return a field's path without the union branches that pydantic adds."""
     path = ""
     for part in location:
         if isinstance(part, int):

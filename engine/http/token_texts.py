@@ -1,4 +1,4 @@
-"""Tokens as answers show them beside their log probabilities: text, and the bytes that it stands for."""
+"""Tokens for responses with log probabilities: their text and bytes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from ..tokenizer.tokenizer import Tokenizer
 
-MAX_KEPT = 65_536  # tokens whose text is remembered
+MAX_KEPT = 65_536  # tokens whose text is cached
 
 
 class TokenText(NamedTuple):
-    """One token. ``data``: its bytes within the text; None for special tokens, which are not in it."""
+    """One token. ``data``: its bytes in the text; None for special tokens, which the text leaves out."""
 
     text: str
     data: bytes | None
 
     @property
     def escaped(self) -> str:
-        r"""The text, with bytes that are no characters by themselves written as ``bytes:\xf0\x9f``."""
+        r"""The text; bytes that are not characters by themselves are written as ``bytes:\xf0\x9f``."""
         if self.data is None or "\N{REPLACEMENT CHARACTER}" not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)

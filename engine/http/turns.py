@@ -1,4 +1,4 @@
-"""Turns of a chat, whatever the API: what the engine is asked, and the answer as a row of blocks."""
+"""Chat turns for all APIs: the request for the engine, and the response as a list of blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import Job, Usage, run
 
-NO_THINKING = {"enable_thinking": False, "thinking": False}  # the names that templates have for it
-MAX_PARTS = 2048  # of one conversation: messages, parts of contents, and tools, which the event loop reads
+NO_THINKING = {"enable_thinking": False, "thinking": False}  # variables of chat templates
+MAX_PARTS = 2048  # messages, content parts and tools of one conversation, which the event loop reads
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
@@ -50,7 +50,7 @@ def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A request as the engine gets it. ``prompt_ids``: of a model that thinks, whose answer they begin."""
+    """A request for the engine. ``prompt_ids``: prompt of a reasoning model, with which its reply begins."""
 
     prompt: Prompt
     params: SamplingParams
@@ -59,13 +59,13 @@ class Turn:
     prompt_ids: list[int] | None = None
 
     def reader(self) -> AnswerReader:
-        """A reader for one sample."""
+        """Return a reader for one sample."""
         return self.use.reader(self.services.handler.engine.tokenizer, self.prompt_ids)
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with one system message, at the start, where alone many templates take it. Later ones
-    become text of the user's message before them, or a message of the user."""
+    """Return messages with one system message at the start, because many templates allow no other. Later ones
+    become text of the user's message before them, or a user's message."""
     found: list[dict[str, Any]] = []
     for message in messages:
         last = found[-1] if found else {}
@@ -114,9 +114,9 @@ async def prepare_turn(
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer. ``text``: of a call, its arguments as JSON.
+    """A part of a response. ``text``: for a call, its arguments as JSON.
 
-    is_whole   the model has ended it; never a call that was cut or is malformed
+    is_whole   the model has completed it; False for a call that was cut or is malformed
     """
 
     index: int
@@ -132,23 +132,23 @@ Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks of one answer in their order, of which the last may be open."""
+    """Blocks of one response in order; the last may be open."""
 
     all: list[Block] = field(default_factory=list)
     _open: Block | None = None
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a whole call."""
+        """Whether there is a complete call."""
         return any(block.kind == "call" and block.is_whole for block in self.all)
 
     @property
     def shown(self) -> list[Block]:
-        """Blocks of a whole answer: without calls that are none, or that were cut."""
+        """Return the blocks of a whole response, without calls that are malformed or cut."""
         return [block for block in self.all if block.kind != "call" or block.is_whole]
 
     def add(self, events: Iterable[Event]) -> list[Step]:
-        """Take what is new; return how the blocks change."""
+        """Take new events; return how the blocks change."""
         steps: list[Step] = []
         for event in events:
             match event:
@@ -193,8 +193,8 @@ class Blocks:
 
 @dataclass(slots=True)
 class TurnAnswer:
-    """The answer to a turn with one sample, while it is generated. ``id``: as the client sees it; ``model``:
-    the name that the client asked for."""
+    """The response to a turn with one sample, during generation. ``id``: id for the client; ``model``: name
+    that the client requested."""
 
     turn: Turn
     id: str
@@ -204,7 +204,7 @@ class TurnAnswer:
     last: Delta | None = None
 
     async def steps(self, exchange: Exchange, *, final_only: bool) -> AsyncGenerator[list[Step], None]:
-        """Yield how the blocks change, once for each delta; ``last`` is set with the last one."""
+        """Yield the changes of blocks, once per delta; ``last`` is set with the last one."""
         job = Job(
             prompts=[self.turn.prompt],
             params=self.turn.params,
@@ -227,5 +227,5 @@ class TurnAnswer:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the model had more to say."""
+        """Whether the output was cut at a limit."""
         return self.last is not None and self.last.finish_reason is FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""History of the latest requests' lookups in the prefix cache."""
+"""History of prefix-cache look-ups of the latest requests."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from octavo.block_manager import Miss
 from octavo.scheduler import Lookup, Sequence, Status
 
 MOST_REQUESTS = 1024
-MOST_TOKENS = 1_000_000  # of ended requests: 4 MB
+MOST_TOKENS = 1_000_000  # tokens of ended requests (4 MB)
 
 
 @dataclass(frozen=True, slots=True)
 class LookupRecord:
-    """Lookup of one request's prompt in the cache.
+    """Prefix-cache look-up of one request's prompt.
 
-    num_tokens   of the prompt; num_hit: those that were found
-    misses       tokens that were not found, by reason; miss: the first page that was not
-    at           when, in seconds of the engine's clock
+    num_tokens   tokens of the prompt; num_hit: tokens that were found
+    misses       tokens that were not found, by reason; miss: first missing page
+    at           time in seconds of the engine's clock
     """
 
     num_tokens: int
@@ -40,25 +40,25 @@ class HistoryEntry:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The prompt, and what the first sample has said so far."""
+        """The prompt and the first sample's output so far."""
         source = self.source
         return tuple(source.tokens if isinstance(source, Sequence) else source)
 
 
 class LookupHistory:
-    """The latest requests by id, a bounded number of them with a bounded number of tokens."""
+    """The latest requests by id, with a limit on their number and tokens."""
 
     def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
         self._most_requests = most_requests
         self._most_tokens = most_tokens
         self._latest: OrderedDict[str, HistoryEntry] = OrderedDict()
-        self._num_tokens = 0  # of those that have ended
+        self._num_tokens = 0  # tokens of ended requests
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def add(self, request_id: str, lookup: Lookup, *, now: float) -> None:
-        """Ids may come again: the latest request of an id is the one remembered."""
+        """Record a look-up. A repeated id refers to its latest request."""
         sequence = lookup.sequence
         self._forget(request_id)
         found = LookupRecord(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
@@ -67,12 +67,12 @@ class LookupHistory:
             self._forget(next(iter(self._latest)))
 
     def ended(self, request_id: str) -> None:
-        """A request has ended: only its tokens are of interest now, and they are kept small."""
+        """Note that a request has ended; its tokens are stored compactly from now on."""
         remembered = self._latest.get(request_id)
         if remembered is None or not isinstance(remembered.source, Sequence):
             return
         if remembered.source.status is not Status.FINISHED:
-            return  # another request of this id
+            return  # another request with this id
         remembered.source = array("I", remembered.source.tokens)
         self._num_tokens += len(remembered.source)
         while self._num_tokens > self._most_tokens and len(self._latest) > 1:

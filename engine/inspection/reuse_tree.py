@@ -1,4 +1,4 @@
-"""Tree of prefixes that were found again, and what that saved: a bounded memory of the latest hits."""
+"""Tree of reused prefixes and the tokens that they saved, from a bounded record of recent hits."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from octavo.block_manager import Digest
 from octavo.scheduler import Sequence
 
-MOST_PAGES = 16_384  # of all prefixes together; 128 bytes each at 32 tokens per page
+MOST_PAGES = 16_384  # pages of all prefixes; 128 bytes each with 32 tokens per page
 
 
 @dataclass(slots=True)
 class ReusedPrefix:
-    """Tokens that were found in the cache, all of them and no more, and how often."""
+    """A prefix that was found in the cache, and its number of hits."""
 
     salt: bytes
     tokens: array[int]
@@ -23,8 +23,8 @@ class ReusedPrefix:
 
 
 class ReusedPrefixes:
-    """Memory of the latest hits; iterating gives copies. A hit costs the same whatever its length,
-    but for the first of a prefix, whose tokens are kept."""
+    """Record of the latest hits; iterating yields copies. Recording a hit takes constant time, except the
+    first hit of a prefix, whose tokens are copied."""
 
     def __init__(self, page_size: int, *, most_pages: int = MOST_PAGES) -> None:
         self._page_size = page_size
@@ -36,7 +36,7 @@ class ReusedPrefixes:
         return iter([ReusedPrefix(p.salt, p.tokens, p.num_hits) for p in self._latest.values()])
 
     def add(self, sequence: Sequence, num_hit: int) -> None:
-        """The first ``num_hit`` tokens of a sequence that was just admitted were found."""
+        """Record that the first ``num_hit`` tokens of a sequence were found."""
         assert sequence.table is not None
         last = sequence.table.digests[num_hit // self._page_size - 1]
         prefix = self._latest.get(last)
@@ -53,11 +53,11 @@ class ReusedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ReuseNode:
-    """Positions ``[start, end)`` of prefixes that have all before in common.
+    """Positions ``[start, end)`` of prefixes that share all earlier positions.
 
-    parent         index of the node before, in the same list
-    tokens         the first of its own
-    num_hits       lookups that found it to its end
+    parent         index of the previous node, in the same list
+    tokens         first tokens of this node
+    num_hits       hits that reached the node's end
     """
 
     parent: int | None
@@ -68,7 +68,7 @@ class ReuseNode:
 
     @property
     def tokens_saved(self) -> int:
-        """Tokens that were not computed again: of these positions, by all those lookups."""
+        """Number of tokens of this node that were not recomputed, over all hits."""
         return self.num_hits * (self.end - self.start)
 
 
@@ -87,9 +87,9 @@ class _Node:
 
 
 class ReuseTree:
-    """Tree of what some prefixes have in common, built once; ``best`` may then be asked often.
+    """Tree of shared prefixes, built once and queried often.
 
-    preview   tokens that a node shows of its own
+    preview   number of tokens that a node shows
     """
 
     def __init__(self, prefixes: list[ReusedPrefix], page_size: int, *, preview: int) -> None:
@@ -98,8 +98,8 @@ class ReuseTree:
         self._nodes = sorted(nodes, key=lambda node: -node.saved)
 
     def best(self, most: int) -> list[ReuseNode]:
-        """At most so many nodes, those that saved most, and what they continue: each after its parent, the
-        best first."""
+        """Return at most ``most`` nodes, those that saved most with their ancestors: each after its parent,
+        the best first."""
         chosen = self._choose(most)
         listed: list[ReuseNode] = []
         index: dict[_Node, int] = {}
@@ -115,7 +115,7 @@ class ReuseTree:
         return listed
 
     def _choose(self, most: int) -> set[_Node]:
-        """Nodes with all that they continue, as long as there is room."""
+        """Return the best nodes with their ancestors, up to ``most`` nodes."""
         chosen: set[_Node] = set()
         for node in self._nodes:
             if len(chosen) == most:
@@ -127,7 +127,7 @@ class ReuseTree:
 
 
 def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:
-    """A node per page, by salt and then by contents."""
+    """Build a node per page, by salt and then by contents."""
     roots: dict[tuple[bytes, bytes], _Node] = {}
     for prefix in prefixes:
         node: _Node | None = None
@@ -143,8 +143,8 @@ def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:
 
 
 def _compressed(root: _Node, preview: int) -> list[_Node]:
-    """The nodes below and with ``root``, where one that all its lookups went on from is one with the
-    next; with tokens for a preview."""
+    """Return the nodes from ``root`` on. A node is merged with its only successor if all hits continue there;
+    tokens are kept for the preview."""
     nodes, waiting = [], [root]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Putting what was fetched of a prompt's pages into the pools."""
+"""Adoption of fetched pages of a prompt into the pools."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .transfer import PageTransfer
 def adopt(
     transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
 ) -> tuple[int, bool]:
-    """Put a prompt's next pages into the pools, where they are cached and held by nobody. Returns how many
-    are new, and False if it goes no further: there is no room, or what comes before is gone."""
+    """Put a prompt's next pages into the pools as cached pages without a holder. Return how many are new, and
+    False if it cannot continue, because pages are short or an earlier page is gone."""
     num_new = 0
     for run in _runs(pages):
         group, first = run[0].group, run[0].index
@@ -33,7 +33,7 @@ def adopt(
 
 
 def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
-    """Cut where the group changes or a page is left out."""
+    """Split where the group changes or a page is missing."""
     runs: list[list[FetchedPage]] = []
     for page in pages:
         last = runs[-1][-1] if runs else None

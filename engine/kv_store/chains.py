@@ -1,4 +1,4 @@
-"""Cached pages as runs of consecutive pages, each page in one of them: what goes into one saved file."""
+"""Division of cached pages into runs of consecutive pages, one run per saved file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from octavo.block_manager.digests import unpack
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Pages ``[first, first + len(digests))`` of a sequence; no other chain continues one of its inner pages.
+    """Pages ``[first, first + len(digests))`` of a sequence; no other chain branches off at an inner page.
 
     parent    digest of the page before the first one; None at a sequence's start
-    tokens    of these pages
+    tokens    tokens of these pages
     """
 
     digests: tuple[Digest, ...]
@@ -24,8 +24,8 @@ class Chain:
 
 
 def chains(entries: Mapping[Digest, PageContents], max_pages: int) -> list[Chain]:
-    """All pages whose whole prefix is in ``entries``, each once, in chains of at most ``max_pages``;
-    those before others first."""
+    """Return all pages whose whole prefix is in ``entries``, each once, as chains of at most ``max_pages``;
+    earlier pages of a sequence come first."""
     children: dict[Digest | None, list[Digest]] = {}
     for digest, entry in entries.items():
         children.setdefault(entry.parent, []).append(digest)

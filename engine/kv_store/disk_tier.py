@@ -1,5 +1,5 @@
-"""A disk as the scheduler's connector: published pages are copied out for the writer, and prompts
-whose pages are on disk wait until the reader has brought them."""
+"""A disk as the scheduler's connector: published pages are copied for the writer, and prompts with pages on
+disk wait until the reader has loaded them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
-QUEUE_BYTES = 256 * 1024**2  # of pages that wait to be written, and as many that were read
-STEP_BYTES = 64 * 1024**2  # put into the pool per step
-REFRESH_S = 5.0  # until pages that another server wrote are found
-CLOSE_S = 10.0  # what is queued may be written that long at the end
+QUEUE_BYTES = 256 * 1024**2  # bytes of pages to be written, and as many of pages that were read
+STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
+REFRESH_S = 5.0  # seconds between searches for pages of other servers
+CLOSE_S = 10.0  # seconds to write queued pages at the end
 
 
 class DiskTier:
-    """A ``KVConnector``: belongs to the engine's thread, except ``counts``."""
+    """A ``KVConnector`` that is used on the engine's thread, except ``counts``."""
 
     def __init__(
         self,
@@ -40,18 +40,18 @@ class DiskTier:
         *,
         max_bytes: int,
     ) -> None:
-        """Raises OSError if the folder cannot be used."""
+        """Open the folder. Raises OSError if it cannot be used."""
         self._access = access
         self._transfer = transfer
         self._blocks = blocks
         self._kind = access.page_layout_key
         self._page_bytes = self._kind.part_bytes
-        self._states = len(blocks.groups)  # number of the snapshots, if there are any
+        self._states = len(blocks.groups)  # index of the group of snapshots, if there are any
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._counters = StoreCounters()
         self._wake = _nobody
-        queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)  # a state may be larger than that
+        queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)  # a single state may be larger
         self._writer = ShardWriter(self._folder, self._counters, queue_bytes=queue_bytes)
         self._reader = ShardReader(
             self._folder, blocks.parts, self._counters, staged_bytes=QUEUE_BYTES, wake=self._news
@@ -93,7 +93,8 @@ class DiskTier:
         return True
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
-        """Copy out what was not when it was published, because disk was busy; writing is no step's time."""
+        """Copy pages that were not copied when they were published, because the disk was busy; writing takes
+        no step's time."""
         last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
         self._save(sequence, 0, last)
         if self._blocks.states is not None:
@@ -106,7 +107,7 @@ class DiskTier:
         budget = STEP_BYTES
         ready = []
         for sequence, fetch in self._fetches.items():
-            ended = fetch.ended  # before looking, because pages may come in between
+            ended = fetch.ended  # read first, because pages may arrive in between
             pages = self._reader.take(fetch, budget)
             budget -= sum(page.data.nbytes for page in pages)
             num_new, goes_on = adopt(self._transfer, fetch, pages, sequence.salt)
@@ -118,27 +119,25 @@ class DiskTier:
         return ready
 
     def save(self, step: SchedulerOutput) -> None:
-        """Copy out what is not on disk."""
+        """Copy pages that are not on disk."""
         page_size = self._blocks.page_size
         for item in step.work:
             sequence = item.sequence
             first, last = item.start // page_size, item.end // page_size
-            last = min(
-                last, len(sequence.digests)
-            )  # drafts that did not hold filled nothing that has a digest
+            last = min(last, len(sequence.digests))  # rejected drafts filled no page with a digest
             if first < last:
                 self._save(sequence, first, last)
             if self._blocks.states is not None:
                 self._save_states(sequence, first, last)
 
     def close(self) -> None:
-        """Write what is queued, within some seconds, and end the threads."""
+        """Write queued pages, within some seconds, and end the threads."""
         self._closing.set()
         self._reader.close()
         self._writer.close(CLOSE_S)
 
     def _refresh(self) -> None:
-        """Follow what other servers do to the folder, however long the disk takes."""
+        """Follow changes of other servers in the folder, however slow the disk is."""
         while not self._closing.wait(REFRESH_S):
             self._folder.refresh()
 
@@ -146,7 +145,7 @@ class DiskTier:
         self._wake()
 
     def _is_quicker(self, fetch: PrefetchJob, token_s: float) -> bool:
-        """Whether reading is expected to end before computing would."""
+        """Whether reading is expected to be faster than computing."""
         parts, has = self._blocks.parts, self._folder.has
         num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))
         gained = fetch.gain(parts, has) * self._blocks.page_size
@@ -155,7 +154,7 @@ class DiskTier:
     def _may_be_there(
         self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int
     ) -> bool:
-        """Whether it is worth to look: beyond what is found there is a state, if states are needed, and the
+        """Whether a search is worthwhile: a state exists beyond ``found``, if states are needed, and the
         first page that a group lacks there is on disk."""
         for states in known[self._states :]:
             indices = range(found, len(digests))
@@ -168,8 +167,8 @@ class DiskTier:
         return True
 
     def _save_states(self, sequence: Sequence, first: int, last: int, *, is_end: bool = False) -> None:
-        """Snapshots of prompts, and the last one of what is generated, where that ends or gives way: each of
-        the others is replaced a page later, and may be as large as hundreds of pages."""
+        """Copy snapshots of prompts, and the last one of the generated tokens at their end or preemption.
+        Others are replaced one page later, and may be as large as hundreds of pages."""
         assert self._blocks.states is not None
         if not self._blocks.states.every_page:
             last = min(last, sequence.num_prompt // self._blocks.page_size)
@@ -190,8 +189,8 @@ class DiskTier:
                 self._copy_out(sequence, wanted, group)
 
     def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_Wanted]:
-        """Pages ``[first, last)`` of a group that are neither on disk nor on their way there, nor given
-        to others since they were published."""
+        """Return pages ``[first, last)`` of a group that are neither on disk nor queued, and were not evicted
+        since they were published."""
         wanted: list[_Wanted] = []
         for index in range(first, last):
             digest = sequence.digests[index]
@@ -219,11 +218,11 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A page of the pool that is to be written, and which of its sequence's it is."""
+    """A page of the pool to be written, with its index in the sequence."""
 
     index: int
     page: int
 
 
 def _nobody() -> None:
-    """Nobody waits: the core is stepped by hand."""
+    """Do nothing: the core is stepped by hand."""

@@ -1,4 +1,4 @@
-"""One prompt's pages on their way from disk: which of them to read, in which order."""
+"""Loading of one prompt's pages from disk: which pages to read, in which order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.kernels.page_bytes import PageBytes
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """Page ``index`` of the prompt, in one group of layers, or the state after it."""
+    """Page ``index`` of the prompt in one group of layers, or the state after it."""
 
     group: int
     index: int
@@ -25,14 +25,14 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 
 
 class PrefetchJob:
-    """Pages of one prompt that are to be read.
+    """Pages of one prompt to be read.
 
-    tokens     of the whole prompt
-    digests    of its pages, as many as could be wanted
-    root       digest that stands before the first page
-    known      per group, which pages are in memory already
-    found      pages that the prompt could go on after without any from disk
-    needed     of a group, the pages without which it cannot go on after so many, last first
+    tokens     tokens of the whole prompt
+    digests    digests of its pages, as many as may be needed
+    root       digest before the first page
+    known      pages in memory already, by group
+    found      number of pages after which the prompt could continue without the disk
+    needed     function: pages of a group that are needed to continue after a number of pages, last first
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class PrefetchJob:
         self.tokens = tokens
         self.digests = digests
         self.root = root
-        self.pages: deque[FetchedPage] = deque()  # read and not yet taken
-        self.ended = False  # nothing comes any more
+        self.pages: deque[FetchedPage] = deque()  # pages read and not yet taken
+        self.ended = False  # no more pages will arrive
         self.known = [list(group) for group in known]
         self._found = found
         self._needed = needed
-        # Whether it is in memory or on disk; None: nobody has looked.
+        # Whether a page is in memory or on disk; None: not checked.
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
 
     @classmethod
     def of(cls, tokens: list[int], digests: list[Digest], blocks: BlockManager, salt: bytes) -> PrefetchJob:
-        """What the pool lacks now of a prompt; ``digests`` are completed."""
+        """Return a job for the pages of a prompt that the pool lacks now; ``digests`` are completed."""
         blocks.name_pages(tokens, digests, salt=salt)
         return cls(
             list(tokens),
@@ -76,18 +76,18 @@ class PrefetchJob:
         return self.digests[index - 1] if index else self.root
 
     def present(self, group: int, index: int) -> None:
-        """It was read."""
+        """Note that a page was read."""
         self.known[group][index] = True
 
     def absent(self, group: int, index: int) -> None:
-        """It could not be read."""
+        """Note that a page could not be read."""
         self._there[group][index] = False
 
     def plan(self, groups: Parts, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
-        """Group and index of the pages to read, so that the prompt can go on after as many pages as
-        memory and disk together allow; empty if none are needed, or none would help.
+        """Return (group, index) of the pages to read, so that the prompt can continue after as many pages as
+        memory and disk allow; empty if none are needed or useful.
 
-        has   whether a page of a group is on disk
+        has   function: whether a page of a group is on disk
         """
         end = self._reachable(groups, has)
         if end <= self._found:
@@ -100,13 +100,13 @@ class PrefetchJob:
         ]
 
     def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        """After how many pages more the prompt could go on, with those of ``plan``."""
+        """Return after how many more pages the prompt could continue with the pages of ``plan``."""
         return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
         end = len(self.digests)
         for number, group in enumerate(groups):
-            if group.needs_every_page:  # from the front: one miss ends it
+            if group.needs_every_page:  # from the front; the first missing page ends it
                 end = next((i for i in range(end) if not self._is_there(number, i, has)), end)
         while True:
             missing = next(
@@ -121,7 +121,7 @@ class PrefetchJob:
             )
             if missing is None:
                 return end
-            end = missing  # whatever is longer would need that page, too
+            end = missing  # every longer prefix needs that page, too
 
     def _is_there(self, group: int, index: int, has: Callable[[Digest, int], bool]) -> bool:
         there = self._there[group][index]

@@ -1,4 +1,4 @@
-"""Which shards are in a folder, as far as is known: steps ask it, and it never asks the disk."""
+"""Index of the shards in a folder, which is read without access to the disk."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from pathlib import Path
 
 KIND = re.compile(r"[0-9a-f]{32}")
 SHARD = re.compile(r"([0-9a-f]{64})\.safetensors")
-SETTLED_NS = 2 * 10**9  # a folder that has not changed for so long is not read again
+SETTLED_NS = 2 * 10**9  # ns: a folder unchanged for this long is not read again
 
-_Part = tuple[Path, str]  # folder of a kind, first two digits
+_Part = tuple[Path, str]  # (folder of a kind, first two digits)
 
 
 class ShardIndex:
-    """Names of shards, kept up to date by who writes and removes them, and by ``refresh`` for what other
-    processes do. A name may be wrong either way: whoever reads a shard finds out.
-    """
+    """Names of shards, updated by writers and by ``refresh`` for other processes. It may be out of date, so
+    readers must handle missing shards."""
 
     def __init__(self, root: Path, own: Sequence[Path]) -> None:
-        """``own``: the folders of this server's kinds of pages, by group."""
+        """Read the index. ``own``: folders of this server's kinds of pages, by group."""
         self._root = root
         self._own = list(own)
         self._lock = threading.Lock()
         self._parts: dict[_Part, set[str]] = {}
-        self._others: list[Path] = []  # folders of other kinds
-        self._read_ns: dict[_Part, int] = {}  # when the folder had last changed, when it was read
-        self._changes: dict[tuple[Path, str], bool] = {}  # added (or removed) since a refresh began
+        self._others: list[Path] = []  # folders of other kinds of pages
+        self._read_ns: dict[_Part, int] = {}  # time of the folder's last change, at its last read
+        self._changes: dict[
+            tuple[Path, str], bool
+        ] = {}  # shards added (True) or removed since a refresh began
         self._doubted: set[tuple[Path, str]] = set()
 
     def has(self, name: str, group: int) -> bool:
@@ -40,7 +41,7 @@ class ShardIndex:
         return any(name in self._parts.get((kind, name[:2]), ()) for kind in self._others)
 
     def add(self, name: str, group: int) -> None:
-        """A shard was written."""
+        """Note that a shard was written."""
         folder = self._own[group]
         with self._lock:
             self._parts.setdefault((folder, name[:2]), set()).add(name)
@@ -48,22 +49,21 @@ class ShardIndex:
             self._doubted.discard((folder, name))
 
     def discard(self, name: str, folder: Path) -> None:
-        """A shard is not there, or no longer."""
+        """Note that a shard does not exist any more."""
         with self._lock:
             self._parts.get((folder, name[:2]), set()).discard(name)
             self._changes[folder, name] = False
             self._doubted.discard((folder, name))
 
     def doubt(self, names: Sequence[str], group: int) -> None:
-        """Shards that may be damaged, as one beside them is, are as good as gone until they are written
-        again."""
+        """Treat shards that may be damaged as missing until they are written again."""
         folder = self._own[group]
         with self._lock:
             there = (name for name in names if name in self._parts.get((folder, name[:2]), ()))
             self._doubted.update((folder, name) for name in there)
 
     def refresh(self) -> None:
-        """Read the folders that have changed. Takes as long as the disk does: not for steps."""
+        """Read the folders that have changed. Takes as long as the disk does, so steps must not call it."""
         with self._lock:
             self._changes.clear()
         kinds = [path for path in _folders(self._root) if KIND.fullmatch(path.name)]
@@ -96,7 +96,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder and no link; False if the disk cannot tell."""
+    """Whether an entry is a folder and not a link; False if the disk cannot tell."""
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
@@ -104,7 +104,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def entries(path: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder now; nothing if that cannot be read."""
+    """Return the entries of a folder; none if it cannot be read."""
     try:
         with os.scandir(path) as found:
             return list(found)

@@ -1,4 +1,4 @@
-"""Writing shards on a thread of its own, so that no step ever waits for a disk."""
+"""A thread that writes shards, so that steps never wait for a disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # pages, which have no bytes where a model has no attention
-MAX_USES = 65_536  # digests whose use is still to be noted; more are not
-FULL_DISK_S = 1.0  # a disk that stays full is given room that often: others may take it at once
-STALL_S = 2.0  # a writer that has written no page for so long is not waited for at the end
-COUNTS_PER_BUDGET = 16  # how often shards are counted while the budget's bytes are written
+MAX_QUEUED = 65_536  # queued pages, which have no bytes in models without attention
+MAX_USES = 65_536  # digests with unrecorded uses; further uses are dropped
+FULL_DISK_S = 1.0  # seconds between prunings of a full disk, whose space others may take at once
+STALL_S = 2.0  # seconds without a written page after which closing stops waiting
+COUNTS_PER_BUDGET = 16  # counts of all shards while a budget's worth of bytes is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class _Page:
 
 
 class ShardWriter:
-    """A bounded queue of pages in memory, and the thread that writes them. ``put`` and ``used`` are
-    called from one thread and return at once."""
+    """A bounded queue of pages in memory, and the thread that writes them. ``put`` and ``used`` are called
+    from one thread and return at once."""
 
     def __init__(self, folder: ShardFolder, counters: StoreCounters, *, queue_bytes: int) -> None:
         self._folder = folder
@@ -43,13 +43,13 @@ class ShardWriter:
         self._changed = threading.Condition()
         self._pages: deque[_Page] = deque()
         self._uses: deque[Digest] = deque()
-        self._queued: set[tuple[Digest, int]] = set()  # with their groups; and not yet on disk
-        self._num_queued = 0  # bytes of these
+        self._queued: set[tuple[Digest, int]] = set()  # (digest, group) of pages not yet on disk
+        self._num_queued = 0  # bytes of queued pages
         self._closing = False
         self._failing = False
-        self._next_prune = 0.0  # of a full disk, by the monotonic clock
-        self._num_done = 0  # pages, written or not
-        self._uncounted = 0  # bytes written since the shards were counted
+        self._next_prune = 0.0  # time of the next pruning of a full disk, by the monotonic clock
+        self._num_done = 0  # pages processed, written or not
+        self._uncounted = 0  # bytes written since the last count of shards
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
         self._thread.start()
@@ -58,7 +58,7 @@ class ShardWriter:
         return (digest, group) in self._queued
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether ``put`` would take so many bytes."""
+        """Whether ``put`` would accept ``num_bytes``."""
         return self._num_queued + num_bytes <= self._queue_bytes and len(self._pages) < MAX_QUEUED
 
     def put(self, digest: Digest, group: int, run: PageRun) -> None:
@@ -70,13 +70,13 @@ class ShardWriter:
             self._changed.notify_all()
 
     def used(self, digests: Sequence[Digest]) -> None:
-        """These pages were wanted just now; if they are on disk they stay longer."""
+        """Note a use of these pages; those on disk are kept longer."""
         with self._changed:
             self._uses.extend(digests[: max(0, MAX_USES - len(self._uses))])
             self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
-        """Write what is queued, for so many seconds at most, and while the disk takes anything."""
+        """Write queued pages for at most ``timeout`` seconds, while the disk responds."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -86,7 +86,7 @@ class ShardWriter:
             self._thread.join(max(0.0, min(STALL_S, end - time.monotonic())))
         with self._changed:
             self._counters.drop("queue_full", len(self._pages))
-            self._pages.clear()  # a thread that still writes ends after this page
+            self._pages.clear()  # a thread that is writing ends after its page
 
     def _main(self) -> None:
         self._prune()
@@ -94,7 +94,7 @@ class ShardWriter:
             self._write(page)
 
     def _next(self) -> _Page | None:
-        """The next page to write; None to end. Notes uses while there is none."""
+        """Return the next page to write; None to end. Records uses while there is none."""
         while True:
             with self._changed:
                 while not (self._pages or self._uses or self._closing):
@@ -112,7 +112,7 @@ class ShardWriter:
             num_bytes = self._folder.put(page.digest, page.run, page.group)
         except OSError as error:
             self._counters.drop("write_failed")
-            if not self._failing:  # once, not per page
+            if not self._failing:  # warn once instead of per page
                 logger.warning("pages cannot be written to the cache folder: %s", error)
             self._failing = True
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and time.monotonic() >= self._next_prune:

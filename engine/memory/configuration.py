@@ -1,9 +1,4 @@
-"""A config.json as transformers reads it, whatever version wrote it. No MLX.
-
-Rotary embeddings are written in two ways: ``rope_theta`` and ``rope_scaling`` at the top, or both in
-``rope_parameters`` (transformers 5), there also by kind of layer. ``normalized`` gives every configuration
-the first form, which all of mlx-lm's models know, and leaves the second where it stands.
-"""
+"""Reading of a config.json of any version, as transformers does. No MLX."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ _BYTES = 2  # of a value in 16 bits
 
 @dataclass(frozen=True, slots=True)
 class LatentCaches:
-    """Layers that cache latents; bytes of a token in all of them in 16 bits, and of K and V of every head."""
+    """Layers that cache latents, with bytes per token in 16 bits of all of them, and of K and V of every
+    head."""
 
     layers: int
     bytes_per_token: int
@@ -24,8 +25,8 @@ class LatentCaches:
 
 
 def latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> LatentCaches | None:
-    """Return the latent caches of observed layers; None where none caches latents, whatever its config.json
-    has, or where that does not say what its heads are."""
+    """Return the latent caches of observed layers; None if no layer caches latents, or config.json lacks the
+    sizes of its heads."""
     flat = text_config(config)
     shape = (flat.get("kv_lora_rank"), flat.get("qk_rope_head_dim"))
     latent = [spec for spec in layers if spec.num_kv_heads == 1 and (spec.head_dim, spec.value_dim) == shape]

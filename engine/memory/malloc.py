@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, where the C library would keep it."""
+"""Return of freed memory to the system, which the C library would keep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 
 def give_memory_back() -> None:
-    """Let the C library return what was freed: glibc keeps what lies below anything still in use
-    (malloc_trim(3)). Takes some milliseconds of the calling thread; others go on."""
+    """Make the C library return freed memory (malloc_trim(3)): glibc keeps memory below any block in use.
+    Takes some milliseconds of the calling thread."""
     if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # another C library has none
+        with contextlib.suppress(AttributeError, OSError):  # another C library lacks the function
             ctypes.CDLL(None).malloc_trim(0)

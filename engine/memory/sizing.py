@@ -1,4 +1,4 @@
-"""Sizes of page pools: how one budget of bytes is divided between groups of layers. No MLX."""
+"""Sizes of page pools: division of one budget of bytes between groups of layers. No MLX."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers with the bytes of a page in each, from which a budget becomes pools.
+    """Groups of layers with their page bytes, from which pools are computed for a budget.
 
-    groups        of layers
-    residual      their residual windows, if there are any: last in what follows
-    specs         of all of them, with the largest pool that is of use as ``num_pages``
-    group_bytes   of one page of each
-    needs         says how many residual pages are of use beside so many pages of the first group
-    beside        bytes of as many pages of what drafts, which the same budget pays
+    groups        groups of layers
+    residual      their residual windows, if any; they come last below
+    specs         specifications of all, with the largest useful pool as ``num_pages``
+    group_bytes   bytes of a page in each
+    needs         function: useful residual pages for a number of pages of the first group
+    beside        function: bytes of as many pages of a drafter, from the same budget
     """
 
     groups: tuple[LayerGroup, ...]
@@ -49,8 +49,7 @@ class Sizing:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of each group, as long as a sequence has outgrown no window. Residual windows have
-        a few pages a sequence, however long, and are not in it."""
+        """Bytes of a page of each group, for sequences within their windows, without residual windows."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
@@ -69,11 +68,11 @@ class Sizing:
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
-        """Return all bytes that come with so many pages of the first group."""
+        """Return all bytes that ``num_pages`` of the first group imply."""
         return self.own_bytes_for(num_pages) + self.beside(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
-        """Return those of the model alone."""
+        """Return the bytes of the model alone for ``num_pages``."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:
@@ -82,7 +81,7 @@ class Sizing:
         return bisect_right(range(1, budget // first + 1), budget, key=self.bytes_for)
 
     def page_groups(self, num_pages: int) -> tuple[KVGroupSpec, ...]:
-        """Return what each group sees, with its pool of that size."""
+        """Return the specification of each group with its pool of that size."""
         return tuple(
             replace(spec, num_pages=pages)
             for spec, pages in zip(self.specs, self.pages(num_pages), strict=True)
@@ -90,7 +89,7 @@ class Sizing:
 
 
 def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
-    """Return what a model's own head for drafts caches: as the last layer without a window."""
+    """Return the cache of a model's MTP head: like the last layer without a window."""
     return next((layer for layer in reversed(layers) if layer.window is None), layers[-1])
 
 
@@ -123,17 +122,18 @@ def sizing(
     residual: ResidualSpec | None = None,
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """InvalidConfig if a format cannot hold a layer's rows.
+    """Return the sizing. Raises InvalidConfig if a format does not fit a layer's rows.
 
-    Residual windows get the pages that sequences of ``sequence_tokens`` need which fill the pages beside
-    them. At most ``max_running`` of these run, and the others are cached prefixes."""
+    Residual windows get the pages that sequences of ``sequence_tokens`` need when they fill the other pages.
+    At most ``max_running`` of these run; the others are cached prefixes.
+    """
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
     after = 0 if residual is None else residual.quantize_after
     specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
-    bounded = groups[0].window is None  # else windows are all there is, and get all there is
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # as large as fp16
+    bounded = groups[0].window is None  # otherwise all layers have windows
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # same size as fp16
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
         if not bounded or isinstance(spec, ResidualWindow):
@@ -171,7 +171,7 @@ def sizing(
 
 
 def _spec(group: LayerGroup) -> KVGroupSpec:
-    """Return what a group of layers sees, before its pool is sized."""
+    """Return the specification of a group of layers without its pool's size."""
     if group.window is None:
         return FullAttention(num_pages=UNBOUNDED)
     return SlidingWindow(num_pages=UNBOUNDED, window=group.window, keep=group.keep)

@@ -1,4 +1,4 @@
-"""Number of slots of recurrent state that a model gets. No MLX."""
+"""Number of slots for recurrent states. No MLX."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def plan_states(
 
 
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
-    """Bytes of a draft model's states: of a few sequences at a time, each with those after its guesses."""
+    """Return the bytes of a draft model's states: of a few sequences, each with states after its drafts."""
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:
-    """Return how many conversations fit, with K/V and a snapshot, in so many bytes; 0 for models without
+    """Return how many conversations, with K/V and a snapshot, fit into ``num_bytes``; 0 for models without
     K/V."""
     if config.num_pages is not None:
         return config.num_pages * config.page_size // TOKENS_PER_SNAPSHOT
@@ -80,6 +80,6 @@ def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int
 
 
 def _num_drafts(config: EngineConfig) -> int:
-    """Slots for states after drafts, which a step passes."""
+    """Return the number of slots for states after drafts."""
     drafts = config.speculate not in ("off", "auto")
     return config.draft_tokens * min(config.max_running, NUM_DRAFTING) if drafts else 0

@@ -1,13 +1,4 @@
-"""OpenTelemetry's metrics of servers of generative AI, beside the spans of ``tracing``.
-
-Needs the extra ``tracing``. Names, units, attributes and buckets are those of OpenTelemetry's semantic
-conventions for generative AI (gen_ai.server.*):
-
-    gen_ai.server.request.duration        of every request, by ``error.type`` if it failed
-    gen_ai.server.time_to_first_token     of those that did not fail, from their submission on
-    gen_ai.server.time_per_output_token   of those with two tokens and more: the time after the first token,
-                                          over the tokens after it, those of all samples
-"""
+"""OpenTelemetry's metrics of generative AI servers, in addition to the spans of ``tracing``."""
 
 from __future__ import annotations
 
@@ -45,7 +36,7 @@ class GenAiMetrics:
     """An Observer that measures ended requests and passes everything on to ``inner``."""
 
     def __init__(self, inner: Observer, reader: MetricReader, *, model: str) -> None:
-        """``reader`` takes the metrics out, from a thread of its own."""
+        """Create the metrics. ``reader`` exports them on its own thread."""
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
 
@@ -75,7 +66,7 @@ class GenAiMetrics:
         self._inner.rejected(reason)
 
     def close(self) -> None:
-        """Send what is left, and stop."""
+        """Send the remaining data, and stop."""
         self._provider.shutdown()
 
     def _measure(self, request: RequestRecord) -> None:
@@ -94,8 +85,8 @@ class GenAiMetrics:
 
 
 def otlp_reader(endpoint: str) -> MetricReader:
-    """Sends metrics to a collector, see ``otlp_exporter``, as often as OTEL_METRIC_EXPORT_INTERVAL says
-    (milliseconds; 60,000)."""
+    """Return a reader that sends metrics to a collector (see ``otlp_exporter``) every
+    OTEL_METRIC_EXPORT_INTERVAL milliseconds (60,000)."""
     exporter = otlp_exporter("metrics", endpoint)
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 

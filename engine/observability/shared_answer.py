@@ -1,4 +1,4 @@
-"""Answers that callers share, made no more often than an interval allows."""
+"""Answers that callers share and that are computed at most once per interval."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AnswerT = TypeVar("AnswerT")
 
 
 class SharedAnswer(Generic[AnswerT]):
-    """Calls of ``make``, one at a time, that begin at least ``interval_s`` apart, for several threads.
+    """Calls ``make`` for several threads, one call at a time and at least ``interval_s`` apart.
 
-    An answer is never older than its question: a caller gets one whose making began after it came.
+    An answer is never older than its query: its computation began after the caller arrived.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SharedAnswer(Generic[AnswerT]):
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._made: tuple[float, AnswerT] | None = None  # the latest answer, and when its making began
+        self._made: tuple[float, AnswerT] | None = None  # the latest answer, and the start of its computation
 
     def __call__(self) -> AnswerT:
         came = self._clock()

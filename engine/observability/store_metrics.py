@@ -1,4 +1,4 @@
-"""Prometheus metrics of pages outside the pool: there once a server keeps any on disk, or in memory."""
+"""Prometheus metrics of pages outside of the pool, for servers that keep pages on disk or in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..api.swap_counters import SwapCounts
 
 
 class StoreCollector(Collector):
-    """Reads the counts when it is scraped. ``counts`` is set by whoever hears of them; None: no store."""
+    """Reads the counts when it is scraped. ``counts`` is set after each step; None: no store."""
 
     def __init__(self) -> None:
         self.counts: StoreCounts | None = None

@@ -23,15 +23,15 @@ from ..api.stats import Observer, RequestRecord, StepRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-MAX_PARENTS = 4096  # of requests in flight; a refused one leaves its own behind
+MAX_PARENTS = 4096  # parents of requests in flight; refused ones leave theirs behind
 HEADERS = ("traceparent", "tracestate")
 
 
 class Tracing:
-    """An Observer that makes spans of ended requests and passes everything on to ``inner``."""
+    """Observer that exports spans of ended requests and passes everything on to ``inner``."""
 
     def __init__(self, inner: Observer, exporter: SpanExporter, *, model: str) -> None:
-        """Spans are sent in batches by a thread of the exporter's."""
+        """Create the tracer. The exporter's thread sends spans in batches."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -44,11 +44,11 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._inner = inner
         self._model = model
-        self._parents: OrderedDict[str, dict[str, str]] = OrderedDict()  # headers by request id
+        self._parents: OrderedDict[str, dict[str, str]] = OrderedDict()  # trace headers by request id
         self._lock = threading.Lock()
 
     def begin(self, request_id: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Remember whose span a request belongs to, from the metadata of its call."""
+        """Remember the parent span of a request, from the metadata of its call."""
         headers = {key: value for key, value in metadata if key in HEADERS and isinstance(value, str)}
         if not headers:
             return
@@ -66,7 +66,7 @@ class Tracing:
         self._inner.rejected(reason)
 
     def close(self) -> None:
-        """Send what is left, and stop."""
+        """Send the remaining data, and stop."""
         self._provider.shutdown()
 
     def _span(self, request: RequestRecord, end: int) -> None:

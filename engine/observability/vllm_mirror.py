@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from ..api.engine_info import EngineInfo
 from ..api.stats import AdapterLoad
 
-NAMES = {  # Octavo's family: vLLM's
+NAMES = {  # Octavo's name: vLLM's name
     "octavo_prompt_tokens": "prompt_tokens",
     "octavo_generated_tokens": "generation_tokens",
     "octavo_prefix_cache_query_tokens": "prefix_cache_queries",
@@ -63,5 +63,5 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """The value of a label, as the text format wants it."""
+    """Return a label's value, escaped for the text format."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

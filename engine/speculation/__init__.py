@@ -1,1 +1,1 @@
-"""Guesses at the next tokens of a sequence, checked by the step after: drafters, how much is drafted."""
+"""Speculative decoding: sources of draft tokens, and how many drafts a step verifies."""

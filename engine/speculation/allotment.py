@@ -1,4 +1,4 @@
-"""Whose drafts a step computes: as many in all as make the most tokens of its time."""
+"""Allotment of a step's drafts to sequences, for the most tokens per second."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def allot(
     *,
     least: float = LEAST_GAIN,
 ) -> list[int]:
-    """For each wish, how many of its drafts to compute; none of anybody's where that gains hardly anything.
+    """Return how many drafts of each wish to compute; none at all if the gain is negligible.
 
-    wishes   of each of its drafts, how likely it holds if the one before it does
-    plain    sequences that get a token from the step in any case
-    ratios   numbers of drafts, rising, and how many times as long a step with so many takes
-    least    gain that is worth drafts
+    wishes   for each draft, the probability that it is accepted if the one before it is
+    plain    number of sequences that get a token from the step in any case
+    ratios   ascending numbers of drafts, each with the step's relative time
+    least    smallest gain that is worth drafts
 
-    The drafts that are most likely to be reached and to hold come first, whosever they are. One more is of
-    use if what it adds to the step's tokens is more than its share of the time: that depends on all others.
+    The drafts most likely to be accepted come first, whatever their sequence. One more draft is useful if it
+    adds more to the step's tokens than to its time, which depends on all others.
     """
-    # Of each sequence its next draft, the likeliest on top; a draft is less likely than the one before it.
+    # The next draft of each sequence, the likeliest on top; later drafts of a sequence are less likely.
     heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
     heapq.heapify(heap)
     order: list[int] = []
@@ -54,6 +54,6 @@ def allot(
 
 
 def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    """How likely the likeliest draft must hold, at least, for ``allot`` to choose any: a number of drafts
-    adds at most so many tokens, each as likely as the first."""
+    """Return the smallest probability of the likeliest draft at which ``allot`` would choose any. It assumes
+    that all drafts are as likely as the first."""
     return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

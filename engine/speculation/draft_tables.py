@@ -1,4 +1,4 @@
-"""Page tables of samples that something else than their model guesses for."""
+"""Page tables of drafters that have their own pages."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ States = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Guesses:
-    """What a drafter with pages knows of one sample, whose tokens are ``sequence``'s: its pages, and what was
-    fed to it."""
+    """A drafter's pages of one sample, and the tokens that it was fed."""
 
     sequence: Served
-    served: Served | None = None  # with a table of the drafter's pages
-    failed: bool = False  # the drafter cannot compute this text
-    fed: list[int] = field(default_factory=list)  # the tokens that were guessed for, and guesses behind them
+    served: Served | None = None  # holds a table of the drafter's pages
+    failed: bool = False  # whether the drafter cannot compute this text
+    fed: list[int] = field(default_factory=list)  # tokens fed to the drafter, followed by its drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """``count`` guesses at what follows ``tokens``, drawn as ``state`` will draw the tokens."""
+    """Request for ``count`` drafts after ``tokens``, sampled with ``state`` as the tokens will be."""
 
     guesses: Guesses
     tokens: Sequence[int]
@@ -41,7 +40,7 @@ class Ask:
 
 
 class Average:
-    """A mean of times that forgets: the latest weighs a tenth; 0 before the first."""
+    """Exponential mean of times: the latest weighs a tenth; 0 before the first."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -51,20 +50,20 @@ class Average:
 
 
 class BatchDrafter(Protocol):
-    """Guesses for many samples side by side. Every call comes from the engine's thread."""
+    """A drafter for many samples at once. Called only on the engine's thread."""
 
     @property
     def round_s(self) -> Average:
-        """Seconds of a forward for one more guess."""
+        """Seconds of a forward for one more draft."""
         ...
 
     @property
     def blocks(self) -> BlockManager:
-        """Of its pages."""
+        """Block manager of the drafter's pages."""
         ...
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:
-        """Return the rows of a step, ascending, whose hidden states it reads; None for no rows."""
+        """Return the ascending rows of a step whose hidden states it reads; None for no rows."""
         ...
 
     def record(self, states: States) -> None:
@@ -72,32 +71,33 @@ class BatchDrafter(Protocol):
         ...
 
     def begin(self, sequence: Served) -> Guesses:
-        """For a new sample. It ends with ``close``."""
+        """Return the state of a new sample, which ends with ``close``."""
         ...
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """For each, as many guesses as asked for; fewer where it must read first, has no pages, or fails."""
+        """Return as many drafts as requested for each sample; fewer if it must read first, has no pages, or
+        fails."""
         ...
 
     def close(self, guesses: Guesses) -> None:
-        """Give the pages of a sample back; what it published may be found again."""
+        """Release the pages of a sample; published ones stay cached."""
         ...
 
     def shut_down(self) -> None:
-        """Give all pages back, and what it computes with."""
+        """Release all pages and the model."""
         ...
 
 
 class DraftTables:
-    """Tables in the order in which their samples asked: where pages are short, those of who asked longest ago
-    are taken."""
+    """Tables in the order of their last request; if pages are short, the table requested longest ago is
+    closed."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._asked: dict[Guesses, None] = {}  # those with pages, who asked last at the end
+        self._asked: dict[Guesses, None] = {}  # samples with pages, the last requested at the end
 
     def open(self, guesses: Guesses, tokens: Sequence[int]) -> PageTable:
-        """The table of one who asks, with what is cached of ``tokens`` if it is new."""
+        """Return the table of a sample, with the cached pages of ``tokens`` if it is new."""
         if guesses.served is None:
             salt = guesses.sequence.salt
             guesses.served = Served("draft", list(tokens), 1, salt=salt)
@@ -108,7 +108,8 @@ class DraftTables:
         return guesses.served.table
 
     def reserve(self, guesses: Guesses, num_tokens: int, busy: Container[Guesses]) -> bool:
-        """Room for so many positions, if need be in the place of who is not ``busy``; else it is closed."""
+        """Reserve pages for ``num_tokens`` positions, if necessary by closing tables that are not ``busy``;
+        on failure close this one."""
         assert guesses.served is not None
         assert guesses.served.table is not None
         while not self._blocks.reserve(guesses.served.table, num_tokens):

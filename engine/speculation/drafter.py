@@ -1,4 +1,4 @@
-"""What every drafter can do."""
+"""The interface of drafters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol
 
 
 class Proposal(NamedTuple):
-    """Guesses at the next tokens, and how many tokens before them speak for them."""
+    """Draft tokens, and the number of preceding tokens that support them."""
 
     tokens: Sequence[int] = ()
     match: int = 0
 
 
 class Drafter(Protocol):
-    """Guesses how one sequence goes on. A guess changes nothing but the time that tokens take."""
+    """Drafts the next tokens of one sequence. Drafts affect only speed, not the output."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """At most ``most`` tokens that may follow ``tokens``, which begin with those of every call before;
-        none where there is nothing to go by."""
+        """Return at most ``most`` drafts after ``tokens``, which extend those of every earlier call; none
+        without a match."""
         ...

@@ -1,4 +1,4 @@
-"""What one sample drafts, beside each of its tokens."""
+"""Drafting of one sample, and the time spent on it."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
 from .suffix import SuffixDrafter
 
-_TRY_EVERY = 64  # steps: as often drafts are computed that seem to cost too much, at first
-_TRY_SELDOM = 4096  # and at last, where they go on seeming so
-_TRY_TOKENS = 32  # likewise, of a model's guesses: tokens of the sample
-_CHEAP = 0.1  # a draft's share of a step of one sequence, where rows are cheap
-_TRY_GAIN = 1.3  # times as many tokens per second that drafts make there which are worth trying
-_LOOKING = 0.005  # share of the time of steps that give tokens, which looking may take where nothing holds
-_SAVED = 0.2  # steps: of that time, what may be saved up
-_GAINED = 5.0  # steps: of the time that drafts saved, what looking may take later
-_MOST_REST = 64  # steps that pass without looking before it is thought over
-_OWED = 256  # steps whose share pays for what a look took, at most
-_FIRST_S = 1e-4  # of that time, what is there before any step was timed
+_TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
+_TRY_SELDOM = 4096  # steps between trials in the end, if they stay too expensive
+_TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
+_CHEAP = 0.1  # largest cost of a draft, as a share of a step of one sequence, if rows are cheap
+_TRY_GAIN = 1.3  # factor in tokens per second that makes a trial worthwhile there
+_LOOKING = 0.005  # share of step time that searches may take if no draft is accepted
+_SAVED = 0.2  # steps: largest unspent share of that time
+_GAINED = 5.0  # steps: largest unspent time that drafts have saved
+_MOST_REST = 64  # steps: longest pause in searching before the budget is checked again
+_OWED = 256  # steps: largest debt of a search
+_FIRST_S = 1e-4  # seconds for searching before any step was timed
 
 
 class Grammar(Protocol):
-    """What a sample's output must follow."""
+    """Constraint on a sample's output."""
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Those of ``drafts`` up to the first that may not come, and what must come after them; ``most`` at
-        most."""
+        """Return ``drafts`` up to the first forbidden one, followed by tokens that the grammar forces; at
+        most ``most``."""
         ...
 
 
 class Drafting:
-    """A sample's drafter, and how many drafts are worth their rows.
+    """A sample's drafter, and the number of drafts that are worth their rows.
 
-    Every proposal is compared with the tokens that come, whether it was computed or not. So how often its
-    drafts hold is known of a sample that computes none, for nothing, and it begins again where it pays.
-    Where it does not look at every token, its proposal is compared with all that have come since.
+    Every proposal is compared with the next tokens, whether it was computed or not. So the acceptance rate of
+    a sample without computed drafts is also known, and it begins to draft again when that pays. A proposal
+    that is not renewed at every token is compared with all later tokens.
 
-    A grammar checks what the drafter says, and goes on where it leaves no choice.
+    A grammar filters the drafts, and extends them while it allows only one token.
     """
 
     __slots__ = (
@@ -71,8 +71,8 @@ class Drafting:
         num_prompt: int = 0,
         recent: RecentOutputs | None = None,
     ) -> None:
-        """``recent`` remembers what was said after ``num_prompt`` tokens, once it is ``finished``.
-        ``engine``: how often drafts of all samples held."""
+        """Begin a sample. ``recent`` records the output after ``num_prompt`` tokens, once it is ``finished``.
+        ``engine``: acceptance rates of all samples."""
         self._num_prompt = num_prompt
         self._recent = recent
         self._drafter = drafter
@@ -80,21 +80,21 @@ class Drafting:
         self._most = most
         self._hold = HoldRates(engine)
         self._last = Proposal()
-        self._num_tokens = 0  # there were when it was made
-        self.was_right = False  # the first guess of the look before the last one
-        self.always_looks = self.by_model is not None  # it was asked, and waits
+        self._num_tokens = 0  # number of tokens when the proposal was made
+        self.was_right = False  # whether the first draft of the last but one search was accepted
+        self.always_looks = self.by_model is not None  # a draft model's drafts are always awaited
 
     def look(self, tokens: Sequence[int], room: int) -> float:
-        """Guess at what follows ``tokens``, of which ``room`` more may follow; return how likely the first
-        guess holds, 0 if there is none. The guesses: ``wish``."""
+        """Search for drafts after ``tokens``, with space for ``room`` more tokens; return the acceptance
+        probability of the first, 0 without drafts. The drafts: ``wish``."""
         self._compare(tokens)
-        most = min(self._most, room - 1)  # after the last guess a token is drawn in any case
+        most = min(self._most, room - 1)  # a token is sampled after the last draft in any case
         self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
         return self._hold[last.match] if last.tokens else 0.0
 
     def wish(self) -> tuple[tuple[int, ...], list[float]]:
-        """What was guessed last, and how likely each holds if the one before it does."""
+        """Return the latest drafts, each with its acceptance probability if the one before it is accepted."""
         tokens, match = self._last
         return tuple(tokens), self._hold.of_run(match, len(tokens))
 

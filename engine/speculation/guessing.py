@@ -1,4 +1,4 @@
-"""Samples that a draft model, or the model's own head, guesses for, side by side."""
+"""Drafts of a draft model, or of the model's MTP head, for many samples at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model_drafter import ModelDrafter
 
 
 class Guessed(Protocol):
-    """A sample that may be guessed for."""
+    """A sample for which a model may draft."""
 
     drafting: Drafting | None
 
@@ -26,25 +26,25 @@ class Guessed(Protocol):
 
     @property
     def room(self) -> int:
-        """Tokens that may follow."""
+        """Number of tokens that may follow."""
         ...
 
 
 class ModelGuesses:
-    """Asks ``model`` for as many guesses as are worth their time; without one, nobody is asked for."""
+    """Requests from ``model`` as many drafts as are worth their time; without a model it does nothing."""
 
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
         self._guesses: dict[Guessed, Guesses] = {}
-        self._guessing_s = 0.0  # that the model took in this step
-        self._step_s = Average()  # of a step without that
+        self._guessing_s = 0.0  # seconds that the drafter took in this step
+        self._step_s = Average()  # seconds of a step without the drafter
 
     def __len__(self) -> int:
         return len(self._guesses)
 
     def begin(self, sample: Guessed) -> None:
-        """A new sample, of which ``end`` is told."""
+        """Register a new sample; ``end`` is called at its end."""
         if sample.drafting is not None and sample.drafting.by_model is not None:
             assert self._model is not None
             self._guesses[sample] = self._model.begin(sample.sequence)
@@ -54,8 +54,8 @@ class ModelGuesses:
             self._model.close(guesses)
 
     def guess(self, going_on: Sequence[Guessed], draft_cost: Callable[[int], float]) -> None:
-        """Give the drafters of these samples, all that got a token from the last step, their guesses.
-        ``draft_cost``: of a draft beside so many sequences, see ``DraftTimes.cost``."""
+        """Give the drafters of these samples, all of which got a token from the last step, their drafts.
+        ``draft_cost``: cost of a draft with this many sequences, see ``DraftTimes.cost``."""
         if self._model is None:
             return
         began = self._clock()
@@ -78,7 +78,7 @@ class ModelGuesses:
         self._guessing_s = self._clock() - began
 
     def time_without(self, seconds: float) -> float:
-        """What a step of so many seconds took without guessing, once for each step."""
+        """Return the duration of a step without drafting; called once per step."""
         seconds, self._guessing_s = seconds - self._guessing_s, 0.0
         self._step_s.add(seconds)
         return seconds

@@ -1,4 +1,4 @@
-"""How often drafts hold, by how many tokens speak for them."""
+"""Acceptance rates of drafts, by the number of tokens that support them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ MODEL = 10**5
 FORCED = 10**6
 """A match as long as that: of what a grammar leaves no choice about."""
 
-_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # of the kinds of drafts, by what speaks for them
-_HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # how often one of each kind holds, before any was compared
-_NUM_LENGTHS = 6  # kinds, the first ones, that differ in the length of the match
-_SHORT = tuple(sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4]))  # kinds, by match
-_PRIOR = 2.0  # drafts that what is believed beforehand counts for, with a sample
-_MEMORY = 20.0  # of a sample, in drafts of a kind
-_ENGINE_LEARNING = 0.02  # weight of the latest draft of any sample, in the end
+_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # lower bounds of the kinds of drafts, by supporting tokens
+_HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation
+_NUM_LENGTHS = 6  # number of kinds that depend on the length of the match
+_SHORT = tuple(
+    sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4])
+)  # kinds by length of the match
+_PRIOR = 2.0  # weight of the prior in drafts, for a sample
+_MEMORY = 20.0  # memory of a sample, in drafts of a kind
+_ENGINE_LEARNING = 0.02  # final weight of the latest draft of any sample
 
 
 def kind_of(match: int) -> int:
-    """Of a draft that so many tokens before it speak for, drafts before it among them."""
+    """Return the kind of a draft supported by ``match`` tokens, earlier drafts included."""
     return _SHORT[match] if match < len(_SHORT) else sum(match >= bound for bound in _BOUNDS)
 
 
 class EngineRates:
-    """How often drafts of each kind held lately, if the one before did, of all samples."""
+    """Recent acceptance rates of all samples, by kind of draft, given that the draft before was accepted."""
 
     def __init__(self) -> None:
         self.rates: list[float] = list(_HOLD)
@@ -35,16 +37,15 @@ class EngineRates:
 
 
 class HoldRates:
-    """The same of one sample. It begins with its engine's: what is guessed well for one request mostly is for
-    the next.
+    """Acceptance rates of one sample, beginning with its engine's, because requests are often similar.
 
-    A second draft is counted as a first one that a token more speaks for: if the first holds, that is what it
-    is. So where names of four tokens repeat and what comes behind them does not, the fourth token is
-    drafted after three, and nothing behind it.
+    A second draft counts as a first one with one more supporting token, because that is what it is after an
+    acceptance. So if names of four tokens repeat but the text after them does not, the fourth token is
+    drafted after three, and nothing after it.
 
-    What was never seen of a long match is not believed to hold more often than what was seen of a shorter
-    one, or than of a new engine's first sample: quotations of other requests say little about one whose
-    matches are chance.
+    An unseen kind with a long match is not assumed to be better than an observed kind with a shorter match,
+    or than a new engine's prior. Quotations in other requests say little about a request whose matches are
+    chance.
     """
 
     __slots__ = ("_engine", "_first", "_held", "_rates", "_seen")
@@ -54,13 +55,13 @@ class HoldRates:
         self._first = list(self._engine.rates)
         self._rates = list(self._first)
         self._seen = [0.0] * len(_HOLD)
-        self._held = [0.0] * len(_HOLD)  # of those that were seen
+        self._held = [0.0] * len(_HOLD)  # acceptance rates of observed kinds
 
     def __getitem__(self, match: int) -> float:
         return self._rates[kind_of(match)]
 
     def of_run(self, match: int, length: int) -> list[float]:
-        """Of the drafts of a proposal of such a match."""
+        """Return the acceptance probabilities of a proposal's drafts, given the length of its match."""
         rates = self._rates
         return [rates[kind_of(each)] for each in range(match, match + length)]
 

@@ -1,4 +1,4 @@
-"""A drafter that says what a draft model guessed, which computes for many sequences at once."""
+"""A drafter that returns the drafts of a draft model, which computes them for many sequences at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .hold_rates import MODEL
 
 
 class ModelDrafter:
-    """A ``Drafter``: whoever has the model puts its ``guesses`` here before they are asked for."""
+    """A ``Drafter`` whose ``guesses`` are set by the model's owner before they are requested."""
 
     def __init__(self) -> None:
         self.guesses: tuple[int, ...] = ()

@@ -1,11 +1,11 @@
-"""Guesses by the model's own head for multi-token prediction.
+"""Drafts of the model's own head for multi-token prediction (MTP).
 
-The head reads, for each position, the model's hidden state there and the token after it. So it is fed with
-what the model's steps computed, rows of right tokens. Behind them, guesses are made of the head's own
-outputs; their K/V is written over by the next rows of the model.
+For each position the head reads the model's hidden state and the token after it. So it is fed with rows of
+the model's steps that have correct tokens. After them, drafts are made from the head's own outputs, whose K
+and V the model's next rows overwrite.
 
-Its pages begin where hidden states do: what a sequence found in the prefix cache was not computed, so the
-head does not see it. Rotary positions count from there; attention depends on their differences alone.
+Its pages begin at the first hidden state: cached prefixes were not computed, so the head does not see them.
+Rotary positions count from there, because attention depends only on their differences.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ READ_AT = 64
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """What the head gets of one sample.
+    """The head's input for one sample.
 
-    first    position of the sample's tokens that is the head's position 0
-    num_fed  positions that it was fed with
-    waiting  [n, D]  hidden states of those behind
+    first    position of the sample that is position 0 of the head
+    num_fed  positions fed so far
+    waiting  [n, D]  hidden states of later positions
     """
 
     guesses: Guesses
@@ -45,13 +45,13 @@ class _Reader:
 
     @property
     def has_pages(self) -> bool:
-        """Whether all that was fed is there: where pages were short, others may have taken them."""
+        """Whether all fed positions are still in pages, which other samples may have taken."""
         served = self.guesses.served
         return self.num_fed == (0 if served is None else served.num_written)
 
     def add(self, position: int, states: States) -> bool:
-        """Hidden states from ``position`` on, of which some may be known; False, and nothing added, if some
-        before them are not."""
+        """Add hidden states from ``position`` on, some of which may be known; return False, and add nothing,
+        if earlier ones are missing."""
         known = self.first + self.num_fed + len(self.waiting)
         if not (self.has_pages and self.first <= position <= known):
             return False
@@ -59,17 +59,17 @@ class _Reader:
         return True
 
     def begin(self, position: int) -> None:
-        """Forget everything: the next hidden states are those from ``position`` on."""
+        """Reset: the next hidden states are those from ``position`` on."""
         self.first, self.num_fed = position, 0
         self.waiting.clear()
 
     def keep(self, num_positions: int) -> None:
-        """Only what belongs to so many positions of the sample: others had wrong tokens."""
+        """Keep only the first ``num_positions`` of the sample; later ones had rejected tokens."""
         del self.waiting[max(0, num_positions - self.first - self.num_fed) :]
 
 
 class MTPDrafts:
-    """``BatchDrafter`` by a head. max_tokens: rows of one forward, at most."""
+    """``BatchDrafter`` with an MTP head. max_tokens: maximum number of rows in a forward."""
 
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         self.blocks = blocks
@@ -78,7 +78,7 @@ class MTPDrafts:
         self._max_tokens = max_tokens
         self._tables = DraftTables(blocks)
         self._readers: dict[Sequence, _Reader] = {}
-        self._owners: list[tuple[list[Sequence], int, int]] = []  # of rows: whose, first position, count
+        self._owners: list[tuple[list[Sequence], int, int]] = []  # (samples, first position, count) of rows
 
     def begin(self, sequence: Sequence) -> Guesses:
         guesses = Guesses(sequence)
@@ -94,7 +94,7 @@ class MTPDrafts:
         self._readers.clear()
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:
-        """Rows of the step, ascending, whose hidden states the head is to get; None: none."""
+        """Return ascending rows of the step whose hidden states the head reads; None: no rows."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -108,7 +108,7 @@ class MTPDrafts:
         return np.array(rows, np.int32) if rows else None
 
     def record(self, states: States) -> None:
-        """The hidden states [P, D] of those rows."""
+        """Take the hidden states [P, D] of those rows."""
         first = 0
         for sharing, position, count in self._owners:
             own = states[first : first + count]
@@ -120,8 +120,8 @@ class MTPDrafts:
                     reader.add(position, own)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """As ``BatchDrafter.guess``; ``asks`` are of every sample that got tokens from the step whose hidden
-        states came last, for these tell what was wrong."""
+        """Return drafts as ``BatchDrafter.guess``; ``asks`` must have every sample that got tokens from the
+        step of the last hidden states, because these show which drafts were rejected."""
         asks = list(asks)
         for ask in asks:
             self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
@@ -135,13 +135,13 @@ class MTPDrafts:
 
 
 class _Rounds:
-    """The forwards of one call of ``guess``: each gives everybody who still asks one token."""
+    """The forwards of one call of ``guess``; each gives every remaining sample one token."""
 
     def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
         self.given: list[list[int]] = [[] for _ in asks]
         self.rows: list[
             tuple[ScheduledChunk, int | None, list[States]]
-        ] = []  # work, index of the ask, hidden states
+        ] = []  # (work, index of the request, hidden states)
         self._drafts = drafts
         self._asks = asks
         budget = drafts._max_tokens
@@ -158,7 +158,7 @@ class _Rounds:
                 budget -= count
 
     def _begin(self, reader: _Reader, index: int | None, budget: int) -> ScheduledChunk | None:
-        """What is to be read of a sample, in its table; None where there is no room."""
+        """Return the chunk to read of a sample, in its table; None if pages are short."""
         guesses, start = reader.guesses, reader.num_fed
         stop = start + min(len(reader.waiting), budget)
         asked = 0 if index is None or stop < start + len(reader.waiting) else self._asks[index].count
@@ -176,7 +176,7 @@ class _Rounds:
         return ScheduledChunk(served, start, stop, asked > 0)
 
     def compute(self) -> None:
-        """One forward; ``rows`` become those of the next one."""
+        """Compute one forward; ``rows`` become those of the next one."""
         step = SchedulerOutput(tuple(work for work, _, _ in self.rows))
         states: list[SampleState] = []
         for work, index, _ in self.rows:
@@ -199,7 +199,7 @@ class _Rounds:
                 drawn += 1
             own, first = range(first, stop), stop
             if failed.intersection(own) or (work.samples and sampled is None):
-                continue  # and behind a gap it begins anew
+                continue  # after a gap it begins again
             self._read(work, index)
             if index is None or sampled is None:
                 continue
@@ -212,7 +212,7 @@ class _Rounds:
                 )
 
     def _read(self, work: ScheduledChunk, index: int | None) -> None:
-        """Rows of the model's own hidden states stay; those of guesses do not."""
+        """Keep the rows of the model's own hidden states, and drop those of drafts."""
         if index is not None and self.given[index]:
             return
         assert work.sequence.table is not None

@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the last tokens when they stood in the prompt or the output before.
+"""Prompt lookup: drafts of tokens that followed the latest tokens earlier in the prompt or output.
 
-(Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram".) Good for outputs that repeat their input: edits of
+(Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram".) It helps if the output repeats the input: edits of
 code or text, quotations, forms.
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from .drafter import Proposal
 from .ngram_index import NGRAM, TextIndex
 
-MAX_PLACES = 8  # that are compared, the latest ones
-MAX_MATCH = 32  # tokens before the end that are compared
+MAX_PLACES = 8  # latest places to compare
+MAX_MATCH = 32  # tokens before the end to compare
 
 
 class NgramDrafter:
-    """A ``Drafter``: of the latest places where the last tokens stood, it takes the one with most in common
-    before it, and of equal ones the latest."""
+    """A ``Drafter`` that follows the latest place with the longest match to the last tokens."""
 
     def __init__(self, index: TextIndex | None = None) -> None:
         self._index = index or TextIndex()
@@ -27,7 +26,7 @@ class NgramDrafter:
         last = len(tokens) - 1
         best, longest = -1, NGRAM - 1
         for end in self._index.places(tokens, MAX_PLACES):
-            # What has more in common has this token in common, too: that is looked at first.
+            # A longer match must match at this token, too, so it is checked first.
             if end < longest or tokens[end - longest] != tokens[last - longest]:
                 continue
             length = common(tokens, end, tokens, last)
@@ -38,13 +37,14 @@ class NgramDrafter:
         if best < 0:
             return Proposal()
         drafts = [*tokens[best + 1 : best + 1 + most]]
-        while len(drafts) < most:  # it runs into the end: what repeats goes on repeating
+        while len(drafts) < most:  # at the end, the repetition continues
             drafts.append(drafts[best - last])
         return Proposal(drafts, longest)
 
 
 def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
-    """How many tokens of ``text`` up to ``end`` are those of ``tokens`` up to ``last``; MAX_MATCH at most."""
+    """Return how many tokens of ``text`` before ``end`` equal those of ``tokens`` before ``last``, at most
+    MAX_MATCH."""
     most = min(end + 1, last + 1, MAX_MATCH)
     length = 0
     while length < most and text[end - length] == tokens[last - length]:

@@ -1,12 +1,11 @@
-"""Where the last tokens of a sequence have stood before.
+"""Index of earlier places of a sequence's last tokens.
 
-Short texts are searched: their tokens are kept as bytes, 4 for each, and ``bytearray.rfind`` goes through
-SEARCHED tokens in about a microsecond. To index even one takes half as long, and a prompt many times as long.
+Short texts are searched: tokens are kept as 4 bytes each, and ``bytearray.rfind`` scans SEARCHED tokens in
+about a microsecond. Indexing one token would take half as long, and a prompt many times as long.
 
-Longer ones get an index that grows with them: a hash table of the latest position of each n-gram, and from
-each position a link to the one before with the same hash: what is found is compared, so hashes may collide.
-20 bytes for each token at most. A token is indexed once, whatever the length of the sequence; a prompt as a
-whole, by NumPy, and once for all samples of a request.
+Longer texts get an index: a hash table of the latest position of each n-gram, and links to earlier positions
+with the same hash. Matches are compared, so hashes may collide. It takes at most 20 bytes per token. A token
+is indexed once; a prompt is indexed as a whole by NumPy, once for all samples of a request.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ NGRAM = 3
 SEARCHED = 4096
 """Tokens of a text that is searched, at most."""
 
-_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large and odd: a token's product stays below 2**63
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large odd factors; products with tokens stay below 2**63
 _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
 _BYTES = array("i").itemsize
-_BULK = 64  # tokens from which on NumPy is the quicker one
+_BULK = 64  # tokens from which NumPy is faster
 
 
 class NgramIndex:
-    """Positions of n-grams that end at ``start`` or later, in a list of tokens that only ever grows."""
+    """Positions of n-grams that end at ``start`` or later, in a growing list of tokens."""
 
     def __init__(self, start: int = 0) -> None:
         self._start = start
-        self._heads = array("i", [-1]) * _LEAST_SIZE  # by hash, the latest position of an n-gram's end
-        self._before = array("i")  # by position from start on, the one before of the same hash
+        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest end position of an n-gram, by hash
+        self._before = array("i")  # previous position with the same hash, by position from start
 
     def __len__(self) -> int:
-        """Tokens that are indexed."""
+        """Return the number of indexed tokens."""
         return len(self._before)
 
     @property
@@ -49,7 +48,7 @@ class NgramIndex:
         return self._heads.itemsize * (len(self._heads) + len(self._before))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Index what is new in ``tokens``, which begin with those of the call before."""
+        """Index the new tokens of ``tokens``, which extend those of the last call."""
         start, stop = self._start + len(self._before), len(tokens)
         if stop - self._start > len(self._heads):
             size = 1 << (2 * (stop - self._start) - 1).bit_length()
@@ -67,13 +66,13 @@ class NgramIndex:
             heads[place] = end
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Ends of earlier n-grams, latest first and ``most`` at most, that have the hash of the last one of
-        ``tokens``, which are indexed."""
+        """Return at most ``most`` ends of earlier n-grams, latest first, with the hash of the last n-gram of
+        the indexed ``tokens``."""
         last = len(tokens) - 1 - self._start
         return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
     def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
-        """The same of any n-gram."""
+        """Return at most ``most`` ends of n-grams with the hash of this one, latest first."""
         a, b, c = ngram
         return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
@@ -90,10 +89,12 @@ class NgramIndex:
         self._before.extend([-1] * (first - start))
         ids = np.array(tokens[first - NGRAM + 1 : stop], np.int64)
         places = _place(ids[:-2], ids[1:-1], ids[2:], len(self._heads) - 1)
-        heads = np.frombuffer(self._heads, np.int32)  # a view: gone before the array grows
+        heads = np.frombuffer(self._heads, np.int32)  # a view, dropped before the array grows
         order = np.argsort(places, kind="stable")
         ordered = places[order]
-        links: NDArray[np.int32] = heads[ordered].copy()  # of each hash's first one here; the others' follow
+        links: NDArray[np.int32] = heads[
+            ordered
+        ].copy()  # links of the first one of each hash; those of the others follow
         same = ordered[1:] == ordered[:-1]
         links[1:][same] = order[:-1][same] + first
         before = np.empty(len(order), np.int32)
@@ -104,18 +105,18 @@ class NgramIndex:
 
 
 class TextIndex:
-    """Positions of n-grams in a sample's tokens. Of a long text, those of the prompt are found by all samples
-    of a request in one index, which the first of them fills, and those behind it in one of its own."""
+    """Positions of n-grams in a sample's tokens. For a long text, all samples of a request share one index of
+    the prompt, which the first one fills; each has its own index of later tokens."""
 
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
-        """``prompt``: the samples' common index, empty or of a prompt of ``num_prompt`` tokens."""
+        """Begin empty. ``prompt``: shared index, empty or of a prompt of ``num_prompt`` tokens."""
         self._prompt = prompt
         self._num_prompt = num_prompt
-        self._text = bytearray()  # a short text's tokens
-        self._own: NgramIndex | None = None  # of a long one
+        self._text = bytearray()  # tokens of a short text
+        self._own: NgramIndex | None = None  # index of a long text
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take in what is new in ``tokens``, which begin with those of the call before."""
+        """Add the new tokens of ``tokens``, which extend those of the last call."""
         if len(tokens) <= SEARCHED:
             self._text += array("i", tokens[len(self._text) // _BYTES :])
             return
@@ -126,8 +127,8 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Ends of earlier n-grams, latest first and ``most`` at most, that may be the last one of ``tokens``,
-        which were taken in."""
+        """Return at most ``most`` ends of earlier n-grams, latest first, that may equal the last one of
+        ``tokens``."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)
@@ -140,11 +141,11 @@ class TextIndex:
         ends: list[int] = []
         if len(text) < size:
             return ends
-        ngram, stop = text[-size:], len(text) - _BYTES  # where an earlier one ends, at the latest
+        ngram, stop = text[-size:], len(text) - _BYTES  # latest end of an earlier match
         for _ in range(2 * most):
             if len(ends) == most or (at := text.rfind(ngram, 0, stop)) < 0:
                 break
-            if at % _BYTES:  # parts of two tokens happen to read like one
+            if at % _BYTES:  # a false match across two tokens
                 stop = at + size - 1
             else:
                 ends.append(at // _BYTES + NGRAM - 1)
@@ -153,6 +154,6 @@ class TextIndex:
 
 
 def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:
-    """Where the n-gram (a, b, c) stands in the table."""
+    """Return the place of the n-gram (a, b, c) in the table."""
     x = a * _FACTORS[0] ^ b * _FACTORS[1] ^ c * _FACTORS[2]
     return (x ^ x >> _FOLD) & mask

@@ -1,7 +1,7 @@
-"""What was generated lately for one tenant: where suffix decoding also looks.
+"""Recent outputs of a tenant, which suffix decoding searches, too.
 
-Bounded: each tenant has RECENT_TOKENS tokens at most, in 24 bytes each with their index, and of so many
-tenants, the latest ones, something is kept.
+Each tenant has at most RECENT_TOKENS tokens, with 24 bytes each for the index. Only the latest tenants are
+kept.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .ngram_index import NGRAM, NgramIndex
 
 RECENT_TOKENS = 32_768
 MAX_TENANTS = 32
-BETWEEN = -1  # stands between two outputs
+BETWEEN = -1  # separator between two outputs
 
 
 class RecentOutputs:
-    """One tenant's, behind each other, the latest last; BETWEEN stands in between.
+    """One tenant's outputs, one after the other, with BETWEEN as separator.
 
-    ``generation`` says when positions have changed: old outputs have been dropped.
+    ``generation`` changes when old outputs are dropped, so that positions have changed.
     """
 
     def __init__(self, capacity: int = RECENT_TOKENS) -> None:
@@ -34,8 +34,7 @@ class RecentOutputs:
         return self.tokens.itemsize * len(self.tokens) + self.index.num_bytes
 
     def add(self, output: Sequence[int]) -> None:
-        """Remember an output; of one that is too long its end, of all together half when there is no more
-        room."""
+        """Add an output, or the end of one that is too long; drop half of all outputs when full."""
         latest = array("i", output[-(self._capacity // 2) + 1 :])
         if len(latest) <= NGRAM:
             return
@@ -47,21 +46,21 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Ends of an n-gram, latest first and ``most`` at most, or of others with its hash. What was added
-        is indexed when somebody asks."""
+        """Return at most ``most`` ends of an n-gram, latest first, or of others with its hash. New outputs
+        are indexed at the first query."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 
 
 class Histories:
-    """Of several tenants; whoever has not asked for the longest time is forgotten."""
+    """Recent outputs of several tenants; the least recently used one is dropped."""
 
     def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         self._of: OrderedDict[Hashable, RecentOutputs] = OrderedDict()
         self._max_tenants = max_tenants
 
     def of(self, owner: Hashable) -> RecentOutputs:
-        """Whoever may see one of an owner's outputs may see all of them."""
+        """Return the outputs of an owner, all of which are visible to its requests."""
         found = self._of.setdefault(owner, RecentOutputs())
         self._of.move_to_end(owner)
         while len(self._of) > self._max_tenants:

@@ -1,8 +1,9 @@
-"""Suffix decoding: what followed the longest suffixes of a sequence, in it and in recent outputs.
+"""Suffix decoding: drafts of tokens that followed the longest suffixes of a sequence, in it and in recent
+outputs.
 
-(Oliaro et al., SuffixDecoding, 2024.) Suffix trees there; here hash chains of n-grams, whose memory is a few
-bytes for each token: they find where the last tokens stood, and a place that has been found is followed
-from token to token for as long as it says what comes, so its match grows without being compared again.
+(Oliaro et al., SuffixDecoding, 2024.) Instead of suffix trees, hash chains of n-grams find earlier places of
+the last tokens with a few bytes per token. A found place is followed from token to token while it predicts
+them, so its match grows without a new comparison.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from .ngram import MAX_MATCH, common
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
 
-MAX_PLACES = 4  # that are followed in each of the two texts
-TOKENS_PER_MATCH = 2  # drafts for each token that speaks for them
-_LEAST_SHARE = 0.3  # of the places that must go on as a draft does
+MAX_PLACES = 4  # places followed in each of the two texts
+TOKENS_PER_MATCH = 2  # drafts per supporting token
+_LEAST_SHARE = 0.3  # smallest share of places that must agree with a draft
 
-_Place = tuple[int, int]  # the end of the match, its length
+_Place = tuple[int, int]  # (end of the match, its length)
 
 
 class SuffixDrafter:
-    """A ``Drafter``: of the places with the longest matches, what most of them go on with, and of as many
-    the latest. The longer the match, the more drafts."""
+    """A ``Drafter`` that follows the majority of the places with the longest matches; ties go to the latest.
+    Longer matches give more drafts."""
 
     def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
         self._index = index or TextIndex()
@@ -69,7 +70,7 @@ class SuffixDrafter:
 
 
 def _repeated(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    """What stands there; where it runs into the end, what repeats goes on repeating."""
+    """Return the tokens from a place on; at the end, the repetition continues."""
     said, period = list(tokens[at : at + count]), len(tokens) - at
     while len(said) < count:
         said.append(said[-period])
@@ -82,8 +83,8 @@ def _until_between(recent: array[int], at: int, count: int) -> list[int]:
 
 
 def _majority(said: list[list[int]]) -> list[int]:
-    """Token by token what most of those say that agreed so far, of several the first one, while they are not
-    few."""
+    """Return token by token what most of the still agreeing places predict, the first of equals, while enough
+    agree."""
     drafts: list[int] = []
     needed = _LEAST_SHARE * len(said)
     while len(said) > 1:
@@ -105,7 +106,7 @@ def _majority(said: list[list[int]]) -> list[int]:
 
 
 def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> list[_Place]:
-    """Those of ``places`` that went on as the ``new`` tokens did."""
+    """Return those of ``places`` that predicted the ``new`` tokens."""
     for token in new:
         if not places:
             break
@@ -119,7 +120,7 @@ def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> 
 def _found(
     places: list[_Place], text: Sequence[int], ends: list[int], tokens: Sequence[int], last: int
 ) -> list[_Place]:
-    """``places`` and further ones at ``ends``, those with the longest matches first."""
+    """Add places at ``ends`` to ``places``; return those with the longest matches first."""
     known = dict(places)
     for end in ends:
         if end not in known and (length := common(text, end, tokens, last)) >= NGRAM:

@@ -1,1 +1,1 @@
-"""Structured output: which tokens may come next, so that the whole obeys a schema or grammar."""
+"""Structured output: masks of the tokens that a schema or grammar allows."""

@@ -1,4 +1,4 @@
-"""Compiled grammars of requests that are on their way to the core."""
+"""Compiled grammars of requests on their way to the core."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .constraint import Constraint
 
 
 class GrammarDesk:
-    """Keeps each compiled grammar under a ticket, a number, which the request carries to the core in its
-    place. Every ticket is taken or dropped once. Safe to use from several threads."""
+    """Keeps each compiled grammar under a number, its ticket, which the request carries to the core. Every
+    ticket is taken or dropped once. Thread-safe."""
 
     def __init__(self, compiler: ConstraintCompiler) -> None:
         self.compiler = compiler
@@ -22,8 +22,8 @@ class GrammarDesk:
         self._lock = threading.Lock()
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
-        """Compile for one request. The future may be cancelled, or have the outcome that
-        ``ConstraintCompiler.begin`` describes; what that raises at once is raised here."""
+        """Start compiling for one request. The future may be cancelled, or have the outcome of
+        ``ConstraintCompiler.begin``, whose immediate errors are raised here."""
         waits = self.compiler.begin(structured, tenant)
         ticket: Future[int] = Future()
 
@@ -52,7 +52,7 @@ class GrammarDesk:
             return self._kept.pop(ticket)
 
     def drop(self, ticket: int | None) -> None:
-        """Give up a ticket, if there is one and it was not taken."""
+        """Drop a ticket that was not taken."""
         with self._lock:
             self._kept.pop(ticket, None)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""llguidance, set up as the engine's process and the helper processes both use it."""
+"""llguidance, configured for the engine's process and the helper processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def make_tokenizer(serialized: str, *, num_tokens: int, end_ids: Sequence[int]) -> LLTokenizer:
-    """The library's view of a ``tokenizer.json``. Raises ValueError, and the library's own panics."""
+    """Return the library's form of a ``tokenizer.json``. Raises ValueError, and the library's panics."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(serialized, n_vocab=num_tokens, eos_token=list(end_ids))
 
 
 def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A parser at its beginning; ``is_error`` tells whether the grammar can be used."""
+    """Return a parser at its start; ``is_error`` tells whether the grammar is unusable."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -40,6 +40,6 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def first_line(message: str) -> str:
-    """What a library says first: what follows is its state, which is of no use to a caller."""
+    """Return the first line of a library's message; later ones have only its internal state."""
     lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
     return " ".join(line for line in lines if line)[:300]

@@ -1,4 +1,4 @@
-"""llguidance's view of a model's tokenizer, made once for the engine's process and its helpers."""
+"""llguidance's form of a model's tokenizer, made once for the engine's process and its helpers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """What a helper process must know to make its own."""
+    """Data from which a helper process makes its tokenizer."""
 
-    serialized: str  # as a tokenizer.json
+    serialized: str  # content of a tokenizer.json
     num_tokens: int
     end_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryTokenizer:
-    """A tokenizer as llguidance knows it, beside the text that it was made of."""
+    """A tokenizer in llguidance's form, with its source text."""
 
     text: TokenizerText
     made: LLTokenizer
 
 
 class TokenizerMaker:
-    """Makes it when it is first asked for, which may take a second. Safe to use from several threads."""
+    """Makes the tokenizer at the first use, which may take a second. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         self._source = tokenizer
@@ -43,7 +43,7 @@ class TokenizerMaker:
         self._lock = threading.Lock()
 
     def get(self) -> LibraryTokenizer:
-        """Raises InvalidRequest for models that structured output is not possible with."""
+        """Return the tokenizer. Raises InvalidRequest for unsupported models."""
         with self._lock:
             if self._made is None:
                 self._made = self._make()
@@ -57,7 +57,7 @@ class TokenizerMaker:
         try:
             text = TokenizerText(self._source.serialized(), self._num_tokens, self._end_ids)
             made = make_tokenizer(text.serialized, num_tokens=text.num_tokens, end_ids=text.end_ids)
-        except BaseException as error:  # the library raises plain ValueError and its own panics
+        except BaseException as error:  # the library raises ValueError and panics
             raise InvalidRequest(
                 f"structured output is not possible with this model's tokenizer: {first_line(str(error))}; "
                 "leave it out"

@@ -1,4 +1,4 @@
-"""What one request's schema or grammar may cost. Imports nothing, for the helper processes' sake."""
+"""Limits of a request's schema or grammar. Imports nothing, so that helper processes start fast."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 MIB = 2**20
 
-# What a source may hold, counted before anything is compiled.
-MAX_DEPTH = 64  # nesting of a schema: its compiler recurses
-MAX_RULES = 500  # rules of a grammar: one may lead to the next, and llguidance follows chains by recursion
-MAX_REFERENCES = 500  # different targets of "$ref", likewise
+# Limits of a source, checked before compiling.
+MAX_DEPTH = 64  # nesting of a schema, because its compiler recurses
+MAX_RULES = 500  # rules of a grammar, because llguidance follows chains of rules by recursion
+MAX_REFERENCES = 500  # different targets of "$ref", which are followed by recursion, too
 MAX_VALUES = 50_000  # objects, lists, strings and numbers of a schema
-MAX_PROPERTIES = 2_000  # of one object: compiling takes the square of their number
+MAX_PROPERTIES = 2_000  # properties of one object; compiling takes time in proportion to their square
 MAX_TAGS = 500
-MAX_GRAMMAR_BYTES = 4 * MIB  # what llguidance is given in the end
-MAX_LITERAL_BYTES = 2**14  # of one string: the first mask of a longer one takes 20 ms and more
+MAX_GRAMMAR_BYTES = 4 * MIB  # size of the grammar passed to llguidance
+MAX_LITERAL_BYTES = 2**14  # length of one string; the first mask of a longer one takes 20 ms or more
 
-# Of the parser while it runs: about 7 ms of its lexer and 2 ms of its items for one mask, as documented.
+# Limits of the running parser: about 7 ms of its lexer and 2 ms of its items per mask, as documented.
 STEP_LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
 MAX_ITEMS_IN_ROW = 2_000  # a schema of so many alternatives or optional properties has as many
@@ -26,19 +26,19 @@ MAX_GRAMMAR_SIZE = 100_000  # symbols
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileLimits:
-    """Of one compilation, and of those that wait for one.
+    """Limits of one compilation, and of waiting compilations.
 
-    compile_s            CPU seconds that it may take to be accepted: the engine's process spends them again
-    first_mask_s         CPU seconds that the mask of the first token may take
+    compile_s            CPU seconds of compiling; the engine's process spends them again
+    first_mask_s         CPU seconds of the mask of the first token
     cpu_s                CPU seconds after which the system ends the helper process; whole seconds
     wall_s               seconds after which the helper process is ended, however busy the machine is
-    start_s              seconds that a helper process may take to start and to read the tokenizer
+    start_s              seconds for a helper process to start and read the tokenizer
     memory_bytes         address space that a compilation may add to the helper process
     stack_bytes          stack that it may use there
-    own_stack_bytes      stack of the engine's own threads that compile what has been vetted: far more
-    num_helpers          helper processes, each with a thread of the engine's process that waits for it
+    own_stack_bytes      stack of the engine's compiling threads; much larger, because sources are vetted
+    num_helpers          helper processes, each with a waiting thread of the engine's process
     max_queued           compilations that wait for a helper
-    max_queued_per_tenant  of these, one tenant's
+    max_queued_per_tenant  compilations of one tenant that wait for a helper
     """
 
     compile_s: float = 1.0

@@ -1,29 +1,29 @@
-"""What following one request's grammar may cost while it is served.
+"""Budget for computing the masks of one request.
 
-A bucket of CPU seconds: every mask takes out of it what it took to compute, and every token fills it a
-little. Not the time that passes: masks that hold up the engine make time pass. What is computed for drafts
-has a bucket of its own: when that is empty there are no drafts, and the request goes on.
+It is a bucket of CPU seconds: every mask takes its time out of it, and every token adds a little. Wall time
+does not count, because masks that delay the engine would add to it. Masks for drafts have their own bucket:
+when it is empty, the request continues without drafts.
 """
 
 from __future__ import annotations
 
 import threading
 
-BURST_S = 0.25  # what the bucket holds, and is full of at first
-TOKEN_S = 0.0015  # each token of a request's first sample fills it by so much
+BURST_S = 0.25  # CPU seconds in a full bucket
+TOKEN_S = 0.0015  # CPU seconds added per token of a request's first sample
 LATE_S = 0.01  # CPU seconds of one mask, after which steps go on without its request
-OTHER_TOKEN_S = 0.0002  # ... and each of its other samples
+OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of its other samples
 
 
 class MaskBudget:
-    """One request's, for all of its samples together. Safe to use from several threads."""
+    """Budget of one request, shared by its samples. Thread-safe."""
 
     def __init__(self, num_samples: int = 1) -> None:
         self._per_token = (TOKEN_S + OTHER_TOKEN_S * (num_samples - 1)) / num_samples
         self._left = BURST_S
         self._left_for_drafts = BURST_S
         self._lock = threading.Lock()
-        self.spent_s = 0.0  # since the beginning
+        self.spent_s = 0.0  # CPU seconds spent since the beginning
 
     def charge(self, seconds: float) -> None:
         with self._lock:
@@ -31,19 +31,19 @@ class MaskBudget:
             self.spent_s += seconds
 
     def charge_drafts(self, seconds: float) -> None:
-        """The same for what only drafts need."""
+        """Take seconds for masks of drafts out of their bucket."""
         with self._lock:
             self._left_for_drafts -= seconds
 
     def note_token(self) -> None:
-        """A sample has got a token."""
+        """Note that a sample got a token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
             self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether there is something left for drafts."""
+        """Whether the bucket for drafts is not empty."""
         return self._left_for_drafts > 0
 
     @property
@@ -52,7 +52,7 @@ class MaskBudget:
 
     @property
     def used_s(self) -> float:
-        """Seconds that are missing in the bucket."""
+        """Seconds missing from a full bucket."""
         return BURST_S - self._left
 
     @property
@@ -60,7 +60,8 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask that has been computed for so long, and is not done, has used up half of the rest.
+        """Whether a mask that has run this long would use more than half of the rest.
 
-        Such a request waits for its mask alone, while others go on."""
+        Such a request waits for its mask alone, while others continue.
+        """
         return self._left - running_s < BURST_S / 2 or running_s > LATE_S

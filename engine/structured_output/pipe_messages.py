@@ -1,4 +1,4 @@
-"""JSON messages over a pipe: four bytes of length, most significant first, then the text."""
+"""JSON messages over a pipe: four bytes of length, big-endian, then the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def packed(message: dict[str, Any]) -> bytes:
 
 
 class MessageReader:
-    """Puts messages together from what comes out of a pipe."""
+    """Assembles messages from bytes of a pipe."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -25,7 +25,7 @@ class MessageReader:
         self._buffer += data
 
     def next(self) -> dict[str, Any] | None:
-        """The next whole message, if it is there."""
+        """Return the next whole message, or None."""
         if len(self._buffer) < _LENGTH.size:
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
@@ -38,7 +38,7 @@ class MessageReader:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """To a pipe that blocks."""
+    """Write all data to a blocking pipe."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""A constraint that waits for the end of the reasoning, and a budget for that."""
+"""A constraint that begins after the reasoning, and a budget for reasoning."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Stage(enum.Enum):
-    OPENING = enum.auto()  # the model may open the reasoning, or answer at once
+    OPENING = enum.auto()  # the model may begin with reasoning or with the answer
     THINKING = enum.auto()
-    CLOSING = enum.auto()  # the budget is spent: the end mark is written for the model
+    CLOSING = enum.auto()  # the budget is spent, so the end mark is forced
     ANSWERING = enum.auto()
 
 
 class ReasoningMarks:
-    """The marks of one model's reasoning as its tokens; made once.
+    """The marks of one model's reasoning as tokens, made once.
 
-    ``openings`` are the token ids that may open an answer with reasoning, or without (Harmony). There are
-    none where the first of them is no token of its own: ordinary text begins so, too.
+    ``openings``: token ids that may open an answer with or without reasoning (Harmony). Empty if the first of
+    them is not a special token, because ordinary text may begin with it.
     """
 
     def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
@@ -48,7 +48,7 @@ class ReasoningMarks:
     def gate(
         self, prompt_ids: Sequence[int], constraint: Constraint | None, budget: int | None
     ) -> ReasoningGate | None:
-        """The gate for an output after this prompt; None if it cannot begin with reasoning."""
+        """Return the gate for an output after this prompt; None if it cannot begin with reasoning."""
         tail = self.tokenizer.prompt_tail(prompt_ids)
         if self.reasoning.is_open(tail):
             return ReasoningGate(self, constraint, budget, is_open=True)
@@ -58,10 +58,10 @@ class ReasoningMarks:
 
 
 class ReasoningGate:
-    """Mask of the next token: any may come while the model reasons, then those of the constraint.
+    """Mask of the next token: all tokens during reasoning, and then those of the constraint.
 
-    Has the methods of ``Constraint``, and is followed as one. While a constraint waits, no token ends the
-    output. ``budget``: tokens of reasoning, after which the end mark follows.
+    It has the methods of ``Constraint``. While a constraint waits, no token ends the output. ``budget``:
+    number of reasoning tokens after which the end mark is forced.
     """
 
     __slots__ = ("_budget", "_constraint", "_detokenizer", "_marks", "_path", "_stage", "_text")
@@ -73,8 +73,8 @@ class ReasoningGate:
         self._constraint = constraint
         self._budget = budget
         self._stage = _Stage.THINKING if is_open else _Stage.OPENING
-        self._path: tuple[int, ...] = ()  # tokens of an opening, or of the end mark, so far
-        self._text = ""  # the latest text of the reasoning, in which the end mark may have begun
+        self._path: tuple[int, ...] = ()  # tokens so far of an opening or of the end mark
+        self._text = ""  # latest text of the reasoning, which may contain the start of the end mark
         self._detokenizer: Detokenizer | None = None
         self._check_budget()
 
@@ -131,7 +131,8 @@ class ReasoningGate:
             self._constraint.drop()
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts | ReasoningGate:
-        """See ``Constraint``; behind drafts of reasoning any token may come."""
+        """Return the masks after drafts; see ``Constraint``. After drafts of reasoning any token is
+        allowed."""
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
             return self._constraint.after(drafts)
         return self
@@ -160,7 +161,7 @@ class ReasoningGate:
         return mask
 
     def accept(self, token: int) -> None:
-        """The sample's next token is ``token``."""
+        """Advance by the sample's next token."""
         match self._stage:
             case _Stage.ANSWERING:
                 if self._constraint is not None:
@@ -186,7 +187,7 @@ class ReasoningGate:
             self._check_budget()
 
     def _opening_ids(self) -> list[int]:
-        """Tokens that go on with an opening."""
+        """Return tokens that continue an opening."""
         length = len(self._path)
         return [
             ids[length] for ids in self._marks.openings if ids[:length] == self._path and length < len(ids)
@@ -212,7 +213,7 @@ class ReasoningGate:
             self._stage = _Stage.CLOSING
 
     def _answer(self, tokens: Sequence[int]) -> None:
-        """Begin the answer, whose first tokens are here already."""
+        """Begin the answer with its first tokens."""
         self._stage, self._text, self._detokenizer = _Stage.ANSWERING, "", None
         if self._constraint is not None:
             for token in tokens:

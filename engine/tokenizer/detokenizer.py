@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders give for bytes that are not UTF-8 (yet)
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders return it for bytes that are not UTF-8 (yet)
 CONTEXT_TOKENS = 5  # prompt tokens that decide whether the first word starts with a space
 MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes, so more than this is not text
 MAX_WINDOW = 32  # tokens decoded at once, should many in a row have no text
@@ -37,7 +37,7 @@ class Detokenizer:
         self._num_given = len(decode(self._window)) if self._window else 0  # its characters given out
 
     def add(self, token_id: int) -> str:
-        """The text that became certain with this token; often one word, sometimes nothing."""
+        """Return the text that became certain with this token; often one word, sometimes empty."""
         if token_id in self._silent_ids:
             return self._rest() + self._shown[token_id] if token_id in self._shown else ""
         window = self._window
@@ -59,7 +59,7 @@ class Detokenizer:
         return new
 
     def _rest(self) -> str:
-        """Text that was undecided and is settled by a token of another kind."""
+        """Return undecided text that a token of another kind settles."""
         text = self._decode(self._window) if self._window else ""
         rest = text[self._num_given :]
         self._num_settled, self._num_given = len(self._window), len(text)
@@ -101,7 +101,7 @@ class StopChecker:
         return self._markers.get(token_id, "")
 
     def add(self, text: str) -> str:
-        """The text that may be shown now; after a match, what came before it and then nothing."""
+        """Return the text that may be shown now; after a match, the text before it and then nothing."""
         if self.match is not None:
             return ""
         if not self._stops:
@@ -118,12 +118,12 @@ class StopChecker:
         return text[:start].translate(self._unshown)
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """Return the text held back, because no more text comes."""
         held, self._held = self._held, ""
         return held.translate(self._unshown)
 
     def _undecided_from(self, text: str) -> int:
-        """Where the longest ending of ``text`` starts that begins one of the stop strings."""
+        """Return where the longest suffix of ``text`` begins that may start a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_characters:
                 tail = text[start:]

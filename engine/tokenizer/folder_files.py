@@ -1,4 +1,4 @@
-"""Files of a model folder that say how text becomes tokens, read as transformers reads them."""
+"""Tokenizer files of a model folder, read as transformers does."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> N
             continue
         known.add(token.content)
         if index is None and backend.token_to_id(token.content) is None:
-            continue  # named, and in no vocabulary: the model has no row for it
+            continue  # a named token outside of the vocabulary, for which the model has no row
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         got = backend.token_to_id(token.content)
         if index not in (None, got):

@@ -1,5 +1,5 @@
-"""How much text a token can stand for, read from a tokenizer's parts: so that a text which can never fit
-a model is refused before the time and memory of encoding it are spent (about 150 bytes per character)."""
+"""Upper bound of the text per token, from a tokenizer's parts. It lets a text that can never fit be refused
+before its encoding, which takes about 150 bytes per character."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _MAX_SHRINKING = 64
 
 
 def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
-    """Characters that a token of any text stands for at most, on average over the text.
-
-    Proven for byte-level tokenizers and those with all bytes to fall back to, unless a part of theirs
-    drops text; never less than UNPROVEN_CHARACTERS for the others.
-    """
+    """Return the maximum number of characters per token, on average over any text."""
     longest = max(map(len, vocab), default=1)
     normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
     shrinking = _shrinking(normalizers)
@@ -41,7 +37,7 @@ def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> in
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """The settings of a normalizer or pre-tokenizer, those in sequences one by one."""
+    """Return the settings of a normalizer or pre-tokenizer, with sequences flattened."""
     if component is None:
         return []
     return list(_flattened(json.loads(component.__getstate__())))
@@ -55,7 +51,7 @@ def _flattened(part: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
-    """Characters that become one at most; None when that is not known."""
+    """Return how many characters may become one; None if unknown."""
     found = 1
     for part in normalizers:
         kind = part.get("type")

@@ -1,4 +1,4 @@
-"""The bytes of single tokens, which are a text when they are joined, also where tokens split characters."""
+"""Bytes of single tokens, which form the text when joined, even if tokens split characters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
         def of_bytes(piece: str) -> bytes:
             if all(character in alphabet for character in piece):
                 return bytes(alphabet[character] for character in piece)
-            return piece.encode(errors="replace")  # an added token, spelled as it is
+            return piece.encode(errors="replace")  # an added token, with its literal text
 
         return of_bytes
     replaced = [
@@ -53,7 +53,7 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    """The decoders that a decoder consists of."""
+    """Yield the decoders of which a decoder consists."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":

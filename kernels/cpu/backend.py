@@ -51,13 +51,15 @@ class CpuPool:
         self._spec = spec
         self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
-        self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # the pages of each layer
-        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # of the dtype of the rows last written
-        self._values: Ints | None = None  # of the step that has begun: see ``step_values``
-        self._shape = (0, 0, 0)  # its rows, sequences and columns of their page table
-        self._step: CpuStep | None = None  # made when it is first asked for
+        self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # pages of each layer
+        self._likes = [mx.array(0, mx.float32)] * len(
+            spec.layers
+        )  # arrays with the dtype of the rows written last
+        self._values: Ints | None = None  # indices of the current step, see ``step_values``
+        self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
+        self._step: CpuStep | None = None  # made at the first use
         self._flags: mx.array | None = None
-        self._bound: Sequence[mx.array] | None = None  # what ``bind_pending`` had; None once a graph writes
+        self._bound: Sequence[mx.array] | None = None  # arrays of ``bind_pending``; None once a graph writes
 
     @property
     def spec(self) -> PoolSpec:
@@ -79,7 +81,7 @@ class CpuPool:
         self.begin_group(metadata, metadata.only_group())
 
     def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
-        """``begin_step`` of a step with several groups, of which this one is the pool's."""
+        """Begin a step with several groups, of which this one belongs to the pool."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
@@ -98,7 +100,9 @@ class CpuPool:
             metadata.page_size,
             self._spec.num_pages,
         ):
-            replace(metadata, groups=(group,)).check(self._spec.num_pages)  # longer, and says why not
+            replace(metadata, groups=(group,)).check(
+                self._spec.num_pages
+            )  # slower check, which raises with the reason
             raise AssertionError("indices were refused that AttentionMetadata.check lets pass")
         self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
@@ -143,14 +147,14 @@ class CpuPool:
         )
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Gather, like ``PagedKVCache.gather``, in the dtype of the keys last written."""
+        """Return dense K and V like ``PagedKVCache.gather``, in the dtype of the keys written last."""
         counts = np.diff(self.step_values()[1])
         rows = mx.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """K [B, Hkv, L, D] and V of each sequence: as ``gather``, once for all of its rows."""
+        """Return K [B, Hkv, L, D] and V of each sequence, like ``gather`` but once per sequence."""
         step = self.step
         keys, values = _ext.gather_pages(
             self._layouts[layer],
@@ -174,7 +178,7 @@ class CpuPool:
         return [self._values]
 
     def step_values(self) -> list[Ints]:
-        """The indices of the step that has begun, in the order of CpuStep, then its flags: none is set."""
+        """Return the indices of the current step in the order of CpuStep, and then its unset flags."""
         if self._values is None:
             raise ValueError("no step has begun; call begin_step first")
         num_rows, num_sequences, width = self._shape
@@ -187,7 +191,7 @@ class CpuPool:
         return mx.zeros(self._shape[0], mx.int32) if self._flags is None else self._flags
 
     def step_inputs(self) -> list[mx.array]:
-        """Everything that the graph of a step reads, so that it can be replayed with other steps."""
+        """Return all inputs of a step's graph, so that it can be replayed with other steps."""
         step = self.step
         flags = self._begun_flags()
         indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.starts]
@@ -205,7 +209,7 @@ class CpuPool:
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        if arrays is not self._bound:  # else the layers are handles to the same memory already
+        if arrays is not self._bound:  # otherwise the layers already are handles to the same memory
             self._layers, self._bound = list(arrays[:-1]), arrays
         self._flags = arrays[-1]
 
@@ -218,11 +222,11 @@ class CpuPool:
     def nonfinite_tokens(self) -> list[int]:
         if self._flags is None:
             return []
-        flags: Any = self._flags.tolist()  # for few rows much faster than arrays of NumPy's
+        flags: Any = self._flags.tolist()  # much faster than NumPy arrays for few rows
         return [row for row, flag in enumerate(flags) if flag] if any(flags) else []
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pairs are carried out in order: a page may be a target and later a source."""
+        """Copy pages in order, because a page may be a target and later a source."""
         pairs = list(pairs)
         for layer, layout in enumerate(self._layouts):
             self._layers[layer] = _ext.copy_pages(layout, self._layers[layer], pairs)
@@ -245,12 +249,12 @@ class CpuPool:
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
-        """Return the pages of one layer, as the kernels take them."""
+        """Return the pages of one layer in the form for kernels."""
         return self._layouts[layer], self._layers[layer]
 
     @property
     def step(self) -> CpuStep:
-        """Step that has begun."""
+        """Return the current step."""
         if self._step is None:
             *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))
@@ -271,7 +275,7 @@ def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
 
 
 class CpuBackend:
-    """``AttentionBackend`` of the native extension; ``threads`` None leaves their number as it is."""
+    """``AttentionBackend`` of the native extension; ``threads`` None leaves their number unchanged."""
 
     name = "cpu"
     has_model_ops = True

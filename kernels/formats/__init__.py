@@ -1,6 +1,6 @@
-"""Page formats by name. NumPy only: the memory planner and every backend share them.
+"""Page formats by name. NumPy only, because the memory planner and every backend share them.
 
-Every file of this folder that registers one is found by itself.
+Files in this folder that register a format are found automatically.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT_NAMES = tuple(FORMATS)
 
 
 def page_format(name: str) -> PageFormat:
-    """The format called ``name``; ValueError lists the names there are."""
+    """Return the format called ``name``. Raises ValueError with the known names."""
     try:
         return FORMATS[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""K and V have formats of their own; a name stands for both."""
+"""Pairs of page formats of K and V, which one name may denote."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ RECIPE = "fp5/fp4"
 
 
 def format_pair(name: str) -> FormatPair:
-    """The formats that ``name`` stands for, one of both or "K/V"."""
+    """Return the formats of ``name``, which is one format for both or "K/V"."""
     k, _, v = name.partition("/")
     return FormatPair(k, v or k)

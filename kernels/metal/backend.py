@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class MetalBackend:
-    """``library`` says who compiles the kernels: MLX, unless given."""
+    """``AttentionBackend`` on Metal. ``library`` compiles the kernels (default: MLX)."""
 
     name = "metal"
     has_model_ops = False
@@ -75,8 +75,8 @@ class MetalBackend:
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
-        """Write pages in place from now on, if a self-test passes on this device that writes, reads back,
-        attends, copies, and has steps in flight; one line for people says which way it went."""
+        """Write pages in place from now on, if a self-test passes that writes, reads back, attends, copies
+        and has steps in flight. Return one line about the result."""
         self._writes_in_place = True
         failure = first_failure(self)
         if failure is not None:

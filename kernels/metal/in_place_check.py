@@ -1,4 +1,4 @@
-"""Whether a device lets kernels write their inputs, in the order that small arrays give: asked at start."""
+"""Self-tests at start: whether kernels may write their inputs on this device, ordered by small arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 6
 
 
 def copies_pages(library: KernelLibrary) -> bool:
-    """Whether this device copies a page that it has just written, to the bit."""
+    """Whether this device copies a page that it has just written, bit for bit."""
     pool = _pool(library)
     rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
     pool.begin_step(_step(0, _PAGE_SIZE, page=0))
@@ -31,8 +31,8 @@ def copies_pages(library: KernelLibrary) -> bool:
 
 
 def overlaps_steps(library: KernelLibrary) -> bool:
-    """Whether steps that are in flight together give what they give one by one, to the bit. Each writes its
-    token over the one before and reads what there is, so that no write may be late or early."""
+    """Whether steps in flight give the same bits as single steps. Each overwrites the token of the one
+    before, so a late or early write shows."""
     outs = []
     for waits in (True, False):
         pool, made = _pool(library), []

@@ -43,7 +43,7 @@ class DecodePlan:
 
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
-    """Tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
+    """Return the tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
     if window is None:
         return np.asarray(positions // DECODE_TILE + 1, np.int32)
     return bounded_tiles(positions, window_start(positions, window), keep)
@@ -78,7 +78,8 @@ def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> D
 
 
 def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
-    """(row, sequence, first tile, end tile) of the splits of each row, [M, 4], and where each row's begin."""
+    """Return (row, sequence, first tile, end tile) of the splits of each row, [M, 4], and where each row's
+    begin."""
     first = np.cumsum(splits) - splits
     owner = np.repeat(np.arange(len(rows)), splits)
     part, end, count = np.arange(len(owner)) - first[owner], tiles[owner].astype(np.int64), splits[owner]
@@ -102,7 +103,7 @@ def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
 
 
 def chunk_rows(metadata: AttentionMetadata) -> Ints:
-    """The step's rows of sequences with more than one."""
+    """Return the step's rows of sequences with more than one row."""
     counts = np.diff(metadata.q_start)
     return np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32)
 

@@ -70,8 +70,8 @@ class MetalPool(ReferencePool):
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
-        """A kernel that reads the pages of ``layer`` makes ``read``, which later writes must await. MLX's
-        scatter, which writes them here, sees to that."""
+        """Note that a kernel that reads the pages of ``layer`` makes ``read``, which later writes must await;
+        MLX's scatter does so here."""
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
         """See ``PagedAttention.partials``, and for rotary queries ``LatentAttention.partials``."""
@@ -88,7 +88,8 @@ class MetalPool(ReferencePool):
         return StoredPages(tuple(keys), tuple(values))
 
     def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        """Put rows [T, Hkv, dim] of K (part 0) or V into their slots; which [T * Hkv] were storable."""
+        """Store rows [T, Hkv, dim] of K (part 0) or V in their slots; return which [T * Hkv] were
+        storable."""
         tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
         launch = rows_launch(tokens * heads, *layout)

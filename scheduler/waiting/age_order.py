@@ -1,4 +1,4 @@
-"""The order among those who wait with equal rights, which lets nobody wait for ever."""
+"""The order of waiting sequences with equal rights, in which no sequence waits forever."""
 
 from __future__ import annotations
 
@@ -20,63 +20,64 @@ docs/design/latency-bounds.md and docs/design/preemption-bounds.md."""
 
 
 class AgeOrder:
-    """Order by age, of those that wait.
+    """Order of waiting sequences by age.
 
-    First come those that had to give their pages back, then the oldest if it has been overtaken
-    ``MAX_OVERTAKEN`` times, then the others, and last those that are late: they give way to whoever can still
-    be in time. With a prefix cache, those of one place are ordered by what is cached of them, most first.
+    Preempted sequences come first, then the oldest one if it has been overtaken ``MAX_OVERTAKEN`` times, then
+    the others, and last those that are late, so that others can still be on time. With a prefix cache,
+    sequences of the same rank are ordered by cached tokens, most first.
 
-    lengths   estimates of what is cached; None: it does not matter
-    late   can no longer have their first token when it is wanted; none of them ran before
+    lengths   estimated cached tokens; None: they do not matter
+    late      sequences that never ran and can no longer meet the target of their first token
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
-        """Begin without sequences. ``blocks``: of the prefix cache that counts, if any does."""
+        """Begin without sequences. ``blocks``: prefix cache that affects the order, if any."""
         self.lengths = None if blocks is None else CachedLengths(blocks)
         self.late: Set[Sequence] = frozenset()
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Each of these, who wait with equal rights, with its place.
+        """Return each of these sequences of equal rights with its rank.
 
-        Smaller ones first, and among equals the order given: those that ran before by age, then the others by
-        age."""
+        Smaller ranks come first, ties in the given order: preempted sequences by age, then the others by age.
+        """
         equals = list(equals)
         _, oldest = self._first_ones(equals)
         due = oldest if oldest is not None and oldest.history.num_overtaken >= MAX_OVERTAKEN else None
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        """These, who wait with equal rights, by rank."""
+        """Return these sequences of equal rights, by rank."""
         return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
 
     def interrupt(self, sequence: Sequence) -> None:
-        """It ran and has to wait again."""
+        """Note that a running sequence waits again."""
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
-        """How many of ``equals`` come before one that ran and has to wait again.
+        """Return how many of ``equals`` come before a preempted sequence.
 
-        Those that ran, too, and were let in before it was, for the first time."""
+        These are preempted, too, and were first admitted before it.
+        """
         ran, _ = self._first_ones(equals)
         return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
     def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
-        """Whether one of ``equals`` may be let in though another one, which comes before it, has to wait."""
+        """Whether one of ``equals`` may be admitted before an earlier one that has to wait."""
         ran, oldest = self._first_ones(equals)
         if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
             return False
         return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
-        """One of ``equals`` waits no more."""
+        """Note that one of ``equals`` no longer waits."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
         ran, oldest = self._first_ones(equals)
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
             others = [each for each in ran if each is not sequence]
-            if others:  # they are overtaken together
+            if others:  # all of them are overtaken
                 others[0].history.num_overtaken = max(
                     others[0].history.num_overtaken, sequence.history.num_overtaken
                 )
@@ -87,7 +88,7 @@ class AgeOrder:
             oldest.history.num_overtaken += 1
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
-        """``successor`` takes the place of a sequence that waits, and its age."""
+        """Let ``successor`` take the place and age of a waiting sequence."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
         if sequence in self._interrupted:
@@ -102,11 +103,11 @@ class AgeOrder:
         return 3 if sequence in self.late else 2, self._preference(sequence), sequence
 
     def _preference(self, sequence: Sequence) -> int:
-        """Among those that never ran, smaller ones first."""
+        """Return the preference among sequences that never ran; smaller ones come first."""
         return 0 if self.lengths is None else -self.lengths.of(sequence)
 
     def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
-        """Those that ran before, who are the first of ``equals``, and the oldest of those that never ran."""
+        """Return the preempted sequences, which lead ``equals``, and the oldest one that never ran."""
         ran: list[Sequence] = []
         for each in equals:
             if each not in self._interrupted:
@@ -116,5 +117,5 @@ class AgeOrder:
 
 
 def _times_overtaken(ran: Iterable[Sequence]) -> int:
-    """By those that never ran, since one of these, or of those that waited with them, has been waiting."""
+    """Return how often sequences that never ran have overtaken these preempted ones while they waited."""
     return max(each.history.num_overtaken for each in ran)

@@ -1,4 +1,4 @@
-"""How much of each waiting prompt is in the prefix cache, as far as was looked at lately."""
+"""Estimated cached tokens of waiting prompts."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from octavo.block_manager import BlockManager
 
 from ..types import Sequence
 
-LOOKUPS = 16  # sequences that a step looks up
-HASHED_TOKENS = 8192  # of prompts that nobody has named yet, in a step; one prompt is named in any case
+LOOKUPS = 16  # sequences looked up per step
+HASHED_TOKENS = 8192  # tokens of new prompts hashed per step; at least one prompt is hashed
 
 
 class CachedLengths:
-    """Estimates: looking up everybody in every step would cost more than it gains.
+    """Estimates of cached tokens, because looking up all prompts in every step would cost too much.
 
-    A step refreshes some, those never looked at first, then by turns. What has been evicted since shows
-    when a sequence is let in, and costs nothing but order.
+    Each step refreshes some of them, new ones first, then the others in turn. An eviction since then only
+    affects the order; it is noticed at admission.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._known: dict[Sequence, int] = {}  # the one refreshed longest ago comes first
+        self._known: dict[Sequence, int] = {}  # least recently refreshed first
 
     def of(self, sequence: Sequence) -> int:
-        """Cached tokens; 0 where nobody has looked."""
+        """Return the estimated cached tokens of a sequence; 0 if it was not looked up yet."""
         return self._known.get(sequence, 0)
 
     def forget(self, sequence: Sequence) -> None:
         self._known.pop(sequence, None)
 
     def refresh(self, waiting: Iterable[Sequence]) -> None:
-        """Look some of these up; those that wait no longer have been forgotten."""
+        """Look up some of these sequences; drop those that no longer wait."""
         new = [sequence for sequence in waiting if sequence not in self._known][:LOOKUPS]
         stale = list(self._known)[: LOOKUPS - len(new)]
         may_hash = HASHED_TOKENS
@@ -46,7 +46,7 @@ class CachedLengths:
 
 
 def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
-    """Tokens of a waiting sequence that the prefix cache has now."""
+    """Return how many tokens of a waiting sequence the prefix cache has now."""
     if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
     digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)

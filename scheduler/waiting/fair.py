@@ -1,4 +1,4 @@
-"""Virtual token counters: whoever has been served least is let in next."""
+"""Virtual token counters: the tenant served least is admitted next."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
 class FairQueue(WaitingQueue):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-    A counter per tenant and priority says what it has been served, over its weight. Of those who wait the
-    least counter is next; a tenant that comes back is lifted to the least of those who wait, so that what
-    it did not use is not saved up. Prompt tokens are charged when they are planned, output tokens as they
-    come. Nothing is charged twice: what a preempted sequence computes again is not its tenant's doing. How
-    far two tenants can be apart, with a proof: docs/design/fairness-bounds.md.
+    Each tenant has a counter per priority: its service divided by its weight. The waiting tenant with the
+    smallest counter is next. When a tenant returns, its counter is lifted to the smallest of the waiting
+    ones, so that unused service is not saved up. Prompt tokens are charged when they are planned, output
+    tokens when they are generated. No token is charged twice, so tenants do not pay for recomputation after a
+    preemption. docs/design/fairness-bounds.md proves how far two counters can differ.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class FairQueue(WaitingQueue):
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is usual")
         self.head_start = head_start
-        self._since_short = SHORT_STEPS  # steps
-        self._is_short = False  # the step that is being planned
-        self._unsettled: dict[Sequence, None] = {}  # they may have tokens that nobody has paid for
-        self._prompt_cost: dict[str, float] = {}  # over the tenant's weight
+        self._since_short = SHORT_STEPS  # steps since a short one
+        self._is_short = False  # whether the planned step is short
+        self._unsettled: dict[Sequence, None] = {}  # sequences that may have uncharged tokens
+        self._prompt_cost: dict[str, float] = {}  # cost of a prompt token divided by the tenant's weight
         self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
-        """What a tenant has been charged, lifts included."""
+        """Return the counter of a tenant, lifts included."""
         self._settle()
         found = self._classes.get(priority)
         return found.service.get(tenant, 0.0) if found is not None else 0.0
@@ -83,29 +83,32 @@ class FairQueue(WaitingQueue):
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """By what their tenants will have been charged when they are done, as in weighted fair queueing.
+        """Return running prompts by the counters that their tenants will have at the end of the prompt.
 
-        Else a short prompt would be left half done for a chunk of a long one."""
+        This is weighted fair queueing. Otherwise a half-computed short prompt would wait for a chunk of a
+        long one.
+        """
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Of the last priority and of the tenant that has been served most there, whoever loses least."""
+        """Return the sequence of the lowest priority and its most served tenant that loses the least work."""
         lowest = candidates[-1].priority
         most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
     def precedes(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the tenant of a sequence has been served no more than that of the other one."""
+        """Whether a sequence's tenant has been served no more than that of the other one."""
         return self._service(sequence) <= self._service(other)
 
     def ends_step(
         self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:
-        """Once in ``SHORT_STEPS`` steps another tenant gets its first token sooner.
+        """Whether the step ends here, once in ``SHORT_STEPS``, for another tenant's first token.
 
-        It does not wait for a chunk of a longer prompt beside it. Oftener would cost: each step has costs of
-        its own."""
+        That tenant then does not wait for a chunk of a longer prompt. Ending more steps would cost
+        throughput, because each step has a fixed cost.
+        """
         if self._since_short < SHORT_STEPS:
             return False
         ends = next_one is not None or any(
@@ -126,18 +129,18 @@ class FairQueue(WaitingQueue):
         self._is_short = False
         self._unsettled.update(dict.fromkeys(map(_SEQUENCE, work)))
         for sample in chain.from_iterable(map(_PARALLEL_SAMPLES, work)):
-            sample.history.num_charged = sample.num_prompt  # which its parent pays for
+            sample.history.num_charged = sample.num_prompt  # the parent is charged for the prompt
             self._unsettled[sample] = None
 
     def _settle(self) -> None:
-        """Charge what was drawn since somebody last looked at a counter: most steps let nobody in."""
+        """Charge tokens sampled since a counter was last read, because most steps admit nothing."""
         for sequence in self._unsettled:
             if len(sequence.tokens) > sequence.num_prompt:
                 self._charge(sequence, len(sequence.tokens))
         self._unsettled.clear()
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
-        """For tokens up to a position, as far as nobody has paid for them."""
+        """Charge the uncharged tokens of a sequence up to a position."""
         start, num_prompt, tenant = sequence.history.num_charged, sequence.num_prompt, sequence.tenant
         if stop <= start:
             return
@@ -158,7 +161,7 @@ class FairQueue(WaitingQueue):
         return known[tenant]
 
     def _rest(self, sequence: Sequence) -> float:
-        """Cost of what a prompt still has to compute."""
+        """Return the cost of a prompt's remaining tokens."""
         return sequence.backlog * self._cost(self._prompt_cost, sequence.tenant)
 
     def _service(self, sequence: Sequence) -> float:
@@ -177,14 +180,12 @@ class FairQueue(WaitingQueue):
             floor = min([service.get(other, 0.0) for other in priority_class.lanes])
         else:
             floor = service.get(priority_class.last_left or "", 0.0)
-        level = priority_class.level = max(
-            priority_class.level, floor
-        )  # never falls, whatever head starts do
+        level = priority_class.level = max(priority_class.level, floor)  # never falls, even with head starts
         self._forget_absent(priority_class, level - self.head_start)
         service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
     def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
-        """Drop counters that would be lifted to ``floor`` on return anyway, where there are too many."""
+        """Drop counters that a return would lift to ``floor`` anyway, if there are too many."""
         service, lanes = priority_class.service, priority_class.lanes
         if len(service) <= MAX_COUNTERS:
             return
@@ -192,11 +193,13 @@ class FairQueue(WaitingQueue):
             del service[name]
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """The first of the least served tenant, over and over."""
+        """Yield the first sequence of the least served tenant, repeatedly."""
         service = priority_class.service
         heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
         heapq.heapify(heap)
-        lines: dict[str, abc.Sequence[Sequence]] = {}  # of those that came first so far, as they were then
+        lines: dict[
+            str, abc.Sequence[Sequence]
+        ] = {}  # lanes of tenants that came first so far, as they were then
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)

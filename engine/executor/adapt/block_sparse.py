@@ -1,18 +1,17 @@
-"""Block-sparse attention through pages: layers that see some blocks of positions, and not others.
+"""Block-sparse attention through pages: layers whose rows see only some blocks of positions.
 
-phi3small's layers see the latest blocks, and of those before them every so many-th: which ones differs from
-head to head. minimax_m3's choose: an indexer scores blocks by their best key, and a row attends to the best
-of them, another choice for each KV head. mlx-lm's code masks dense arrays. For caches that are pages the same
-masks, bool [T, Hq, L], go to the kernels; minimax_m3's index keys are stored half as K and half as V.
+phi3small's layers see the latest blocks, and every n-th block before them, with another offset per head. In
+minimax_m3's layers an indexer scores blocks by their best key, and each row attends to the best blocks of
+each KV head. mlx-lm's code masks dense arrays. For paged caches the same masks, bool [T, Hq, L], go to the
+kernels; minimax_m3's index keys are stored half as K and half as V.
 
-A row stands in the block of its position. Among equal blocks the earliest is taken, so that a row's choice
-depends on nothing but its sequence.
+A row belongs to the block of its position. Of equal blocks the earliest is chosen, so that a row's choice
+depends only on its sequence.
 
-Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model. One
-mistake in that code is mended: phi3small adds its causal mask, which is of bools, to the scores of a prompt,
-so that rows see what follows them; one token at a time there is no mask. (It also counts the blocks of a
-prompt from its end, so that rows stand elsewhere where its length is no multiple of the block. That is as it
-was.)
+Any other cache is served by mlx-lm's own code. The load-time probe compares the two, as for every model. One
+error in that code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
+rows see later ones. (It also counts the blocks of a prompt from its end, which matters if the length is not a
+multiple of the block. That is unchanged.)
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache) -> mx.array:
-    """Rows [T, 1, hidden] of a step in, and out."""
+    """Return the attention output for rows [T, 1, hidden] of a step."""
     queries = _heads(layer.q_proj(x), layer.num_attention_heads)
     keys = _heads(layer.k_proj(x), layer.num_key_value_heads)
     values = _heads(layer.v_proj(x), layer.num_key_value_heads)
@@ -102,8 +101,7 @@ def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache)
 
 
 def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return which of L positions each row attends to, bool [T, Hq, L]; None for all that it sees.
-    Writes the rows' index keys."""
+    """Return the positions to which each row attends, or None for all; also write the rows' index keys."""
     context = cache.context
     keys = layer.index_k_norm(layer.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
     cache.write_halves(layer.index_rope(keys, offset=cache.offset))
@@ -148,5 +146,5 @@ def best_blocks(
 
 
 def _heads(x: mx.array, count: int) -> mx.array:
-    """Rows [T, 1, count * D] as [T, count, 1, D]."""
+    """Return rows [T, 1, count * D] as [T, count, 1, D]."""
     return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

@@ -1,12 +1,11 @@
 """Serving mlx-lm's own model code through pages, without changing it.
 
-Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers
-see T rows and attention sees T queries of length 1. Each layer is handed a ``LayerCache`` in
-place of its cache: it gives per-row RoPE offsets, writes K/V into the pool and returns
-``PagedKV`` objects instead of dense K/V. mlx-lm's ``scaled_dot_product_attention`` is patched to
-send queries that meet a handle to the pool; with real arrays it is mlx-lm's own, so plain
-mlx-lm goes on working in the same process. A model whose attention does arithmetic on K or V
-itself is refused when it is loaded.
+Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers see T rows and
+attention sees T queries of length 1. Each layer gets a ``LayerCache`` in place of its cache: it gives per-row
+RoPE offsets, writes K/V into the pool and returns ``PagedKV`` objects instead of dense K/V. mlx-lm's
+``scaled_dot_product_attention`` is patched to send queries that meet a handle to the pool; with real arrays
+it is mlx-lm's own, so plain mlx-lm goes on working in the same process. A model whose attention does
+arithmetic on K or V itself is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ observers: list[Callable[[Any, Any], None]] = []
 
 
 class HookError(RuntimeError):
-    """The model asks its cache for something that pages cannot give."""
+    """The model needs something from its cache that pages cannot provide."""
 
 
 class StepContext:
-    """State that the shims of one model share: the KV cache and the step being computed."""
+    """State shared by the shims of one model: the KV cache and the current step."""
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
-        self.positions = mx.array([0])  # of the step's rows, int32 [T]; whoever builds a graph sets them
-        self.latent_layers: set[int] = set()  # those that attended over latents
-        self.gathers = False  # some layer has index keys, which it collects of whole sequences to choose by
-        self.traced = False  # the graph being built is to serve other steps too
+        self.positions = mx.array([0])  # positions of the step's rows, int32 [T]; set before a graph is built
+        self.latent_layers: set[int] = set()  # layers that attended over latents
+        self.gathers = False  # whether a layer collects index keys of whole sequences
+        self.traced = False  # whether the graph is traced for reuse in other steps
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
-        """Start this step, which the cache has begun."""
+        """Set the current step, which the cache has begun."""
         self._step = step
 
     @property
@@ -56,37 +55,37 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """The length that gathered index keys of this step have: its longest sequence. HookError while a
-        graph is traced that is to serve other steps too."""
+        """Length of this step's gathered index keys: its longest sequence. Raises HookError while a graph is
+        traced for other steps."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())
 
 
 class PagedKV:
-    """K or V of one layer in pages: stands where mlx-lm expects dense [T, Hkv, L, D].
+    """K or V of one layer in pages, in place of the dense [T, Hkv, L, D] that mlx-lm expects.
 
-    It has the shape and dtype that model code looks at; arithmetic on it is a TypeError, for which
-    the probe refuses the model.
+    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, and the probe then
+    refuses the model.
     """
 
     def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
         self.shim = shim
         self.dtype = dtype
         self.is_value = is_value
-        self.tiles = tiles  # its heads are repeated so often, all of them after each other
+        self.tiles = tiles  # number of times that the sequence of heads is repeated
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
-        """Its length is each row's own, int32 [T]: model code that takes a position from it gets every row's,
-        and what needs one number for all of them is refused by MLX."""
+        """Shape whose length is each row's own, int32 [T]. Model code that derives a position from it gets
+        every row's; code that needs a single number fails in MLX."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
         return context.step.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> PagedKV:
-        """Attention computes in the queries' dtype, whatever the pages hold."""
+        """Return it unchanged, because attention computes in the queries' dtype."""
         return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
     def tiled(self, count: int) -> PagedKV:
@@ -120,8 +119,8 @@ class LayerCache:
         rotary: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Attention of queries [T, Hq, D] over the layer's pages; ``rotary`` and ``mask`` as in
-        AttendOptions, without the others."""
+        """Return attention of queries [T, Hq, D] over the layer's pages; ``rotary`` and ``mask`` as in
+        AttendOptions."""
         if rotary is not None or mask is not None:
             if rotary is not None:
                 self.context.latent_layers.add(self.layer)
@@ -134,12 +133,13 @@ class LayerCache:
 
     @property
     def offset(self) -> mx.array:
-        """Position of each row, int32 [T]; another array object every time, because model code
-        may add to it in place."""
+        """Position of each row, int32 [T]; a new array each time, because model code may add to it in
+        place."""
         return copy.copy(self.context.positions)
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """None: attention through pages knows what a row sees. HookError if the model means another mask."""
+        """Return None, because attention through pages handles visibility. Raises HookError if the model
+        needs another mask."""
         del return_array
         if num_tokens != 1:
             raise HookError(f"the model wants a mask for {num_tokens} tokens per row instead of 1")
@@ -149,7 +149,7 @@ class LayerCache:
             )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write K [T, Hkv, 1, D] and V of the step's rows; what attention is to read."""
+        """Write K [T, Hkv, 1, D] and V of the step's rows; return handles for attention."""
         if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.step.num_tokens:
             raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
         self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
@@ -157,7 +157,7 @@ class LayerCache:
         return self.keys_and_values()
 
     def write_halves(self, keys: mx.array) -> None:
-        """Write K [T, Hkv, 1, 2 * D] of the step's rows, the second half in the place of V."""
+        """Write K [T, Hkv, 1, 2 * D] of the step's rows, with the second half stored as V."""
         self.context.gathers = True
         rows = keys.squeeze(2)
         self.context.kv_cache.write(
@@ -165,11 +165,11 @@ class LayerCache:
         )
 
     def gather_halves(self) -> mx.array:
-        """Collect what ``write_halves`` wrote for each row's sequence: [T, Hkv, L, 2 * D]."""
+        """Return what ``write_halves`` wrote for each row's sequence: [T, Hkv, L, 2 * D]."""
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the K and V that were written; layers that reuse another layer's K/V ask for them too."""
+        """Return the written K and V, also for layers that reuse another layer's."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),
@@ -177,7 +177,7 @@ class LayerCache:
 
 
 def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
-    """mlx-lm's ``scaled_dot_product_attention`` for arrays, the pool's for handles."""
+    """Compute mlx-lm's ``scaled_dot_product_attention`` for arrays, and the pool's attention for handles."""
     if isinstance(keys, PagedKV):
         return _paged_attention(queries, keys, values, *args, **kwargs)
     for observe in observers:
@@ -197,7 +197,7 @@ def _paged_attention(
     del cache
     if isinstance(mask, RotaryScores):
         return _latent_attention(queries, keys, values, scale=scale, scores=mask, sinks=sinks)
-    if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
+    if mask is not None and not isinstance(mask, str):  # "causal" has no effect on a single query
         raise HookError("the model gives attention a mask of its own")
     if not isinstance(values, PagedKV) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
@@ -212,7 +212,7 @@ def _paged_attention(
 
 
 def _tiled_attention(queries: mx.array, keys: PagedKV, *, scale: float) -> mx.array:
-    """Queries [T, Hq, D], in the order of tiles and then KV heads; [T, Hq, Dv] in that order."""
+    """Return attention of queries [T, Hq, D] that are ordered by tile and then KV head."""
     tokens, num_heads, dim = queries.shape
     tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
     by_head = queries.reshape(tokens, tiles, heads, -1, dim).swapaxes(1, 2).reshape(tokens, num_heads, dim)
@@ -239,8 +239,8 @@ def _latent_attention(
 
 
 def install_hook() -> None:
-    """Patch mlx-lm. Modules imported later bind the patched name; it is replaced in those
-    that are imported already, so call this again after loading a model."""
+    """Patch mlx-lm's attention function, also in modules that have imported it already; so call it again
+    after loading a model."""
     base.scaled_dot_product_attention = attention
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and (

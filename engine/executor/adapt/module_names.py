@@ -1,9 +1,8 @@
-"""Functions of MLX and NumPy that few models apply to what shims give them, in these models' modules only.
+"""Replacements of MLX and NumPy functions that few models apply to shims, only in these models' modules.
 
-plamo tiles K and V to its number of heads: of a handle that is another order of query heads. gpt_bigcode
-counts positions from its cache's offset with ``np.arange``: of a row for each token that is its own
-position; llama4 does so with ``mx.arange``. plamo2 calls MLX's attention itself. Everything else that the
-names give is MLX's and NumPy's.
+plamo tiles K and V to its number of heads, which for a handle means another order of query heads. gpt_bigcode
+and llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
+position. plamo2 calls MLX's attention directly. All other names stay MLX's and NumPy's.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .cache_adapter import HookError, PagedKV, attention
 
 
 class Changed:
-    """A module in which one attribute is another; ``plain`` is its own."""
+    """A module with one replaced attribute; ``plain`` is the original."""
 
     def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
         self.plain = plain
@@ -66,7 +65,7 @@ _CHANGED: dict[str, tuple[str, str, Any]] = {
 
 
 def install_names() -> None:
-    """Change the names in those of the modules that are imported, once."""
+    """Replace the names in those of the modules that are imported, once."""
     for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):

@@ -1,11 +1,11 @@
-"""Only sampled rows go through the output head: of a prefill chunk of 512 tokens, one. Native kernels take
-them from before the last layer's linear layers, which then compute no others, either.
+"""Computing the output head only for sampled rows, for example one row of a prefill chunk of 512 tokens.
+Native kernels also skip the other rows in the last layer's linear layers.
 
-The head is found by its usual names and its width, or as the embedding's ``as_linear`` where
-the weights are tied. Whether that worked is for the caller to check on the shape of the logits.
+The head is found by its usual names and its width, or as the embedding's ``as_linear`` if the weights are
+tied. The caller checks the shape of the logits.
 
-Rows that are drawn greedily need their largest logit only: a head that finds it while it computes
-(``argmax``) gives it besides logits that nobody has to evaluate.
+Greedy rows need only their largest logit: a head that finds it during the computation (``argmax``) returns it
+together with logits that need not be evaluated.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """Tokens that the output head chose, and their logits.
-
-    of           the logits it would have given, not evaluated
-    ids, logits  as ``kernels.cpu.linear.Greedy``, in the shape of ``of`` without its last axis
-    """
+    """Tokens chosen by the output head, and their logits."""
 
     of: mx.array
     ids: mx.array
@@ -38,10 +34,10 @@ class GreedyHeadOutput:
 
 
 class RowSelection:
-    """Rows of the batch that the head computes; None: all of them.
+    """Rows of the batch that the head computes; None: all rows.
 
-    With ``greedy`` set the head leaves its own choice in ``greedy_output``, where it can make one.
-    With ``kept_rows`` set what the head gets of those rows is left in ``kept``. ``take(x, rows)`` is x[rows].
+    With ``greedy`` set, the head stores its own choice in ``greedy_output`` if it can. With ``kept_rows``
+    set, its input for those rows is stored in ``kept``. ``take(x, rows)`` returns x[rows].
     """
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:

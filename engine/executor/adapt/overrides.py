@@ -1,4 +1,4 @@
-"""Putting code of ours in the place of a function or method in one of mlx-lm's model modules."""
+"""Replacement of functions and methods in mlx-lm's model modules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _ORIGINALS = "_octavo_originals"
 def override(
     module: str, name: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
 ) -> None:
-    """Replace ``name``, a function of a module or a ``Class.method``, by what ``make`` makes of the original.
+    """Replace ``name``, a function of a module or a ``Class.method``, by the result of ``make`` for the
+    original.
 
-    Nothing happens if the module has not been imported, or this name of it was replaced before: models are
-    loaded more than once in a process.
+    Does nothing if the module is not imported or the name was replaced before, because models are loaded
+    repeatedly.
     """
     found: Any = sys.modules.get(module)
     if found is None or name in (originals := found.__dict__.setdefault(_ORIGINALS, {})):
@@ -30,7 +31,7 @@ def override(
 
 
 def original(module: str, name: str) -> Callable[..., mx.array]:
-    """mlx-lm's own, whether it was replaced or not; for tests."""
+    """Return mlx-lm's original function, for tests."""
     found: Any = sys.modules[module]
     function: Callable[..., mx.array] | None = found.__dict__.get(_ORIGINALS, {}).get(name)
     return functools.reduce(getattr, name.split("."), found) if function is None else function

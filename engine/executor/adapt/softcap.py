@@ -41,7 +41,7 @@ def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         if not isinstance(keys, PagedKV):
             return plain(queries, keys, values, scale, softcap, mask)
-        if mask is not None and not isinstance(mask, str):  # "causal" says nothing about one query
+        if mask is not None and not isinstance(mask, str):  # "causal" has no effect on a single query
             raise HookError("the model gives attention a mask of its own")
         return keys.shim.attend(queries.squeeze(2), scale=scale, softcap=softcap)[:, :, None]
 
@@ -49,7 +49,7 @@ def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
-    """Rows [T, 1, hidden] of a step in, and out."""
+    """Return the attention output for rows [T, 1, hidden] of a step."""
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")
     queries, keys, values = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)

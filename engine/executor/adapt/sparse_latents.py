@@ -42,7 +42,7 @@ def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def _attend_paged(
     layer: Any, x: mx.array, mask: mx.array | None, latents: LayerCache, index: LayerCache
 ) -> mx.array:
-    """Rows [T, 1, hidden] of a step in, and out."""
+    """Return the attention output for rows [T, 1, hidden] of a step."""
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")
     tokens = x.shape[0]
@@ -61,8 +61,8 @@ def _attend_paged(
 
 
 def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return which of L positions each row attends to, bool [T, L]; None for all that it sees.
-    Writes the rows' index keys."""
+    """Return the positions to which each row attends, bool [T, L], or None for all; also write the rows'
+    index keys."""
     tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim
     queries = indexer.wq_b(low_rank).reshape(tokens, heads, 1, dim)
     keys = indexer.k_norm(indexer.wk(x)).reshape(tokens, 1, 1, dim)
@@ -78,8 +78,8 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Select, by float32 scores [T, L], L > ``count``, the ``count`` largest of each row among those up to
-    its position, or all of these where they are fewer; among equals the earliest. bool [T, L]."""
+    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position, or
+    all of these if they are fewer; of equals the earliest."""
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

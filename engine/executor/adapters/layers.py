@@ -1,7 +1,7 @@
-"""The layers of a loaded model that adapters change.
+"""Adaptation of the layers of a loaded model.
 
-A layer is adapted in place: its object gets a subclass of its class, whatever that is (MLX's own, native,
-quantized), which adds what the adapters of its rows do. In a step without adapters it computes what it did.
+A layer is adapted in place: its object gets a subclass of its class (MLX's own, native or quantized) that
+adds the adapters' outputs to its rows. A step without adapters computes what it did before.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..adapt.output_head import SelectingHead
 from ..row_inputs import RowInputs
 from .files import Factors
 
-SLOTS = "adapters"  # the rows' input: int32 [T, 1, 1], the slot of each row's adapter, 0 for none
+SLOTS = "adapters"  # name of the row input int32 [T, 1, 1]: slot of each row's adapter, 0 for none
 _LINEAR = (Linear, QuantizedLinear)
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """The factors in the slots of one or more layers that read one input."""
+    """Factors of the adapters in slots, for one or more layers with the same input."""
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
-        """Return factors as ``put`` takes them, and their bytes. ``gain``, ``bias``: DoRA's, [outputs]."""
+        """Return factors in the form for ``put``, and their bytes. ``gain``, ``bias``: DoRA's, [outputs]."""
         ...
 
     def put(self, slot: int, part: int, made: Any) -> None: ...
@@ -38,7 +38,7 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-        """Return y with what the adapters of its rows add, for x; of experts, ``slots`` are places."""
+        """Return y plus the adapters' outputs for x; for experts, ``slots`` are places."""
         ...
 
 
@@ -51,7 +51,7 @@ class Shape(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer that can have adapters: its place in a table."""
+    """A layer that can have adapters, and its place in a table."""
 
     module: Any
     shape: Shape
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
     part: int
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
-        """Return factors for the layer's table. InvalidRequest if they are another layer's."""
+        """Return factors for the layer's table. Raises InvalidRequest if their shapes do not fit."""
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -78,13 +78,14 @@ class Layer(NamedTuple):
 
 
 class MakeTable(Protocol):
-    """Makes an empty table for layers of these shapes, whose input has the type ``dtype``."""
+    """Creates an empty table for layers of these shapes, whose input has the type ``dtype``."""
 
     def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
 
 
 def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: bool) -> dict[str, Layer]:
-    """Adapt every linear layer of ``model``, and its experts, but not its output head. The layers by name."""
+    """Adapt every linear layer of ``model`` and its experts, except the output head; return the layers by
+    name."""
     layers: dict[str, Layer] = {}
     groups: dict[int, Table] = {}
     for path, module in _candidates(model):
@@ -139,7 +140,7 @@ def _shape(module: Any) -> Shape:
 
 
 def _dtype(module: Any) -> mx.Dtype:
-    """The type of factors: bfloat16 for layers of that type, else float32, which holds all others."""
+    """Return the type of factors: bfloat16 for layers of that type, else float32."""
     packed = getattr(module, "packed", None)
     if packed is None:
         dtype: mx.Dtype = module.get("scales", module["weight"]).dtype
@@ -149,7 +150,7 @@ def _dtype(module: Any) -> mx.Dtype:
 
 
 def dequantized(module: Any) -> mx.array:
-    """The weight of a linear layer, as MLX multiplies by it."""
+    """Return the weight of a linear layer as MLX multiplies by it."""
     if not isinstance(module, QuantizedLinear):
         weight: mx.array = module.weight
         return weight
@@ -180,8 +181,8 @@ def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: boo
 
 
 def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-    """What the adapters of the step's rows make of y, for x [T, ..., inputs]. ModelLoadError where x has
-    other rows than the step: nothing says whose they are."""
+    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]. Raises ModelLoadError if x has
+    other rows than the step."""
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(

@@ -1,7 +1,7 @@
 """The adapters of a loaded model, and the slots in which some of them serve.
 
-A loaded adapter lies in memory, within a bound. One that a running request needs has a slot. There may be
-more adapters than slots: the least recently used one that no request holds leaves its slot to another.
+Loaded adapters are kept in memory within a limit. An adapter of a running request has a slot. If there are
+more adapters than slots, the least recently used one without requests loses its slot to another.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class AdapterSlots:
         self.num_swaps = 0  # adapters that were put into a slot
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Read an adapter. InvalidRequest, and no change, for one that cannot be served. ``replace``: one of
-        this name that nothing holds gives way to it, and its bytes count as left."""
+        """Load an adapter. Raises InvalidRequest, with no change, if it cannot be served. ``replace`` allows
+        to replace an unused one of this name, whose bytes count as free."""
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
@@ -81,7 +81,7 @@ class AdapterSlots:
         return info
 
     def unload(self, name: str) -> None:
-        """Forget an adapter that nothing holds. NotFound if there is none of this name."""
+        """Unload an unused adapter. Raises NotFound for an unknown name."""
         self.info(name)
         assert not self._holders[name], f"adapter {name} is held"
         del self._loaded[name], self._holders[name]
@@ -99,7 +99,7 @@ class AdapterSlots:
         return tuple(loaded.info for loaded in self._loaded.values())
 
     def hold(self, name: str) -> bool:
-        """Keep an adapter in a slot until ``release``; False where others hold every slot."""
+        """Keep an adapter in a slot until ``release``; return False if others hold all slots."""
         if name not in self._slots:
             if (slot := self._take_slot()) is None:
                 return False
@@ -117,7 +117,7 @@ class AdapterSlots:
         self._holders[name] -= 1
 
     def slot(self, name: str) -> int:
-        """Return the slot of an adapter that is held."""
+        """Return the slot of a held adapter."""
         return self._slots[name]
 
     @property
@@ -148,9 +148,9 @@ class AdapterSlots:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, *, native: bool
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``. None where the configuration has no adapters;
-    InvalidConfig for one that cannot be served. ``rows``: the inputs of the model's rows; ``native``:
-    its layers are computed by native kernels."""
+    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters. Raises
+    InvalidConfig for one that cannot be served. ``rows``: inputs of the model's rows; ``native``: native
+    kernels compute the layers."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(native=native, num_slots=config.max_loras, max_rank=config.max_lora_rank)

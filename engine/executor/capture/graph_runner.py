@@ -28,7 +28,7 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # shapes of steps whose graphs are kept
+MAX_CAPTURED = 128  # number of captured step shapes to keep
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
 
@@ -45,15 +45,15 @@ class GraphRunner:
         self._pools = pools
         self.strict = False
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
-        self._last: CapturedStep | EagerStep | None = None  # the one that ran last
+        self._last: CapturedStep | EagerStep | None = None  # the step that ran last
         self._programs = pools[0].programs()
         self.is_computed = False  # whether the last step's results are there, without any evaluation
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
-        """The result of ``build``, by which graphs are told apart, of ``values`` as arrays. Raises what
-        capturing it raises, CannotCapture only if ``strict``; the pools are then as before. Results of a
-        program hold until the next step."""
+        """Return the result of ``build`` for ``values`` as arrays; graphs are identified by ``build``. Raises
+        errors of capturing, and CannotCapture only if ``strict``; the pools are then unchanged. Results of a
+        program are valid until the next step."""
         host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
             host += pool.packed_values()
@@ -84,14 +84,13 @@ class GraphRunner:
 
 
 class CannotCapture(Exception):
-    """A graph has operations that no program can hold."""
+    """A graph has operations that cannot be captured as a program."""
 
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """In this block model code that reads an array's values raises CannotCapture: a graph that depends on
-    them is one step's alone. To go on would also wait for ever, for a capture evaluates constants while
-    MLX's thread waits for the interpreter. Other threads read as ever."""
+    """Make model code that reads an array's values raise CannotCapture in this block, because such a graph
+    fits only one step, and reading could deadlock with MLX's thread. Other threads are unaffected."""
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -159,7 +158,7 @@ class CapturedStep:
 
 
 class EagerStep:
-    """A graph that no program can hold: it is built for every step."""
+    """A graph that cannot be captured and is built for every step."""
 
     def __init__(self, build: Build, num_values: int) -> None:
         self._build = build

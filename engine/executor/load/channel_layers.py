@@ -19,12 +19,12 @@ def can_become(module: Module, kind: str) -> bool:
 
 
 def affine_arrays(module: Any) -> tuple[mx.array, ...]:
-    """The weights of a module that has affine ones."""
+    """Return the weights of a module with affine ones."""
     return module.weight, module.scales, module.biases
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Let a quantized module of as many bits as ``kind`` have weights by channels: those of ``arrays``
+    """Replace the weights of a quantized module by weights with one scale per channel, made from ``arrays``
     (floats, or affine ones), [outputs, inputs] or one of each expert."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind

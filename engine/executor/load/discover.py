@@ -50,23 +50,23 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 class _Caches:
-    """The caches of a model, made anew for each forward, with recurrent ones that note who touches them."""
+    """The caches of a model, made again for each forward; recurrent ones record which modules use them."""
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
         self.observed = Observed()
         self.caches: list[Any] = []
         self._windows = MaskWindows([])
-        self._states: list[RecordingState] = []  # of the latest forward
-        self._seen: dict[tuple[int, int], list[mx.array]] = {}  # by cache and entry
+        self._states: list[RecordingState] = []  # states of the latest forward
+        self._seen: dict[tuple[int, int], list[mx.array]] = {}  # arrays by (cache, entry)
 
     def has_states(self, model: Module) -> bool:
-        """Whether some cache is recurrent."""
+        """Whether a cache is recurrent."""
         self.caches = self._make(model)
         return bool(self._states)
 
     def forward(self, model: Module, counts: tuple[int, ...]) -> mx.array:
-        """Logits of the last of several forwards of so many tokens, one after the other."""
+        """Return the logits of the last of several forwards with these numbers of tokens."""
         self.caches = self._make(model)
         logits: list[mx.array] = []
 
@@ -87,7 +87,7 @@ class _Caches:
         return logits[-1]
 
     def place(self, cache: Any, layers: list[LayerSpec]) -> CachePlace:
-        """Return the layout entry of a cache; attention layers join ``layers``."""
+        """Return the layout entry of a cache; attention layers are appended to ``layers``."""
         if isinstance(cache, caches_of_mlx_lm.CacheList):
             return tuple(self.place(part, layers) for part in cache.caches)
         if isinstance(cache, RecordingState):
@@ -109,7 +109,7 @@ class _Caches:
         )
 
     def dtype(self, logits: mx.array) -> mx.Dtype:
-        """Dtype of K, or of the logits where there is no K."""
+        """Return the dtype of K, or of the logits for models without K."""
         keys = (cache.keys for cache in _leaves(self.caches) if not isinstance(cache, RecordingState))
         dtype: mx.Dtype = next((array.dtype for array in keys if array is not None), logits.dtype)
         return dtype
@@ -134,7 +134,7 @@ class _Caches:
 
 
 def map_leaves(caches: list[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """The model's caches, each changed, in lists of caches too."""
+    """Return the model's caches with ``change`` applied to each, also in nested lists."""
     lists: Any = caches_of_mlx_lm.CacheList
     return [
         lists(*map_leaves(list(cache.caches), change)) if isinstance(cache, lists) else change(cache)
@@ -153,7 +153,7 @@ def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
 
 
 def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
-    """A window that the model masks by itself goes before the one its cache keeps."""
+    """Return the cache's layer spec; a window masked by the model takes precedence over the cache's."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
     if cache.holds_keys_alone:  # stored once, half of them in the place of V: see LayerCache.write_halves

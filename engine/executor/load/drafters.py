@@ -38,7 +38,8 @@ def load_mtp(
     num_pages: int,
     max_model_len: int,
 ) -> MTPRunner:
-    """The head of a model that is ready. InvalidConfig if it has none, or cannot be served with it."""
+    """Load the MTP head of a prepared model. Raises InvalidConfig if it has none, or the head cannot be
+    served."""
     result = ready.result
     if not result.selects_rows:
         raise InvalidConfig(
@@ -83,8 +84,8 @@ def draft_weight_bytes(config: EngineConfig) -> int:
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """How many bytes so many pages take that something else has which drafts for a model of this layout. No
-    weights are read."""
+    """Return a function from a number of pages to the bytes that a separate drafter of this model's layout
+    needs. Reads no weights."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],

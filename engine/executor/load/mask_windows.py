@@ -1,7 +1,7 @@
-"""Windows that a model's masks have, whatever its caches keep: seen in a forward that is never evaluated.
+"""Attention windows of a model's masks, observed in a forward that is never evaluated.
 
-Some models mask a window over caches that keep everything, or one that is not as long as the cache. Which
-layers get which mask is told by the masks themselves: each that a cache makes is marked on its way.
+Some models mask a window although their caches keep everything, or another window than the cache's. Each mask
+that a cache makes is marked, so that its use shows which layers have which window.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MaskWindows:
             cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
 
     def of(self, cache: Any) -> int | None:
-        """The window that attention over a cache was masked to, or None if no mask says."""
+        """Return the window to which attention over a cache was masked, or None."""
         return self._by_cache.get(id(cache))
 
     def _marking(self, make_mask: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class MaskWindows:
         return owned
 
     def attended(self, keys: Any, mask: Any) -> None:
-        """Attention over these keys under this mask."""
+        """Record attention over these keys with this mask."""
         owner = self._owners.get(id(keys))
         window = mask.window if isinstance(mask, _MarkedMask) else self._windows.get(id(mask))
         if owner is not None and window is not None:

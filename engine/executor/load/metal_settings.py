@@ -30,12 +30,12 @@ LEAST_CACHE = 1 << 30
 
 
 class Device(Protocol):
-    """Queries to the platform and to MLX; tests give another."""
+    """Access to the platform and MLX; tests replace it."""
 
     def is_metal(self) -> bool: ...
 
     def working_set(self) -> int:
-        """Bytes that the GPU should hold at most, as the driver recommends."""
+        """Return the driver's recommended maximum of bytes on the GPU."""
 
     def set_wired_limit(self, size: int) -> None: ...
 
@@ -61,8 +61,8 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Let a command buffer hold four layers' arrays, of pages and of weights, counted as 16-bit elements.
-    To be called before MLX first uses its device, which reads the variables once."""
+    """Set command buffers to the size of four layers' arrays, of pages and of weights, counted in 16-bit
+    elements. Call it before MLX first uses its device, which reads the variables once."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))

@@ -1,8 +1,8 @@
-"""Reference of the parity probe: mlx-lm's own answers, and how far rounding moves them.
+"""Reference of the parity probe: mlx-lm's results, and the effect of rounding on them.
 
-How far apart rounding alone may drive two right answers is measured, not guessed: the plain
-forward also computes the same sequences with every K and V perturbed by about one rounding error.
-A wrong position, page, head or window moves the logits many times farther.
+The effect of rounding is measured: the plain forward also computes the same sequences with every K and V
+perturbed by about one rounding error. A wrong position, page, head or window moves the logits many times
+farther.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _plain_and_noisy(
 
 
 def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Per row [.., V]: RMS of the difference over RMS of the wanted logits, both centred, since
-    a constant added to all logits of a row changes nothing."""
+    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits, both centred,
+    because a constant added to all logits has no effect."""
     finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
     if not np.array_equal(finite, np.isfinite(got)):
         return np.full(len(got), np.nan)
@@ -187,6 +187,6 @@ class _PerturbedState(caches_of_mlx_lm.ArraysCache):
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:
-    """Logits [.., V] as float32; of a large vocabulary every n-th column, which says as much."""
+    """Return logits [.., V] as float32; for a large vocabulary every n-th column."""
     stride = -(-logits.shape[-1] // MAX_COLUMNS)
     return np.array(logits[..., ::stride].astype(mx.float32))

@@ -1,4 +1,4 @@
-"""Steps of the probe, computed: the logits of its sequences, and what went through the caches of one."""
+"""Computation of the probe's steps, with a trace of its caches."""
 
 from __future__ import annotations
 

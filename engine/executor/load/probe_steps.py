@@ -1,4 +1,4 @@
-"""Steps of the parity probe: which tokens of which sequences, and where they lie in the probe's pages."""
+"""Steps of the parity probe: tokens of each sequence, and their places in the probe's pages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Steps before the first request, where kernels are compiled when they are first launched, or where a layer
-may not be able to have adapters.
-
-The model's own runner and pages compute them, so what they compile is what will serve. Their results are
-dropped; pages and slots that they wrote belong to nobody, and nobody reads what it has not written.
-"""
+"""Steps before the first request, for kernels that are compiled at their first launch, and for layers that
+may not support adapters."""
 
 from __future__ import annotations
 

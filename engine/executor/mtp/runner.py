@@ -1,4 +1,4 @@
-"""Runs the head for multi-token prediction over pages of its own."""
+"""Runner of the MTP head, over its own pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .head import HIDDEN, MTPModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPRunner:
-    """``HeadRunner``. The model's output head selects rows, see ``PagedModel``."""
+    """``HeadRunner`` of an MTP head. The model's output head selects rows, see ``PagedModel``."""
 
     head: MTPModel
     paged: PagedModel

@@ -25,8 +25,8 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 
 def replace_activations() -> dict[str, Any]:
-    """Bind ours wherever MLX's and mlx-lm's are bound now; what runs natively, by name. Its ``original`` is
-    what was bound.
+    """Bind native functions wherever MLX's and mlx-lm's are bound now; return them by name. Their
+    ``original`` is the replaced function.
 
     Call it again after more model code was imported.
     """
@@ -80,7 +80,7 @@ def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]
 
 
 def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Norms of q and k in front of a gated delta net, each with its scale."""
+    """Return the norms of q and k before a gated delta net, each with its scale."""
 
     def normalize_qk(q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
         if q.dtype not in FLOATS or k.dtype != q.dtype or not on_cpu():
@@ -113,13 +113,14 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether new operations go to the CPU, where alone the kernels run, and are not to be mlx-lm's own."""
+    """Whether new operations run on the CPU, the only device of the kernels, and are not forced to mlx-lm's
+    own."""
     return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Make replaced functions compute like mlx-lm's own in this block."""
+    """Make replaced functions compute with mlx-lm's own code in this block."""
     global _native
     before, _native = _native, False
     try:

@@ -1,11 +1,10 @@
-"""Each replaced module is compared with the one it replaces, on inputs that tell them apart.
+"""Comparison of each native module with the one it replaces.
 
-Before a module is replaced, mlx-lm's own code computes in float32 what it gives for inputs of every shape
-that forwards call it with. Afterwards its native successor computes them. Inputs have heavy tails, and rows
-and blocks of values of very different sizes, among them a row near the root of a norm's eps and a row of
-zeros: a group size, a place of eps, an order of heads or a bias that is not the model's own changes results
-by far more than rounding does. Inputs of linear layers are integers, of which kernels that compute in 8 bits
-lose nothing.
+Before a module is replaced, mlx-lm's own code computes float32 results for inputs of every shape with which
+forwards call it. Then the native module computes them. Inputs have heavy tails, and rows and blocks of very
+different sizes, including a row near a norm's eps and a row of zeros. So a wrong group size, eps, head order
+or bias changes results far more than rounding does. Inputs of linear layers are integers, which 8-bit kernels
+represent exactly.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ Calls = Mapping[int, Sequence[Call]]
 
 @contextmanager
 def recorded(kinds: Iterable[type]) -> Iterator[dict[int, list[Call]]]:
-    """Calls of modules of these very types in this block."""
+    """Record calls of modules of exactly these types in this block."""
     calls: dict[int, list[Call]] = {}
 
     def recording(kind: type, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +118,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Output of a module before it was replaced."""
+    """Expected outputs of a module before its replacement."""
 
     name: str
     type: str
@@ -135,7 +134,7 @@ class Comparison:
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)
 
     def expect(self, *named: tuple[str, Any]) -> list[Expected]:
-        """Compute what modules give, before they are replaced."""
+        """Compute expected outputs of modules before they are replaced."""
         found, now = [], []
         for name, module in named:
             kind = type(module)
@@ -148,7 +147,7 @@ class Comparison:
         return found
 
     def meet(self, expected: Expected, module: Any) -> None:
-        """Let the successor compute the same; ``check`` says whether it is."""
+        """Compute the outputs of the native module; ``check`` compares them."""
         for case in expected.cases:
             label = f"layer {expected.name} ({expected.type})"
             try:
@@ -181,7 +180,7 @@ class Comparison:
         self._found.append((label, got, case))
 
     def check(self) -> None:
-        """ModelLoadError with the name of a layer that does not compute what mlx-lm's does."""
+        """Raise ModelLoadError with the name of a layer whose results differ from mlx-lm's."""
         mx.eval([(got, case.wanted) for _, got, case in self._found])
         for label, got, case in reversed(self._found):  # modules are named from the last layer on
             error = _error(got, case)
@@ -194,7 +193,7 @@ class Comparison:
 
 
 def _different(calls: Sequence[Call]) -> list[Call]:
-    """Calls, without those that differ from another in the number of its rows only and have fewer."""
+    """Return calls without those that differ from another only by having fewer rows."""
     most: dict[Any, tuple[int, Call]] = {}
     for call in calls:
         arrays = [value for value in (*call.args, *dict(call.kwargs).values()) if isinstance(value, Form)]

@@ -27,9 +27,9 @@ FP4_MODES = ("mxfp4", "nvfp4")
 
 
 def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
-    """Say why MLX's quantized ``module`` has no native kernel, or return None if it has one.
+    """Return why MLX's quantized ``module`` has no native kernel, or None if it has one.
 
-    ``num_dims`` are those of its scales: 3 where there is a weight per expert.
+    ``num_dims``: dimensions of its scales; 3 if there is a weight per expert.
     """
     scales = module["scales"]
     if scales.ndim != num_dims:
@@ -95,7 +95,7 @@ class _Packed:
                 del self[name]
 
     def restore(self: Any) -> None:
-        """The reverse of ``pack``."""
+        """Reverse ``pack``."""
         if self.packed is not None:
             for name, array in zip(self.names, self.unpack(), strict=True):
                 self[name] = array
@@ -110,11 +110,11 @@ class _Packed:
         return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
-        """The originals, in the order of ``names``."""
+        """Return the original arrays in the order of ``names``."""
         return _ext.unpack(self.packed)
 
     def multiply(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
-        """x [..., inputs] -> x W^T (+ bias) (+ residual) [..., outputs]."""
+        """Return x W^T (+ bias) (+ residual) [..., outputs] for x [..., inputs]."""
         if self.packed is None:
             self.pack()
         return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)

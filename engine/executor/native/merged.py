@@ -30,12 +30,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Layers that were seen to read one array.
-
-    groups  MLX's linear layers that are called one after another on the very same array
-    heads   MLX's embeddings that are also called as a linear layer
-    calls   of modules that may be replaced
-    """
+    """Layers that were observed to read the same array."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
@@ -76,7 +71,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 @contextmanager
 def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
-    """Calls of this method of MLX's own modules in this block, in order, with their input."""
+    """Record calls of this method of MLX's own modules in this block, in order, with their input."""
     calls: list[tuple[Any, mx.array]] = []
 
     def recording(original: Any) -> Any:
@@ -101,7 +96,7 @@ class Merged:
     """Native layers whose weights lie in ``whole``, one native layer with all of their outputs."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """Packs the members' weights, which must be alike and not packed yet."""
+        """Pack the members' weights, which must be alike and not packed yet."""
         self.members = list(members)
         first = self.members[0]
         self.whole = copy.copy(first)
@@ -125,7 +120,7 @@ class Merged:
             start = stop
 
     def multiply(self, index: int, x: mx.array) -> mx.array:
-        """The product of x with the weights of one member."""
+        """Return the product of x with the weights of one member."""
         if not self.together:
             alone: mx.array = self.whole.multiply(x)[..., self.members[index].span]
             return alone
@@ -139,7 +134,7 @@ class Merged:
         return part
 
     def dissolve(self) -> None:
-        """Give every member its own weights back, unpacked."""
+        """Return every member's weights to it, unpacked."""
         arrays = self.whole.unpack()
         for member in self.members:
             for name, array in zip(member.names, arrays, strict=True):

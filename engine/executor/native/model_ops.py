@@ -46,7 +46,7 @@ _QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits that our kernel quan
 
 
 class NativeOps:
-    """See the module."""
+    """``ModelOps`` of the native CPU kernels; see the module."""
 
     fusion: Fusion | None = Fusion(set_fused, unfuse)
 
@@ -88,14 +88,14 @@ class NativeOps:
             mx.quantize = original
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """On all threads, and without copies of a layer in wider types."""
+        """Quantize on all threads, without copies of a layer in wider types."""
         kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels
         return kernel(*arrays, group_size=group_size, bits=BITS[kind])
 
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Put native modules in the place of MLX's, weights packed one layer at a time."""
+        """Replace MLX's modules by native ones, packing weights one layer at a time."""
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
             model(mx.array([[0], [1], [2]]))  # rows of a step; neither is evaluated

@@ -1,4 +1,4 @@
-"""Judgements of octavo.v1 about prompts: embeddings, and documents' scores."""
+"""Embeddings of prompts and relevance scores of documents, for octavo.v1."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..request_handler import RequestHandler
 from ..status import Context
 from . import messages
 
-RERANK_CONCURRENCY = 64  # documents of one call that are served at once
-RERANK_CHARACTERS = 2**21  # of the prompts of one call that exist at once
+RERANK_CONCURRENCY = 64  # concurrent documents of one call
+RERANK_CHARACTERS = 2**21  # characters of one call's prompts in memory
 _POOLING: Mapping[int, Pooling] = {
     pb.POOLING_UNSPECIFIED: "last",
     pb.POOLING_LAST: "last",
@@ -59,7 +59,7 @@ async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Cont
 
 
 async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-    """All documents' scores; none if one fails."""
+    """Return the scores of all documents; raise if one fails."""
     top_n = request.top_n if request.HasField("top_n") else None
     check_top_n(top_n)
     prompt = RerankPrompt(**{name: getattr(request, name) for name in _WORDS if request.HasField(name)})
@@ -74,7 +74,7 @@ async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Co
             f"query, template and document of {longest} characters have more tokens than the "
             f"model's length of {max_tokens}; shorten them"
         )
-    # Each prompt has a copy of the query: as many of them exist at once as fit into a bound.
+    # Each prompt has a copy of the query, so the number of prompts in memory is bounded.
     num_workers = min(len(documents), RERANK_CONCURRENCY, max(1, RERANK_CHARACTERS // longest))
     left = iter(enumerate(documents))
     found: dict[int, Delta] = {}

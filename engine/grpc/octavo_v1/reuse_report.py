@@ -1,5 +1,4 @@
-"""Report of the prefixes that save the most tokens, for GetStats: made once in a while, however often
-asked."""
+"""Reports of the prefixes that save the most tokens, for GetStats, built at most once per interval."""
 
 from __future__ import annotations
 
@@ -15,22 +14,22 @@ from ...inspection.reuse_tree import ReusedPrefix, ReuseTree
 from ..interface import Engine
 from . import cache_messages as messages
 
-KEEP_S = 1.0  # a tree is shown that long at least
-REST = 10  # ... and so many times as long as it took: drawing takes a tenth of a thread at most
+KEEP_S = 1.0  # seconds for which a tree is at least reused
+REST = 10  # times the build time for which a tree is reused, so building takes at most a tenth of a thread
 PREVIEW_TOKENS = 24
 
 
 @dataclass(slots=True)
 class _Report:
-    """Tree of one tenant, and the texts of its nodes as far as they were shown."""
+    """Tree of one tenant, and the texts of nodes shown so far."""
 
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]
 
 
 class ReuseReports:
-    """The latest tree of each tenant. Trees are drawn on another thread, one at a time, and calls that
-    come meanwhile wait for the same one. Lives on the event loop."""
+    """The latest tree of each tenant. Trees are built on another thread, one at a time; concurrent calls
+    share one. Lives on the event loop."""
 
     def __init__(
         self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
@@ -38,12 +37,12 @@ class ReuseReports:
         self._engine = engine
         self._keep_s = keep_s
         self._clock = clock
-        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by the tenants' salts
+        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by tenant's salt prefix
         self._fresh_until: dict[bytes, float] = {}
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """The ``most`` nodes that saved most, of prefixes whose salts begin like this."""
+        """Return the ``most`` nodes that saved most, of prefixes whose salts begin with ``salt_prefix``."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
@@ -54,10 +53,10 @@ class ReuseReports:
         if task is None or (task.done() and self._clock() >= self._fresh_until[salt_prefix]):
             task = asyncio.create_task(self._draw(salt_prefix))
             self._reports[salt_prefix] = task
-        return await asyncio.shield(task)  # others wait for it, too
+        return await asyncio.shield(task)  # shielded, because other calls wait for it, too
 
     async def _draw(self, salt_prefix: bytes) -> _Report:
-        self._fresh_until[salt_prefix] = 0.0  # if it fails, the next call tries again
+        self._fresh_until[salt_prefix] = 0.0  # after a failure the next call tries again
         async with self._drawing:
             prefixes = await self._engine.ask(ListReusedPrefixes(salt_prefix))
             began = self._clock()
@@ -67,7 +66,7 @@ class ReuseReports:
         return report
 
     def _drawn(self, prefixes: list[ReusedPrefix]) -> _Report:
-        """On another thread: the tree, with the texts of all that one answer may show."""
+        """Build the tree with the texts that a response may show; runs on another thread."""
         report = _Report(ReuseTree(prefixes, self._engine.info.page_size, preview=PREVIEW_TOKENS), {})
         for node in report.tree.best(messages.MAX_PREFIXES):
             self._text(report, node.tokens)

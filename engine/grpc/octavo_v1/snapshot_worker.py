@@ -1,4 +1,4 @@
-"""The thread on which prompts and caches are saved and loaded: one at a time, however many ask."""
+"""The thread that saves and loads prompts and caches, one at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
-IDLE_S = 1.0  # after that long without a call, the thread ends
+IDLE_S = 1.0  # seconds without a call after which the thread ends
 
 
 class SnapshotWorker:
-    """Runs calls one after the other on a thread of its own, so that they take no thread from requests.
+    """Runs calls one after the other on its own thread, so that requests keep theirs.
 
-    The thread is a daemon: a disk that hangs does not keep the server from ending.
+    The thread is a daemon, so a hanging disk cannot keep the server from ending.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # while there is something to do, and a little longer
+        self._thread: threading.Thread | None = None  # the thread, while it runs
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Return or raise what ``call`` does. A call that has begun goes on to its end if this is
+        """Return or raise the result of ``call``. A started call runs to its end even if this is
         cancelled."""
         done: Future[ResultT] = Future()
         with self._lock:
@@ -50,7 +50,7 @@ class SnapshotWorker:
                 continue
             try:
                 result = call()
-            except BaseException as error:  # the caller's to handle
+            except BaseException as error:  # handled by the caller
                 done.set_exception(error)
             else:
                 done.set_result(result)

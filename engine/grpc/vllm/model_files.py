@@ -1,4 +1,4 @@
-"""Files of a model's folder for routers: its tokenizer as a zip file, its default sampling."""
+"""Files of a model's folder for routers: its tokenizer as a zip file, and its default sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TOKENIZER_FILES = (
     "config.json", "generation_config.json",
 )  # fmt: skip
 _SAMPLING = tuple(name for name, (declared, _) in PARAMETERS.items() if declared.recommended)
-_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same time for all: equal files make equal archives
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal files make equal archives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Facts in the files of a model that vLLM's clients ask for.
+    """Facts from a model's files that vLLM's clients request.
 
-    architectures   as config.json names them
-    sampling        what generation_config.json recommends, under the names of SamplingParams
+    architectures   architectures in config.json
+    sampling        recommendations of generation_config.json, by the names of SamplingParams
     """
 
     path: Path
@@ -41,7 +41,7 @@ class ModelFiles:
 
     @property
     def temperature(self) -> float:
-        """Temperature of requests that leave it open: the model's own, or 1, as in vLLM."""
+        """Temperature of requests that set none: the model's recommendation, or 1 as in vLLM."""
         return float(self.sampling.get("temperature", 1.0))
 
     @property
@@ -50,7 +50,7 @@ class ModelFiles:
 
 
 def read_model_files(path: Path) -> ModelFiles:
-    """Read a model's folder; what it lacks stays empty. ModelLoadError when a file is broken."""
+    """Read a model's folder; missing facts stay empty. Raises ModelLoadError for a damaged file."""
     config = read_json(path / "config.json")
     generation = read_json(path / "generation_config.json")
     names = config.get("architectures")
@@ -67,20 +67,22 @@ def read_model_files(path: Path) -> ModelFiles:
 
 
 def _first_id(value: Any) -> int:
-    """A token id as configurations give it: a number, a list of them, or nothing (0)."""
+    """Return a token id from a configuration's number or list; 0 if there is none."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else 0
 
 
 def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
-    """A zip file of the tokenizer's files in the folder; b"" if it has none. Weights never. The file
-    ``chat_template``, if there is one, takes the place of the model's template."""
+    """Return a zip file of the folder's tokenizer files; b"" if there are none. The file ``chat_template``,
+    if given, replaces the model's template."""
     files = {name: path / name for name in TOKENIZER_FILES if (path / name).is_file()}
     if not files:
         return b""
     if chat_template is not None:
         files = {name: file for name, file in files.items() if name != "chat_template.json"}
-        files["chat_template.jinja"] = chat_template  # comes before the one in tokenizer_config.json
+        files["chat_template.jinja"] = (
+            chat_template  # takes precedence over the template in tokenizer_config.json
+        )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, file in files.items():
@@ -90,7 +92,7 @@ def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, str]]:
-    """Pieces of at most CHUNK_BYTES, the last with the SHA-256 of the whole in hex."""
+    """Yield pieces of at most CHUNK_BYTES, the last with the hexadecimal SHA-256 of the whole."""
     for start in range(0, len(data), CHUNK_BYTES):
         end = start + CHUNK_BYTES
         yield data[start:end], hashlib.sha256(data).hexdigest() if end >= len(data) else ""

@@ -1,7 +1,7 @@
-"""The vllm.grpc.engine.VllmEngine service: what the SMG router speaks to its workers.
+"""The vllm.grpc.engine.VllmEngine service, for the SMG router.
 
-The stubs are those of the package smg-grpc-proto: a second copy of the same descriptors in one
-process is an error.
+The stubs come from the package smg-grpc-proto, because a process must not have a second copy of the same
+descriptors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """Speaks VllmEngine for the engine behind ``handler``."""
+    """Serves VllmEngine for the engine behind ``handler``."""
 
     def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
         """Reads the model's folder; ModelLoadError when one of its files is broken. ``adapter``: name of the
@@ -47,8 +47,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """A stream gets each delta as a chunk, and at its end the last delta again as a complete;
-        without ``stream`` there is one complete per sample, with everything."""
+        """Stream each delta as a chunk, and at the end the last delta again as a complete; without
+        ``stream``, return one complete per sample."""
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
@@ -70,7 +70,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 if delta.finish_reason is not None:
                     last = (
                         replace(delta, prompt_logprobs=None) if request.stream else delta
-                    )  # a chunk had them
+                    )  # a chunk contained them
                     make = functools.partial(vllm_messages.complete_of, last)
                     await write(context, await self._handler.message_of(last, make))
                 if delta.finish_reason is FinishReason.ERROR:
@@ -80,7 +80,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Their streams end normally, with finish reason "abort"; unknown ids have ended already."""
+        """Abort requests; their streams end with finish reason "abort". Unknown ids are ignored."""
         await self._handler.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
@@ -98,7 +98,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:
-        """Paths are left out: nobody outside could read them, GetTokenizer sends the files."""
+        """Describe the model without paths, which clients cannot read; GetTokenizer sends the files."""
         info, files = self._engine.info, self._files
         name = self._adapter or info.name
         return pb.GetModelInfoResponse(
@@ -164,7 +164,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
-        """A zip file of the tokenizer, in chunks of 64 KiB, the last with its SHA-256."""
+        """Stream a zip file of the tokenizer, in chunks of 64 KiB, the last with its SHA-256."""
         if self._tokenizer_zip is None:
             self._tokenizer_zip = await asyncio.to_thread(
                 model_files.tokenizer_zip, self._files.path, self._engine.info.chat_template
