@@ -10,9 +10,10 @@ from collections import abc
 from functools import lru_cache
 from typing import cast
 
-from .types import Digest
+from .types import Digest, MediaSpan
 
 TOKEN_BYTES = 4
+NO_MEDIA: tuple[MediaSpan, ...] = ()
 
 Hasher = abc.Callable[[Digest, bytes, int], list[Digest]]
 """``hasher(parent, packed, page_bytes)``: digests of consecutive pages, each of which depends
@@ -77,6 +78,25 @@ def split(packed: bytes, page_size: int) -> list[bytes]:
     return [packed[start : start + page_bytes] for start in range(0, len(packed), page_bytes)]
 
 
+def page_contents(
+    tokens: abc.Sequence[int],
+    first: int,
+    last: int,
+    *,
+    page_size: int,
+    media: abc.Sequence[MediaSpan] = NO_MEDIA,
+) -> list[bytes]:
+    """Return what pages ``[first, last)`` are named by, their parent aside.
+
+    That is the page's packed tokens, and for each medium with rows in the page its digest and the place of
+    its beginning, in positions from the page's first: more bytes than any page of tokens alone."""
+    pages = split(pack(tokens[first * page_size : last * page_size]), page_size)
+    for span in media:
+        for page in range(max(first, span.start // page_size), min(last, -(-span.stop // page_size))):
+            pages[page - first] += span.digest + struct.pack("<i", span.start - page * page_size)
+    return pages
+
+
 def extend_chain(
     digests: list[Digest],
     tokens: abc.Sequence[int],
@@ -85,13 +105,22 @@ def extend_chain(
     salt: bytes,
     page_size: int,
     hasher: Hasher,
+    media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> None:
     """Extend ``digests`` to the first ``num_pages`` pages of the tokens; only new pages are hashed."""
     known = len(digests)
-    if known < num_pages:
+    if any(span.stop > known * page_size for span in media):
+        for contents in page_contents(tokens, known, num_pages, page_size=page_size, media=media):
+            digests += hasher(digests[-1] if digests else root(salt), contents, len(contents))
+    elif known < num_pages:
         packed = pack(tokens[known * page_size : num_pages * page_size])
         digests += hasher(digests[-1] if known else root(salt), packed, page_size * TOKEN_BYTES)
         assert len(digests) == num_pages, f"{len(digests)} digests for {num_pages} pages"
+
+
+def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
+    """Return digest and beginning of each medium in a page with these ``page_contents``."""
+    return list(struct.iter_unpack(f"<{MIN_DIGEST_BYTES}si", contents[page_size * TOKEN_BYTES :]))
 
 
 def unpack(packed: bytes) -> list[int]:

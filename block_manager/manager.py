@@ -6,7 +6,7 @@ import time
 from collections import abc
 
 from .cache_group import CacheGroup, Fill
-from .digests import Hasher, check_strength, extend_chain, pack, sha256_chain, split
+from .digests import NO_MEDIA, Hasher, check_strength, extend_chain, page_contents, sha256_chain
 from .events import EventLog
 from .invariants import check_books
 from .kv_group import KVGroup, page_ids
@@ -18,7 +18,7 @@ from .prefix_search import PrefixSearch
 from .spec import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, check_groups
 from .state_group import StateGroup
 from .truncation import Truncation
-from .types import Digest, GroupPageTable, PageCopy, PageCounts, PageId, PageTable
+from .types import Digest, GroupPageTable, MediaSpan, PageCopy, PageCounts, PageId, PageTable
 
 
 class BlockManager:
@@ -200,6 +200,7 @@ class BlockManager:
         salt: bytes = b"",
         digests: list[Digest] | None = None,
         find: bool = True,
+        media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> PageTable:
         """Return a table with the longest cached prefix of ``tokens``, short of the last token.
 
@@ -212,16 +213,17 @@ class BlockManager:
         digests   what an earlier table of the same tokens and salt knew: they are not computed again.
                   The table writes on in this very list, so that what it learns outlives it
         find      False: start empty; what is written will be found by others as ever
+        media     images and the like among the tokens, by their positions
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
-        table = PageTable(self.page_size, salt, parts)
+        table = PageTable(self.page_size, salt, parts, media=media)
         for states in self._states:
             states.open(table)
         if digests is not None:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
-            self._name(table.digests, tokens, num_pages, table.salt)
+            self._name(table.digests, tokens, num_pages, salt, media)
             if find and num_pages:
                 digests = table.digests[:num_pages]
                 found = self._prefixes.find(table, digests)
@@ -306,11 +308,12 @@ class BlockManager:
             return  # no page is full now that was not: most rows of most steps
         first, last = before // page_size, num_written // page_size
         if self.prefix_cache:
-            self._name(table.digests, tokens, last, table.salt)
+            self._name(table.digests, tokens, last, table.salt, table.media)
             if first == 0:
-                self.miss_reasons.first_page(tokens, table.salt)
+                self.miss_reasons.first_page(self._contents(tokens, 0, 1, table.media)[0], table.salt)
             parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
-            contents = self._contents(tokens, first, last) if self.page_index.recording else []
+            recording = self.page_index.recording
+            contents = self._contents(tokens, first, last, table.media) if recording else []
             for group, part in zip(self._groups, table.parts, strict=True):
                 wanted = group.spec.publishable_pages(page_size)
                 if (count := min(last, wanted) - first) > 0:
@@ -354,6 +357,7 @@ class BlockManager:
             digests=table.digests[:num_full],
             num_written=table.num_written,
             partings=table.partings,
+            media=table.media,
         )
         for states in self._states:
             states.fork(table, forked, self._copies.begin)
@@ -409,6 +413,7 @@ class BlockManager:
         *,
         group: int = 0,
         salt: bytes = b"",
+        media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> int | None:
         """Cache the pages from ``first`` on of a sequence in one group, held by nobody.
 
@@ -425,13 +430,13 @@ class BlockManager:
         if self.page_index.recording and group < len(self._groups):
             while known and digests[known - 1] not in self.page_index:
                 known -= 1
-            contents = self._contents(tokens, known, len(digests))
+            contents = self._contents(tokens, known, len(digests), media)
         watched = contents[first - known :] if group == 0 else []
         new = self._all[group].insert(digests, first, fill, salt=salt, contents=watched)
         if new is not None and contents:
             self.page_index.add(digests[known:], contents, digests[known - 1] if known else None, salt)
         if group == 0 and first == 0 and new:
-            self.miss_reasons.first_page(tokens, salt)
+            self.miss_reasons.first_page(self._contents(tokens, 0, 1, media)[0], salt)
         return new
 
     # What is cached, and what tables hold.
@@ -453,11 +458,16 @@ class BlockManager:
         return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
     def name_pages(
-        self, tokens: abc.Sequence[int], digests: list[Digest], *, salt: bytes = b""
+        self,
+        tokens: abc.Sequence[int],
+        digests: list[Digest],
+        *,
+        salt: bytes = b"",
+        media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
         """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
-        self._name(digests, tokens, num_pages, salt)
+        self._name(digests, tokens, num_pages, salt, media)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
@@ -503,10 +513,20 @@ class BlockManager:
         for states in self._states:
             states.check(self._tables, [copy for copy in pending if copy.group == states.index])
 
-    def _name(self, digests: list[Digest], tokens: abc.Sequence[int], num_pages: int, salt: bytes) -> None:
+    def _name(
+        self,
+        digests: list[Digest],
+        tokens: abc.Sequence[int],
+        num_pages: int,
+        salt: bytes,
+        media: tuple[MediaSpan, ...],
+    ) -> None:
         """Make ``digests`` those of the first ``num_pages`` pages, computing what is missing."""
-        extend_chain(digests, tokens, num_pages, salt=salt, page_size=self.page_size, hasher=self._hasher)
+        size = self.page_size
+        extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, hasher=self._hasher, media=media)
 
-    def _contents(self, tokens: abc.Sequence[int], first: int, last: int) -> list[bytes]:
-        """Return the packed tokens of pages ``[first, last)``, by page."""
-        return split(pack(tokens[first * self.page_size : last * self.page_size]), self.page_size)
+    def _contents(
+        self, tokens: abc.Sequence[int], first: int, last: int, media: tuple[MediaSpan, ...]
+    ) -> list[bytes]:
+        """Return what pages ``[first, last)`` are named by, their parent aside."""
+        return page_contents(tokens, first, last, page_size=self.page_size, media=media)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, abc, deque
 from dataclasses import dataclass
 
-from .digests import pack
+from .digests import page_contents
 from .types import Digest, PageTable
 
 
@@ -90,7 +90,7 @@ class FirstPages:
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """Note a first page; ``packed``: its tokens, from ``digests.pack``."""
+        """Note a first page; ``packed``: what names it, from ``digests.page_contents``."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:
@@ -116,9 +116,9 @@ class MissClassifier:
         self._evicted = evicted
         self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
-    def first_page(self, tokens: abc.Sequence[int], salt: bytes) -> None:
-        """Note that a sequence's first page was written."""
-        self._first_pages.add(pack(tokens[: self._page_size]), salt)
+    def first_page(self, contents: bytes, salt: bytes) -> None:
+        """Note that a sequence's first page was written; ``contents``: from ``digests.page_contents``."""
+        self._first_pages.add(contents, salt)
 
     def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
         """Return why a table that was just opened for these tokens has no more pages."""
@@ -132,7 +132,8 @@ class MissClassifier:
             return Miss(page, "evicted", evicted_at)
         if self.in_other_format(table.digests[page]):
             return Miss(page, "other_format")
-        others = () if page else self._first_pages.others(pack(tokens[: self._page_size]), table.salt)
+        (contents,) = page_contents(tokens, 0, 1, page_size=self._page_size, media=table.media)
+        others = () if page else self._first_pages.others(contents, table.salt)
         return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:

@@ -11,7 +11,8 @@ from .types import Digest
 class PageContents(NamedTuple):
     """What a page holds.
 
-    Its own tokens (as from ``digests.pack``), after those of ``parent``, which is None at a sequence's start.
+    Its own tokens and media (as from ``digests.page_contents``), after those of ``parent``, which is None at
+    a sequence's start.
     """
 
     tokens: bytes

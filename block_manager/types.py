@@ -15,6 +15,22 @@ says which entries these are; nobody holds or reads a page by them. It is a page
 a kernel that computes the address of what it then masks stays inside the pool."""
 
 
+class MediaSpan(NamedTuple):
+    """Positions of a sequence whose K and V come from something else than their tokens, such as an image.
+
+    start, length  of the positions
+    digest         32 bytes that stand for the medium and all that its rows are computed from
+    """
+
+    start: int
+    length: int
+    digest: bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
 class PageCounts(NamedTuple):
     """Numbers of pages that are held, idle and cached, or idle and empty."""
 
@@ -101,6 +117,7 @@ class PageTable:
 
     page_size        positions per page
     salt             salt of the sequence; equal tokens with another salt never match
+    media            images of the sequence; they name the pages with their rows and all later ones
     parts            pages by group of layers
     digests          known digests of the leading full pages: those published and, after ``open``, those
                      looked up. If ``open`` got a list, this is that list
@@ -121,6 +138,7 @@ class PageTable:
     partings: tuple[int, ...] = ()
     capacity: int = field(init=False, default=0)
     reserved_ahead: int = field(init=False, default=0)
+    media: tuple[MediaSpan, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         self.update_capacity()

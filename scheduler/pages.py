@@ -64,7 +64,13 @@ class Pages(Resource):
         if not self.may_admit(sequence):
             return Admission.STOP
         blocks, find = self._blocks, not sequence.skip_prefix_cache
-        table = blocks.open(sequence.tokens, salt=sequence.salt, digests=sequence.digests, find=find)
+        table = blocks.open(
+            sequence.tokens,
+            salt=sequence.salt,
+            digests=sequence.digests,
+            find=find,
+            media=sequence.media,
+        )
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
             return Admission.SHARES  # the next step finds the page that this step computes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
 
-from octavo.block_manager import Digest, Miss, PageCopy, PageTable
+from octavo.block_manager import Digest, MediaSpan, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
@@ -72,6 +72,7 @@ class Sequence:
                  forked from it and get a token each
     skip_prefix_cache  never start from cached pages, because the request needs the whole prompt computed
     tenant       tenant of the request, if several share a server
+    media        images among the prompt's tokens, by position
     drafts       draft tokens after ``tokens``, computed with the last of these if the step has room; they are
                  replaced whenever a token is appended
     """
@@ -85,6 +86,7 @@ class Sequence:
     skip_prefix_cache: bool = False
     tenant: str = ""
     latency: LatencyGoal = ANY_TIME
+    media: tuple[MediaSpan, ...] = ()
     num_prompt: int = field(init=False)
     max_length: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)

@@ -242,6 +242,18 @@ class EngineConfig:
         None, "folder from which operators may load LoRA adapters while the server runs", shown="none",
         kind="path", metavar="DIR",
     )  # fmt: skip
+    vision: bool = setting(
+        False, "take images in chats, where the model has a vision part; needs pip install 'octavo[vision]'",
+        shown="", kind="switch",
+    )  # fmt: skip
+    vision_cache: int = setting(
+        256 * 1024**2, "memory for encoded images that later prompts may use again", shown="256MiB",
+        kind="size", metavar="SIZE", low=0, needs="vision",
+    )  # fmt: skip
+    max_image_pixels: int = setting(
+        1024 * 1024, "pixels to which larger pictures are scaled down, where the model does not say fewer",
+        kind="int", metavar="N", low=1, needs="vision",
+    )  # fmt: skip
     save_dir: Path | None = setting(
         None, "folder that `octavo cache save` writes to and `octavo cache load` reads from", shown="none",
         kind="path",
@@ -289,7 +301,9 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         if self.tensor_parallel == 1:
             return
-        for name in ("cache_dir", "save_dir", "swap_memory", "lora_bytes", "draft_model", "async_steps"):
+        for name in (
+            "cache_dir", "save_dir", "swap_memory", "lora_bytes", "draft_model", "async_steps", "vision",
+        ):  # fmt: skip
             if getattr(self, name):
                 raise InvalidConfig(
                     f"{name.removesuffix('_bytes')} must be left out with tensor_parallel, which has no such "

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
 
+from .image import ImageRules
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
@@ -17,6 +19,7 @@ class MemoryBudget:
     drafts     pages of a draft model or head, out of the same budget
     unread     weights that no step reads; part of ``weights``
     adapters   limit of the memory for adapters
+    vision     the vision part, and the limit of encoded images
     """
 
     weights: int
@@ -27,6 +30,7 @@ class MemoryBudget:
     drafts: int = 0
     unread: int = 0
     adapters: int = 0
+    vision: int = 0
 
 
 class AdapterInfo(NamedTuple):
@@ -63,6 +67,7 @@ class EngineInfo:
     batch_invariant  whether native kernels compute every layer, so that a row has the same bits
                    beside any others
     adapters       adapters that were loaded at start
+    images         how pictures become rows of prompts; None: prompts are text
     states         slots of recurrent layers; None for models without any
     recurrent      number and kind of recurrent layers, as text; empty without any
     """
@@ -89,5 +94,6 @@ class EngineInfo:
     residual_pages: int = 0
     batch_invariant: bool = False
     adapters: tuple[AdapterInfo, ...] = ()
+    images: ImageRules | None = None
     states: RecurrentState | None = None
     recurrent: str = ""

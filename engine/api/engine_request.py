@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .image import PromptImage
 from .outputs import Delta
 from .sampling_params import SamplingParams
 
@@ -51,6 +52,7 @@ class EngineRequest:
     arrived_at   seconds of the machine's monotonic clock
     grammar      ticket of the compiled grammar, see ``GrammarDesk``
     adapter      name of the adapter, whose digest is in the namespace
+    images       images of the prompt, by position
     """
 
     request_id: str
@@ -62,6 +64,7 @@ class EngineRequest:
     priority: int = 0
     grammar: int | None = None
     adapter: str | None = None
+    images: tuple[PromptImage, ...] = ()
     number: int = field(default_factory=_NUMBERS.__next__)
 
     @property

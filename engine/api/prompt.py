@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from .image import PromptImage
+
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 
@@ -17,6 +19,7 @@ class ChatPrompt:
     variables  further variables of the template, such as enable_thinking
     open_turn  end the prompt with the beginning of the assistant's turn
     continue_final_message   end the prompt within the last message, which the output then continues
+    has_images   parts of contents may be {"type": "image"}, which the template shows by a mark
     """
 
     messages: Sequence[Message]
@@ -24,7 +27,16 @@ class ChatPrompt:
     variables: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     open_turn: bool = field(default=True, kw_only=True)
     continue_final_message: bool = field(default=False, kw_only=True)
+    has_images: bool = field(default=False, kw_only=True)
 
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt that was encoded and checked: token ids, and the images among them."""
+
+    ids: list[int]
+    images: tuple[PromptImage, ...] = ()
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt | EncodedPrompt
 """Text (encoded as the model expects a document), token ids as they are, or chat messages."""

@@ -263,14 +263,16 @@ def budget_lines(info: EngineInfo) -> list[str]:
     from ..memory.budget import format_size
 
     memory = info.memory
-    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states + memory.adapters
+    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states
+    total += memory.adapters + memory.vision
     adapters = f"adapters {format_size(memory.adapters)}, " if memory.adapters else ""
+    vision = f"vision {format_size(memory.vision)}, " if memory.vision else ""
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
         f"length up to {info.max_model_len}" + (f"; recurrent: {info.recurrent}" if info.recurrent else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
         f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), {_drafts(info)}{_states(info)}{adapters}"
+        f"{info.kv_format}), {_drafts(info)}{_states(info)}{adapters}{vision}"
         f"workspace {format_size(memory.workspace)}",
     ]

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 
 from ..api.errors import InvalidConfig, InvalidRequest, RequestFailed
 from ..api.outputs import Delta
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     add("--adapter", metavar="NAME", help="name of the LoRA adapter to use, from --lora-modules or on the "
         "server")  # fmt: skip
+    add("--image", type=Path, action="append", metavar="FILE", help="picture before the prompt, for a "
+        "model with --vision; may be given again; implies --chat")  # fmt: skip
     add("--chat", action="store_true", help="apply the chat template to the prompt, as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
@@ -58,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
         )
+    if args.connect is not None and args.image:
+        raise InvalidConfig(
+            "--image needs a model in this process, for octavo.v1 takes no images; drop --connect"
+        )
     credentials = credentials_of(args)  # also says when they are given without --connect
     answer = asyncio.run(_generate(args, prompt, params, credentials))
     answer.print_rest()
@@ -72,13 +79,14 @@ def run(args: argparse.Namespace) -> int:
 
 def prompt_of(args: argparse.Namespace) -> Prompt:
     """Text, token ids or a chat, as the options say; InvalidRequest when they contradict."""
-    chat = args.chat or args.system is not None
+    images = [{"type": "image", "image": file} for file in args.image or ()]
+    chat = args.chat or args.system is not None or images
     if args.prompt_ids is not None:
         if args.prompt is not None:
             raise InvalidRequest("PROMPT and --prompt-ids are two prompts; give one of them")
         if chat:
             raise InvalidRequest(
-                "--chat and --system need text, but --prompt-ids gives token ids; use PROMPT"
+                "--chat, --system and --image need text, but --prompt-ids gives token ids; use PROMPT"
             )
         return list(args.prompt_ids)
     if args.prompt is None:
@@ -87,7 +95,8 @@ def prompt_of(args: argparse.Namespace) -> Prompt:
     if not chat:
         return str(text)
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return [*system, {"role": "user", "content": text}]
+    content = [*images, {"type": "text", "text": str(text)}] if images else text
+    return [*system, {"role": "user", "content": content}]
 
 
 def _read_stdin() -> str:

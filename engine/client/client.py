@@ -19,7 +19,7 @@ from ..api.address import parse_address
 from ..api.embedding import check_dimensions
 from ..api.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
-from ..api.prompt import ChatPrompt, Prompt
+from ..api.prompt import ChatPrompt, EncodedPrompt, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
 from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.octavo_v1.messages import delta_of, params_message
@@ -255,6 +255,10 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
         if prompt.variables:
             request.chat.template_variables = json.dumps(dict(prompt.variables))
         prompt = prompt.messages
+    if isinstance(prompt, EncodedPrompt):
+        if prompt.images:
+            raise InvalidRequest("octavo.v1 takes no images, got some; send them over HTTP")
+        prompt = prompt.ids
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.SetInParent()
         for message in prompt:

@@ -42,6 +42,7 @@ from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .engine_core import EngineCore
 from .gauge_source import GaugeSource
+from .image_part import ImagePart
 from .text_scores import score_tokens, text_ids
 
 CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said
@@ -188,6 +189,7 @@ def assemble(
         ),
         observer=observer,
         adapters=adapters,
+        images=None if runner.images is None else ImagePart(runner.images),
         overlaps=config.async_steps is not False,  # where the runner can
         clock=clock,
     )

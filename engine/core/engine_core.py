@@ -21,6 +21,7 @@ from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .gauge_source import GaugeSource
 from .grammars import Grammars
+from .image_part import ImagePart
 from .live_samples import Draws, LiveSamples
 from .overlap import may_overlap
 from .prompt_embeddings import PromptEmbeddings
@@ -50,6 +51,7 @@ class EngineCore:
 
     parts      features that take part in steps, besides prompt scores, embeddings, drafts and grammars
     adapters   the part of requests with adapters, if the engine takes any
+    images     the part of requests with images, if the model takes any
     overlaps   whether a step may be submitted before the previous one is resolved, see overlap.py
     """
 
@@ -66,6 +68,7 @@ class EngineCore:
         observer: Observer | None = None,
         parts: tuple[StepPart, ...] = (),
         adapters: AdapterPart | None = None,
+        images: ImagePart | None = None,
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,7 +85,7 @@ class EngineCore:
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
         grammars = Grammars(may_be_late=blocks.states is None)
-        parts = parts if adapters is None else (adapters, *parts)
+        parts = (*(part for part in (adapters, images) if part is not None), *parts)
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps

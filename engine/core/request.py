@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.scheduler import LatencyGoal, Sequence
 
+from ..api.image import PromptImage
 from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
 from ..executor.sampling.sampler import Sampled, SampleState
@@ -24,6 +25,7 @@ class Request:
 
     number       of the ``EngineRequest`` it was built from
     adapter      name of the adapter that computes it
+    images       those of its prompt
     max_tokens   tokens each sample may generate, the model's length taken into account
     end_ids      tokens that end a sample
     arrived_at   when it was submitted; started_at: when its prompt was first computed (seconds
@@ -46,9 +48,11 @@ class Request:
         constraint: AnyConstraint | None = None,
         number: int = -1,
         adapter: str | None = None,
+        images: tuple[PromptImage, ...] = (),
     ) -> None:
         self.request_id = request_id
         self.adapter = adapter
+        self.images = images
         self.number = number
         self.params = params
         self.max_tokens = max_tokens
@@ -79,6 +83,7 @@ class Request:
                     priority=priority,
                     skip_prefix_cache=params.prompt_logprobs is not None or params.pooling == "mean",
                     tenant=tenant,
+                    media=tuple(image.span for image in images),
                     latency=LatencyGoal(
                         target_itl=None if params.target_itl is None else params.target_itl / 1e3,
                         first_token_by=None

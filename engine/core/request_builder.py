@@ -47,6 +47,7 @@ class RequestBuilder:
             constraint=self._constraint(request),
             number=request.number,
             adapter=request.adapter,
+            images=request.images,
         )
 
     def _constraint(self, request: EngineRequest) -> AnyConstraint | None:

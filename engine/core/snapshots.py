@@ -128,7 +128,7 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
     kind = ask(GetPageLayout())
     with _new(path) as unfinished:
         unfinished.mkdir()
-        for number, chain in enumerate(chains(ask(ListPages()), _part(kind))):
+        for number, chain in enumerate(chains(ask(ListPages()), _part(kind), page_size=kind.page_size)):
             run = _read_chain(ask, kind, chain)
             file = unfinished / f"{number:06}{SUFFIX}"
             write_run(file, run)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import AdapterInfo, EngineInfo
+from ..api.image import PromptImage
 from ..api.outputs import TokenLogprob
 from ..kv_store.page_runs import PageLayoutKey
 from .batch import Batch
@@ -81,6 +82,11 @@ class ModelRunner(Protocol):
         """The adapters of rows; None if the engine was started without any."""
         ...
 
+    @property
+    def images(self) -> Images | None:
+        """The images that prompts can have; None where prompts are text."""
+        ...
+
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
         while the caller does something else.
@@ -130,6 +136,25 @@ class Adapters(Protocol):
     def release(self, name: str) -> None: ...
 
     def slot(self, name: str) -> int: ...
+
+
+class EncodedImage(Protocol):
+    """The rows of an image; see ``executor.vision.tower.Encoded``."""
+
+    @property
+    def features(self) -> npt.NDArray[np.float32]: ...
+
+    @property
+    def deepstack(self) -> npt.NDArray[np.float32] | None: ...
+
+
+class Images(Protocol):
+    """The vision part of a loaded model; see ``ImageEncoder``."""
+
+    @property
+    def has_axes(self) -> bool: ...
+
+    def encode(self, image: PromptImage) -> EncodedImage: ...
 
 
 class HeadRunner(Protocol):

@@ -25,6 +25,7 @@ from .paged_model import PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import Sampled, SampleState, greedy_samples
 from .stored_pages import StoredPages
+from .vision.encoder import ImageEncoder
 
 LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
 GATHER_BYTES = 256 * 1024**2  # index keys of one layer that a forward collects at once
@@ -38,7 +39,7 @@ class PagedRunner:
     the model's head chooses the tokens of steps in which every token is plainly greedy; ``sampling`` draws
     those of all others, in NumPy if it is not given. ``on_device``: tokens are drawn where the logits are, in
     the step's graph, and with ``feeds`` the next step may take them from there. ``head``: the model's own,
-    which guesses. ``adapters``: those that rows can have.
+    which guesses. ``adapters``: those that rows can have; ``images``: what encodes those of prompts.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class PagedRunner:
         feeds: bool = False,
         head: MTPRunner | None = None,
         adapters: AdapterSlots | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
         self.head = head
         self.adapters = adapters
+        self.images = images
         self._model = model
         self._info = info
         self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
@@ -182,6 +185,6 @@ class PagedRunner:
 
     def close(self) -> None:
         """Drop the weights and the pool; the runner must not be used afterwards."""
-        del self._model, self._pages, self.head, self.adapters
+        del self._model, self._pages, self.head, self.adapters, self.images
         mx.clear_cache()
         release_kept_memory(self._info.backend)

@@ -14,7 +14,7 @@ from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
-from ..api.prompt import Prompt
+from ..api.prompt import EncodedPrompt, Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
@@ -68,6 +68,7 @@ class AsyncEngine:
         self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
         self._shares = TenantShares(config, self.gauges)
         self._texts = TextExecutor("encode")  # bounded by who is let in
+        self._pictures = TextExecutor("decode pictures of")  # likewise
         self._stopping = False
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -145,10 +146,12 @@ class AsyncEngine:
         with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
             await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
+        self._pictures.close()
 
     def _end(self) -> None:
         if self._input is not None:
             self._input.grammars.close()
+            self._input.close()
         assert self._client is not None
         self._client.join()
 
@@ -187,10 +190,10 @@ class AsyncEngine:
                 place.enter(params.n)
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt), params.n):
-                    ids = await self._input.encode_beside(prompt, self._texts)
+                    encoded = await self._input.encode_beside(prompt, self._texts, self._pictures)
                     grammar = await self._input.compile_beside(params, tenant.name)
                     request = self._input.admit(
-                        ids,
+                        encoded,
                         params,
                         request_id=request_id,
                         salt=salt,
@@ -202,6 +205,7 @@ class AsyncEngine:
                     self._open.limiter.check_sendable(request)
                 engine = self._check_open(request_id)  # once more: encoding may have taken a while
                 self._open.limiter.check(request.num_prompt, params.n)
+                self._open.limiter.check_images(request)
                 place.admit(request)
                 stream = self._open.add(request, self._give_up, final_only=final_only)
                 engine.add(request)
@@ -259,12 +263,16 @@ class AsyncEngine:
         self._client.abort(request.number)
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, checked as those of a request are. Overloaded while no request
-        would be let in."""
+        """The token ids of a prompt; see ``prepare``."""
+        return (await self.prepare(prompt)).ids
+
+    async def prepare(self, prompt: Prompt) -> EncodedPrompt:
+        """Return the token ids of a prompt and its images, checked as those of a request are. Overloaded
+        while no request would be let in."""
         self._running()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
-            return await self._input.encode_beside(prompt, self._texts)
+            return await self._input.encode_beside(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
         """Nobody has begun it in the time it may wait."""

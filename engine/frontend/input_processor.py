@@ -13,10 +13,12 @@ from typing import cast
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import CacheNamespace, EngineRequest
 from ..api.errors import InvalidRequest, NotFound, RequestTooLong
-from ..api.prompt import ChatPrompt, Message, Prompt
+from ..api.prompt import ChatPrompt, EncodedPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.engine_client import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
+from ..vision.messages import has_pictures, set_images, take_pictures
+from ..vision.reader import PictureReader
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
@@ -44,17 +46,42 @@ class InputProcessor:
         self._cut_max_tokens = cut_max_tokens
         self.grammars = grammars
         self.adapters = {adapter.name: adapter for adapter in info.adapters}  # loaded ones
+        self._pictures = None if info.images is None else PictureReader(info.images)
         self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The prompt's token ids, all of them the model's. Raises InvalidRequest for what is no prompt,
-        RequestTooLong for what can never fit the model, before the work of encoding it."""
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Return the prompt's token ids, all of them the model's, and its images. Raises InvalidRequest for
+        what is no prompt, RequestTooLong for what can never fit the model, before the work of encoding it."""
+        if isinstance(prompt, EncodedPrompt):
+            return prompt
+        if self._pictures is not None and self._has_pictures(prompt):
+            chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(cast(list[Message], prompt))
+            return self._with_images(chat, self._pictures)
         ids = self._encode(prompt)
         self.check_ids("prompt", ids)
-        return ids
+        return EncodedPrompt(ids)
+
+    def _has_pictures(self, prompt: Prompt) -> bool:
+        if self._pictures is None or not _is_chat(prompt):
+            return False
+        return has_pictures(
+            prompt.messages if isinstance(prompt, ChatPrompt) else cast(list[Message], prompt)
+        )
+
+    def _with_images(self, chat: ChatPrompt, reader: PictureReader) -> EncodedPrompt:
+        chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
+        ids = self._encode(chat)  # refused before pictures are decoded
+        self.check_ids("prompt", ids)
+        return set_images(ids, [reader.read(file) for file in files], reader.rules)
+
+    def close(self) -> None:
+        """End the helper process that decodes pictures, if there is one."""
+        if self._pictures is not None:
+            self._pictures.close()
 
     def _encode(self, prompt: Prompt) -> list[int]:
         check_prompt(prompt)
+        assert not isinstance(prompt, EncodedPrompt)
         limit = self._info.max_model_len
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, max_tokens=limit)
@@ -75,17 +102,24 @@ class InputProcessor:
         """A number of tokens that the prompt has at least, known without any work. Raises InvalidRequest for
         what is no prompt at all."""
         check_prompt(prompt)
+        if isinstance(prompt, EncodedPrompt):
+            return len(prompt.ids)
         if isinstance(prompt, str):
             return self._tokenizer.at_least(prompt)
         return len(prompt.messages if isinstance(prompt, ChatPrompt) else prompt)
 
-    async def encode_beside(self, prompt: Prompt, texts: TextExecutor) -> list[int]:
-        """``encode``, on another thread where it would hold up the event loop for milliseconds."""
+    async def encode_beside(
+        self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
+    ) -> EncodedPrompt:
+        """``encode``, on another thread where it would hold up the event loop for milliseconds: one of
+        ``pictures``, which may take seconds, or of ``texts``."""
+        if isinstance(prompt, EncodedPrompt):
+            return prompt
         if not _is_chat(prompt):
             assert not isinstance(prompt, ChatPrompt)
             if len(prompt) <= (LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT):
                 return self.encode(prompt)
-        return await texts.run("", self.encode, prompt)
+        return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
         """Return the ticket of the grammar that ``params.structured`` asks for; may take a while, and may be
@@ -110,7 +144,7 @@ class InputProcessor:
 
     def admit(
         self,
-        prompt_ids: list[int],
+        prompt: EncodedPrompt,
         params: SamplingParams,
         *,
         request_id: str | None = None,
@@ -120,7 +154,7 @@ class InputProcessor:
         grammar: int | None = None,
         adapter: str | None = None,
     ) -> EngineRequest:
-        """Return a request that can be queued, of ids that ``encode`` made of the prompt. ``grammar``: the
+        """Return a request that can be queued, of what ``encode`` made of the prompt. ``grammar``: the
         ticket that ``compile`` gave for these parameters; ``adapter``: the name of one that is loaded. Raises
         InvalidRequest, RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
@@ -136,11 +170,13 @@ class InputProcessor:
             )
         self._check_something_may_come(params)
         self._check_reasoning(params)
+        self._check_images(prompt)
         return EngineRequest(
             request_id=f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
+            images=prompt.images,
             params=params,
-            max_tokens=self._max_tokens(len(prompt_ids), params.max_tokens),
+            max_tokens=self._max_tokens(len(prompt.ids), params.max_tokens),
             arrived_at=time.monotonic(),
             namespace=CacheNamespace(tenant, salt, self._variant(adapter)),
             priority=priority,
@@ -157,6 +193,18 @@ class InputProcessor:
                 f"adapter must be one that is loaded ({names:.500}), got {adapter!r:.100}; load it first"
             )
         return self.adapters[adapter].variant
+
+    def _check_images(self, prompt: EncodedPrompt) -> None:
+        """Raise InvalidRequest for placeholders that no image fills."""
+        if (rules := self._info.images) is None:
+            return
+        count, wanted = prompt.ids.count(rules.token), sum(image.length for image in prompt.images)
+        if count != wanted:
+            raise InvalidRequest(
+                f"a prompt must have a placeholder ({rules.mark}, id {rules.token}) for each row of its "
+                f"images, got {count} for {wanted} rows; leave them out of texts and ids, and send images "
+                "in chats"
+            )
 
     def _check_reasoning(self, params: SamplingParams) -> None:
         if params.max_reasoning_tokens is not None and not self._has_reasoning:
@@ -203,7 +251,7 @@ class InputProcessor:
 
 def check_prompt(prompt: object) -> None:
     """Raise InvalidRequest for what is neither text nor a list."""
-    if isinstance(prompt, ChatPrompt):
+    if isinstance(prompt, ChatPrompt | EncodedPrompt):
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
         raise InvalidRequest(
@@ -222,7 +270,7 @@ def check_params(params: object) -> None:
 def _is_chat(prompt: Prompt) -> bool:
     if isinstance(prompt, ChatPrompt):
         return True
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return not isinstance(prompt, str | EncodedPrompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _too_long(num_prompt: int, num_output: int, what: str, limit: int, remedy: str) -> RequestTooLong:

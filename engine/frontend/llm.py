@@ -22,7 +22,7 @@ from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
-from ..api.prompt import ChatPrompt, Message, Prompt
+from ..api.prompt import ChatPrompt, EncodedPrompt, Message, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
@@ -218,10 +218,10 @@ class LLM:
             for each, use in zip(given, uses, strict=True)
         ]
         outputs = self.generate(prompts, asked, adapter=adapter, progress=progress)
-        for prompt_ids, use, output in zip(prompts, uses, outputs, strict=True):
+        for encoded, use, output in zip(prompts, uses, outputs, strict=True):
             for sample in output.outputs:
                 was_cut = sample.finish_reason is FinishReason.LENGTH
-                reader = use.reader(self.tokenizer, prompt_ids)
+                reader = use.reader(self.tokenizer, encoded.ids)
                 sample.answer = whole_answer(reader, sample.text, was_cut=was_cut)
         return outputs
 
@@ -239,10 +239,10 @@ class LLM:
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
-        """Write the full pages of a prompt's K and V to a new file (``.safetensors``), after computing those
-        that are not cached. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
-        prompt_ids = self._input.encode(prompt)
-        self._ask(GetPageLayout())  # raises before anything is computed
+        """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
+        is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
+        prompt_ids = self._input.encode(prompt).ids
+        self._ask(GetPageLayout())  # refused before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
@@ -262,6 +262,7 @@ class LLM:
         """End the engine and free its memory. May be called again."""
         self._closed = True
         self._input.grammars.close()
+        self._input.close()
         self._thread.stop()
         self._thread.join()
 
@@ -296,10 +297,10 @@ class LLM:
         grammar = None
         try:
             for index, (prompt, each, name) in enumerate(zip(prompts, params, names, strict=True)):
-                ids = self._input.encode(prompt)
+                encoded = self._input.encode(prompt)
                 grammar = self._input.compile(each)
                 requests.append(
-                    self._input.admit(ids, each, request_id=str(index), grammar=grammar, adapter=name)
+                    self._input.admit(encoded, each, request_id=str(index), grammar=grammar, adapter=name)
                 )
         except BaseException:
             for ticket in (grammar, *(request.grammar for request in requests)):
@@ -395,6 +396,8 @@ class _Collector:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts unchanged, and a single prompt of any kind as a list of one."""
     check_prompt(prompts)
-    if isinstance(prompts, str | ChatPrompt) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
+    if isinstance(prompts, str | ChatPrompt | EncodedPrompt) or (
+        len(prompts) and isinstance(prompts[0], Integral | Mapping)
+    ):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))

@@ -21,6 +21,7 @@ from ..api.stats import Gauges
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # of output that waits for its readers: more requests are refused beyond that
 MAX_UNREAD_LIMITS = 2  # times MAX_UNREAD_BYTES: streams end beyond that
+MAX_PIXEL_BYTES = 512 * 2**20  # of unfinished requests; a single request is always admitted
 MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB on the wire
 
 
@@ -99,6 +100,20 @@ class RequestLimiter:
     def _num_waiting_tokens(self) -> int:
         begun = self._gauges().prompts_left
         return sum(request.num_prompt for request in self._unfinished if request.number not in begun)
+
+    def check_images(self, request: EngineRequest) -> None:
+        """Raise Overloaded if the pixels of a request's images are too many next to those of others."""
+        if not request.images:
+            return
+        held = sum(len(image.pixels) for each in self._unfinished for image in each.images)
+        size = sum(len(image.pixels) for image in request.images)
+        if held and held + size > MAX_PIXEL_BYTES:
+            raise Overloaded(
+                f"images of unfinished requests take {held} bytes, with the {size} of this request there "
+                f"would be more than {MAX_PIXEL_BYTES}; try again later",
+                image_bytes=held,
+                max_image_bytes=MAX_PIXEL_BYTES,
+            )
 
     def check_sendable(self, request: EngineRequest) -> None:
         """RequestTooLong if the log probabilities of the prompt could not be sent once they are computed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..api.config import EngineConfig
 from ..api.engine_info import AdapterInfo, EngineInfo
 from ..api.outputs import Delta
-from ..api.prompt import Prompt
+from ..api.prompt import EncodedPrompt, Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges
 from ..api.tenant import Tenant
@@ -91,6 +91,8 @@ class Engine(Protocol):
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
         """Return the answer of a command that the engine executes between two steps."""
         ...
+
+    async def prepare(self, prompt: Prompt) -> EncodedPrompt: ...
 
     async def encode(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids. Raises InvalidRequest for a prompt that no request could have."""

@@ -34,7 +34,7 @@ from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
 from .prompts import prompt_cut
 from .request_model import only
-from .turns import NO_THINKING, check_parts, prepare_turn
+from .turns import NO_THINKING, check_parts, content_of, prepare_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +53,10 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
     prompt: Prompt = conversation.prompt
-    if request.return_token_ids:
-        prompt = await services.handler.engine.encode(prompt)
     answer = _Answer(services, request, conversation, name)
+    if request.return_token_ids:
+        prompt = encoded = await services.handler.engine.prepare(prompt)
+        answer.prompt_fields["prompt_token_ids"] = encoded.ids
     job = Job(
         prompts=[prompt],
         params=conversation.params,
@@ -66,8 +67,6 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
         final_only=not request.stream,
     )
     deltas = run(services, exchange, job)
-    if request.return_token_ids:
-        answer.prompt_fields["prompt_token_ids"] = prompt
     async with aclosing(deltas):
         if request.stream:
             await answer.stream(deltas, exchange)
@@ -89,7 +88,7 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
     )
     turn = await prepare_turn(
         services,
-        conversation_prompt(request),
+        conversation_prompt(request, takes_images=services.takes_images),
         params,
         encode=lambda prompt: cut.encoded(services, exchange, prompt),
         tools=request.tools,
@@ -105,7 +104,7 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
     )
 
 
-def conversation_prompt(request: ConversationFields) -> ChatPrompt:
+def conversation_prompt(request: ConversationFields, *, takes_images: bool = False) -> ChatPrompt:
     """Return the prompt of a conversation. Raise FieldError for what is not supported."""
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
     if not request.messages:
@@ -125,7 +124,10 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
             "continue_final_message must not come with add_generation_prompt true; leave one of them out",
         )
     return ChatPrompt(
-        [message_of(message, f"messages[{index}]") for index, message in enumerate(request.messages)],
+        [
+            message_of(message, f"messages[{index}]", takes_images=takes_images)
+            for index, message in enumerate(request.messages)
+        ],
         tools=request.tools or None,
         variables=variables,
         open_turn=request.add_generation_prompt is not False and not request.continue_final_message,
@@ -133,20 +135,27 @@ def conversation_prompt(request: ConversationFields) -> ChatPrompt:
     )
 
 
-def message_of(message: ChatMessage, where: str) -> Message:
-    """Return a message in the form of chat templates, with text parts joined."""
-    content: str | None = None
+def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Message:
+    """Return a message as chat templates take it: parts of text as one text, and parts beside pictures as
+    they are."""
+    content: str | list[dict[str, Any]] | None = None
     if isinstance(message.content, str) or message.content is None:
         content = message.content
     else:
         for index, part in enumerate(message.content):
-            if part.type != "text" or part.text is None:
-                name = f"{where}.content[{index}]"
+            if not (part.type == "text" and part.text is not None) and not (
+                takes_images and part.type == "image_url" and part.image_url is not None
+            ):
+                name, rule = f"{where}.content[{index}]", 'of type "text"'
+                rule = f'{rule} or "image_url"' if takes_images else rule
+                what = "text and images" if takes_images else "text alone"
                 raise FieldError(
-                    name,
-                    f'{name} must be of type "text" here, got {part.type!r:.60}; this model reads text alone',
+                    name, f"{name} must be {rule} here, got {part.type!r:.60}; this model reads {what}"
                 )
-        content = "\n".join(part.text or "" for part in message.content)
+        content = content_of(
+            [part.text or "" if part.image_url is None else part.image_url.url for part in message.content],
+            [part.image_url is not None for part in message.content],
+        )
     found: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.role == "developer":
         found["role"] = "system"  # the name that chat templates know

@@ -10,18 +10,26 @@ from .request_model import RequestModel, only
 from .sampling import SamplingFields
 
 
-class TextPart(RequestModel):
-    """A part of a message's content. Parts other than text are refused by their type."""
+class ImageURL(RequestModel):
+    """A picture as a data: URL. ``detail`` is a hint that changes nothing."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(RequestModel):
+    """A part of a message's content: text, or a picture where the model takes some."""
 
     type: str
     text: str | None = None
+    image_url: ImageURL | None = None
 
 
 class ChatMessage(RequestModel):
     """A message of a conversation."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

@@ -42,6 +42,11 @@ class Services:
         info = self.handler.engine.info
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self.handler.engine.info.images is not None
+
     def check_model(self, name: str | None, exchange: Exchange) -> str:
         """Return the name that answers carry. Raise ModelNotServed for another model, Forbidden for an
         adapter that is not the caller's."""

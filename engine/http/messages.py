@@ -14,7 +14,13 @@ from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
-from .messages_types import ContentBlock, CountRequest, InputMessage, MessageFields, MessagesRequest
+from .messages_types import (
+    ContentBlock,
+    CountRequest,
+    InputMessage,
+    MessageFields,
+    MessagesRequest,
+)
 from .sampling import keep_likeliest
 from .turns import (
     NO_THINKING,
@@ -23,6 +29,7 @@ from .turns import (
     Turn,
     TurnAnswer,
     check_parts,
+    content_of,
     one_system_message,
     prepare_turn,
     unseen,
@@ -84,7 +91,9 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
     if request.output_config is not None and request.output_config.effort is not None:
         variables["reasoning_effort"] = request.output_config.effort
     choice = request.tool_choice
-    messages = _edited(request, one_system_message(_conversation(request)))
+    messages = _edited(
+        request, one_system_message(_conversation(request, takes_images=services.takes_images))
+    )
     is_begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return await prepare_turn(
         services,
@@ -126,7 +135,7 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
-def _conversation(request: MessageFields) -> Iterator[dict[str, Any]]:
+def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dict[str, Any]]:
     """Messages in the form of the OpenAI API, which chat templates take."""
     if isinstance(request.system, str):
         system = request.system
@@ -138,7 +147,7 @@ def _conversation(request: MessageFields) -> Iterator[dict[str, Any]]:
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
     for index, message in enumerate(request.messages):
-        yield from _messages(message, f"messages[{index}]")
+        yield from _messages(message, f"messages[{index}]", takes_images=takes_images)
 
 
 def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -151,7 +160,7 @@ def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict
     return messages
 
 
-def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
+def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Iterator[dict[str, Any]]:
     if message.role not in ("user", "assistant", "system"):
         raise FieldError(
             f"{where}.role", f"{where}.role must be user or assistant, got {message.role!r:.60}; use one"
@@ -161,12 +170,17 @@ def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
         yield {"role": message.role, "content": blocks}
         return
     texts: list[str] = []
+    are_pictures: list[bool] = []
     found: dict[str, Any] = {"role": message.role, "content": ""}
     for place, block in enumerate(blocks):
         name = f"{where}.content[{place}]"
         match block.type, message.role:
+            case "image", "user" if takes_images:
+                texts.append(_url(block.source, f"{name}.source"))
+                are_pictures.append(True)
             case (("text" | "image" | "document"), ("user" | "assistant" | "system")):
                 texts.append(_text(block, name))
+                are_pictures.append(False)
             case "thinking", "assistant":
                 found["reasoning_content"] = _given(block.thinking, f"{name}.thinking")
             case "redacted_thinking", "assistant":
@@ -186,12 +200,23 @@ def _messages(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
                 raise FieldError(
                     f"{name}.type",
                     f"{name}.type must be one of a message of the {role} that is served here, got "
-                    f"{kind!r:.60}; "
-                    "this model reads text alone",
+                    f"{kind!r:.60}; this model reads {'text and images' if takes_images else 'text alone'}",
                 )
-    found["content"] = "\n".join(texts)
+    found["content"] = content_of(texts, are_pictures)
     if texts or message.role != "user" or not blocks:
         yield found
+
+
+def _url(source: Mapping[str, Any] | None, where: str) -> str:
+    """Return the data: URL of a picture."""
+    given = (source or {}).get("type")
+    data, kind = (source or {}).get("data"), (source or {}).get("media_type") or "image"
+    if given != "base64" or not isinstance(data, str):
+        raise FieldError(
+            where,
+            f"{where} must be of type base64 with data, for nothing is fetched, got {given!r:.60}; send it",
+        )
+    return f"data:{kind};base64,{data}"
 
 
 def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> str:

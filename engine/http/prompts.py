@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from ..api.prompt import ChatPrompt, Prompt
+from ..api.prompt import ChatPrompt, Message, Prompt
 from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
@@ -39,6 +39,12 @@ class PromptCut:
         if isinstance(prompt, str):
             encode = functools.partial(tokenizer.encode, prompt, add_special_tokens=self.special)
         elif isinstance(prompt, ChatPrompt):
+            if any(map(_has_picture, prompt.messages)):
+                raise FieldError(
+                    "truncate_prompt_tokens",
+                    f"truncate_prompt_tokens must be left out for prompts with images, got {self.most}; send "
+                    "fewer messages",
+                )
             encode = functools.partial(tokenizer.apply_chat_template, prompt)
         else:
             return self._kept(cast(Sequence[Any], prompt))
@@ -49,6 +55,11 @@ class PromptCut:
         if self.most is None or len(ids) <= self.most:
             return list(ids)
         return list(ids[: self.most] if self.side == "right" else ids[-self.most :])
+
+
+def _has_picture(message: Message) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(part.get("type") == "image_url" for part in content)
 
 
 def prompt_cut(

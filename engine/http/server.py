@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IMAGE_BODY_BYTES = 32 * 2**20  # more that a request may have where the model takes images
 BODIES = 32  # times the largest body: bytes of all that are being read
 MAX_CONNECTIONS = 8192  # those that have been idle for longest are closed beyond that
 BACKLOG = 1024  # connections that wait to be accepted
@@ -59,10 +60,11 @@ class HttpServer:
         /health; ``render``: what /metrics says; ``write_timeout_s``: how long a client need not read;
         ``allowed_origins``: of pages that may ask from a browser."""
         engine = handler.engine
+        room = 0 if engine.info.images is None else IMAGE_BODY_BYTES
         self.services = Services(
             handler=handler,
             files=read_model_files(engine.info.path),
-            bodies=BodyBudget(max_body_bytes, BODIES * max_body_bytes),
+            bodies=BodyBudget(max_body_bytes + room, BODIES * max_body_bytes + 4 * room),
             texts=TokenTexts(engine.tokenizer),
             calls=calls,
         )

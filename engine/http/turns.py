@@ -63,6 +63,24 @@ class Turn:
         return self.use.reader(self.services.handler.engine.tokenizer, self.prompt_ids)
 
 
+def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list[dict[str, Any]]:
+    """Return the content of a message: texts as one text; parts in their order next to URLs of pictures."""
+    if not any(are_pictures):
+        return "\n".join(parts)
+    return [
+        {"type": "image_url", "image_url": part} if is_picture else {"type": "text", "text": part}
+        for part, is_picture in zip(parts, are_pictures, strict=True)
+    ]
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return two contents as one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
+    return [part for each in lists for part in each]
+
+
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with one system message at the start, because many templates allow no other. Later ones
     become text of the user's message before them, or a user's message."""
@@ -73,7 +91,7 @@ def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any
         if role == "system" and any(each["role"] != "system" for each in found):
             role, content = "user", f"<system-reminder>\n{content}\n</system-reminder>"
         if role == last.get("role") and role in ("system", "user"):
-            last["content"] += f"\n\n{content}"
+            last["content"] = _joined(last["content"], content)
         else:
             found.append({**message, "role": role, "content": content})
     return found
@@ -108,8 +126,8 @@ async def prepare_turn(
     prompt: Prompt = chat if encode is None else await encode(chat)
     if reasoning is None:
         return Turn(prompt=prompt, params=params, use=use, services=services)
-    prompt_ids = await engine.encode(prompt)
-    return Turn(prompt=prompt_ids, params=params, use=use, services=services, prompt_ids=prompt_ids)
+    prepared = await engine.prepare(prompt)
+    return Turn(prompt=prepared, params=params, use=use, services=services, prompt_ids=prepared.ids)
 
 
 @dataclass(slots=True)

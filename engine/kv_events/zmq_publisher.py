@@ -14,13 +14,13 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from octavo.block_manager import Digest, PageEvent
-from octavo.block_manager.digests import unpack
+from octavo.block_manager.digests import TOKEN_BYTES, media_in, unpack
 from octavo.block_manager.page_index import parents_first
 
 from ..api.engine_request import salt_and_variant
@@ -197,20 +197,29 @@ def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> 
     return "BlockStored", {
         "block_hashes": hashes,
         "parent_block_hash": None if event.parent is None else _block_hash(event.parent),
-        "token_ids": [token for packed in event.contents for token in unpack(packed)],
+        "token_ids": [
+            token for contents in event.contents for token in unpack(contents[: page_size * TOKEN_BYTES])
+        ],
         "block_size": page_size,
         "lora_id": None,
         "medium": MEDIUM,
         "lora_name": names.get(variant, variant.hex()) if variant else None,
-        "extra_keys": _extra_keys(event, salt),
+        "extra_keys": _extra_keys(event, salt, page_size),
     }
 
 
-def _extra_keys(event: PageEvent, salt: bytes) -> Sequence[Sequence[str] | None] | None:
-    """What a page's hash is made of besides tokens, per page: the salt, in a sequence's first page."""
-    if not salt or event.parent is not None:
-        return None
-    return [[salt.decode(errors="replace")], *[None] * (len(event.digests) - 1)]
+def _extra_keys(
+    event: PageEvent, salt: bytes, page_size: int
+) -> list[list[str | list[str | int]] | None] | None:
+    """What a page's hash is made of besides tokens, per page: the salt, in a sequence's first page, and the
+    digest of each image that the page has rows of, with the place where it begins."""
+    keys: list[list[str | list[str | int]]] = [
+        [[image.hex(), start] for image, start in media_in(contents, page_size)]
+        for contents in event.contents
+    ]
+    if salt and event.parent is None:
+        keys[0].insert(0, salt.decode(errors="replace"))
+    return [each or None for each in keys] if any(keys) else None
 
 
 def _block_hash(digest: Digest) -> int:

@@ -25,6 +25,7 @@ def adopt(
             first=first,
             group=group,
             digests=fetch.digests[: first + len(run)],
+            media=fetch.media,
         )
         num_new += inserted.num_new
         if inserted.num_skipped:

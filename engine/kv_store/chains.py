@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.block_manager import Digest, PageContents
-from octavo.block_manager.digests import unpack
+from octavo.block_manager.digests import media_in, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,14 @@ class Chain:
     salt: bytes
 
 
-def chains(entries: Mapping[Digest, PageContents], max_pages: int) -> list[Chain]:
+def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size: int) -> list[Chain]:
     """Return all pages whose whole prefix is in ``entries``, each once, as chains of at most ``max_pages``;
-    earlier pages of a sequence come first."""
+    earlier pages of a sequence come first. Pages with images, and those behind them, are left out: a file of
+    pages is named by tokens alone."""
     children: dict[Digest | None, list[Digest]] = {}
     for digest, entry in entries.items():
-        children.setdefault(entry.parent, []).append(digest)
+        if not media_in(entry.tokens, page_size):
+            children.setdefault(entry.parent, []).append(digest)
     found: list[Chain] = []
     todo = list(children.get(None, ()))
     while todo:

@@ -76,12 +76,14 @@ class DiskTier:
         if self._reader.is_stuck:
             return False
         blocks = self._blocks
-        digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
+        digests = blocks.name_pages(
+            sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media
+        )
         self._writer.used(digests)
         found = blocks.num_findable(digests)
         if found == len(digests):
             return False
-        fetch = PrefetchJob.of(sequence.tokens, digests, blocks, sequence.salt)
+        fetch = PrefetchJob.of(sequence, blocks)
         if not self._may_be_there(digests, fetch.known, found):
             self._counters.add("misses")
             return False

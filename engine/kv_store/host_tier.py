@@ -103,7 +103,7 @@ class HostTier:
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
         if not self._pages:
             return self._behind.start_load(sequence, token_s=token_s)
-        fetch = PrefetchJob.of(sequence.tokens, sequence.digests, self._blocks, sequence.salt)
+        fetch = PrefetchJob.of(sequence, self._blocks)
         missing = deque(fetch.plan(self._blocks.parts, self._has))
         if not missing:
             return self._behind.start_load(sequence, token_s=token_s)

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import BlockManager, Digest, KVGroupSpec, RecurrentState
+from octavo.block_manager import BlockManager, Digest, KVGroupSpec, MediaSpan, RecurrentState
 from octavo.block_manager.digests import root
 from octavo.kernels.page_bytes import PageBytes
+from octavo.scheduler import Sequence as Served
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class PrefetchJob:
     """Pages of one prompt to be read.
 
     tokens     tokens of the whole prompt
+    media      its images
     digests    digests of its pages, as many as may be needed
     root       digest before the first page
     known      pages in memory already, by group
@@ -44,8 +46,10 @@ class PrefetchJob:
         known: Sequence[Sequence[bool]],
         found: int,
         needed: Callable[[int, int], Iterable[int]],
+        media: tuple[MediaSpan, ...] = (),
     ) -> None:
         self.tokens = tokens
+        self.media = media
         self.digests = digests
         self.root = root
         self.pages: deque[FetchedPage] = deque()  # pages read and not yet taken
@@ -57,12 +61,14 @@ class PrefetchJob:
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
 
     @classmethod
-    def of(cls, tokens: list[int], digests: list[Digest], blocks: BlockManager, salt: bytes) -> PrefetchJob:
-        """Return a job for the pages of a prompt that the pool lacks now; ``digests`` are completed."""
-        blocks.name_pages(tokens, digests, salt=salt)
+    def of(cls, sequence: Served, blocks: BlockManager) -> PrefetchJob:
+        """Return a job for the pages of a prompt that the pool lacks now; its digests are completed."""
+        tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
+        digests = blocks.name_pages(tokens, sequence.digests, salt=salt, media=media)
         return cls(
             list(tokens),
             list(digests),
+            media=media,
             root=root(salt),
             known=[
                 [blocks.find(digest, group) is not None for digest in digests]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.block_manager import BlockManager, Digest, PageContents, PageId
+from octavo.block_manager import BlockManager, Digest, MediaSpan, PageContents, PageId
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.errors import NotConfigured
@@ -104,6 +104,7 @@ class PageTransfer:
         first: int,
         group: int = 0,
         digests: list[Digest] | None = None,
+        media: tuple[MediaSpan, ...] = (),
     ) -> Inserted:
         """Put pages ``first``, ``first + 1``, ... of a sequence, of this pool's kind, where they are cached
         and held by nobody. All or none: they need room and, in a group without a window, the pages
@@ -114,12 +115,12 @@ class PageTransfer:
         blocks, count = self._blocks, len(pages)
         end = first + count
         tokens = tokens[: end * blocks.page_size]
-        named = blocks.name_pages([*tokens, 0], [] if digests is None else digests, salt=salt)
+        named = blocks.name_pages([*tokens, 0], [] if digests is None else digests, salt=salt, media=media)
 
         def fill(indices: list[int], targets: list[PageId]) -> None:
             self._access.write_pages(targets, pages[[index - first for index in indices]], group)
 
-        new = blocks.insert(tokens, named, first, fill, group=group, salt=salt)
+        new = blocks.insert(tokens, named, first, fill, group=group, salt=salt, media=media)
         if new is None:
             return Inserted(0, 0, count)
         return Inserted(new, count - new, 0)

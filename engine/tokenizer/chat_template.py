@@ -48,7 +48,10 @@ class ChatTemplate:
         """The conversation as text; InvalidRequest if it is not acceptable."""
         if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
-        messages = [_for_template(index, message) for index, message in enumerate(chat.messages)]
+        messages = [
+            _for_template(index, message, has_images=chat.has_images)
+            for index, message in enumerate(chat.messages)
+        ]
         if "message.thinking" in self.source:
             messages = list(map(_with_thinking, messages))
         names = {"tools": None, "documents": None, **self._special_tokens, **chat.variables}
@@ -67,12 +70,15 @@ class ChatTemplate:
         return _within_last(text, messages[-1]) if chat.continue_final_message else text
 
 
-def _for_template(index: int, message: object) -> dict[str, Any]:
+def _for_template(index: int, message: object, *, has_images: bool) -> dict[str, Any]:
     """A message as templates take it: its content one text, and arguments of calls as objects."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
-    found = {**message, "content": _one_text(index, message.get("content"))}
+    content = message.get("content")
+    if not (has_images and isinstance(content, list) and {"type": "image"} in content):
+        content = _one_text(index, content)
+    found = {**message, "content": content}
     if calls:
         found["tool_calls"] = [_with_arguments(call, _loaded) for call in calls]
     return found

@@ -49,5 +49,5 @@ def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
     """Return how many tokens of a waiting sequence the prefix cache has now."""
     if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
-    digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
+    digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media)
     return blocks.num_findable(digests) * blocks.page_size

@@ -73,7 +73,8 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "core": {
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
     },
-    "frontend": {"api", "chat", "core", "structured_output", "tokenizer"},
+    "vision": {"api"},
+    "frontend": {"api", "chat", "core", "structured_output", "tokenizer", "vision"},
     "grpc": {"api", "chat", "core", "frontend", "inspection", "memory", "tokenizer"},
     "client": {"api", "grpc"},
     "arguments": {"api", "client", "grpc", "memory"},
@@ -82,7 +83,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
         "observability",
     },
 }  # fmt: skip
-TENSOR_LIBRARIES = {"mlx", "mlx_lm"}
+TENSOR_LIBRARIES = {"mlx", "mlx_lm", "mlx_vlm"}
 ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: who may import them
     "octavo.kernels._ext": {"executor"},
     "octavo.kernels.backends": {"executor", "cli"},

@@ -15,6 +15,7 @@ from fakes import byte_tokenizer, fake_info, small_config
 from ledger_runner import LedgerRunner
 from octavo.block_manager import BlockManager, Digest
 from octavo.engine.api.outputs import FinishReason
+from octavo.engine.api.prompt import EncodedPrompt
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
@@ -111,7 +112,7 @@ class Engine:
         self.ended: dict[Request, FinishReason] = {}
 
     def add(self, prompt: list[int], params: SamplingParams = FOUR_TOKENS) -> Request:
-        request = self.core.builder.build(self._input.admit(prompt, params))
+        request = self.core.builder.build(self._input.admit(EncodedPrompt(prompt), params))
         self.core.add(request)
         self.tokens[request] = []
         return request

@@ -9,6 +9,7 @@ from fakes import FakeCore, Recording, small_config
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta
+from octavo.engine.api.prompt import EncodedPrompt
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
@@ -37,7 +38,7 @@ class Harness:
         self.deltas: dict[Request, list[Delta]] = {}
 
     def add(self, prompt: bytes | list[int], params: SamplingParams, **options: object) -> Request:
-        data = self.admission.admit(list(prompt), params, **options)  # type: ignore[arg-type]
+        data = self.admission.admit(EncodedPrompt(list(prompt)), params, **options)  # type: ignore[arg-type]
         request = self.core.builder.build(data)
         self.core.add(request)
         self.deltas[request] = []

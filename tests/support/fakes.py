@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from fake_images import FakeImages
 from ledger_runner import EOS, LedgerRunner
 from octavo.block_manager import KVGroupSpec, RecurrentState
 from octavo.engine.api.config import EngineConfig
@@ -113,8 +114,10 @@ class FakeCore:
         clock: Callable[[], float] = time.monotonic,
         tokenizer: Tokenizer | None = None,
         adapters: Adapters | None = None,
+        images: FakeImages | None = None,
     ) -> None:
         self._adapters = adapters
+        self._images = images
         self._clock = clock
         self._tokenizer = tokenizer or byte_tokenizer()
         self._options = {
@@ -132,8 +135,11 @@ class FakeCore:
 
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         info = fake_info(config, max_model_len=self._max_model_len, groups=self._groups, states=self._states)
+        if self._images is not None:
+            info = replace(info, images=self._images.rules)
         self.runner = LedgerRunner(info, **self._options)  # type: ignore[arg-type]
         self.runner.adapters = self._adapters
+        self.runner.images = self._images
         self.core = assemble(config, self.runner, self._tokenizer, observer, clock=self._clock)
         return self.core
 

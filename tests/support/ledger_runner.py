@@ -19,7 +19,7 @@ import numpy as np
 from octavo.block_manager import FullAttention, KVGroupSpec
 from octavo.engine.api.engine_info import EngineInfo
 from octavo.engine.api.outputs import TokenLogprob
-from octavo.engine.executor.base import Adapters, Pending, RunOutput
+from octavo.engine.executor.base import Adapters, Images, Pending, RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import LATE, Sampled, SampleState
 from octavo.engine.kv_store.page_runs import PageLayoutKey, StateKind
@@ -79,6 +79,7 @@ class LedgerRunner:
 
     head = None
     adapters: Adapters | None = None
+    images: Images | None = None
 
     def __init__(
         self,

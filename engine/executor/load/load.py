@@ -38,6 +38,8 @@ from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
+from ..vision.encoder import load_encoder
+from ..vision.rules import read_rules
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
@@ -73,6 +75,9 @@ def load_paged_runner(
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
     prepare_device(config, read_config(path), weight_bytes)
+    rules = None
+    if config.vision and not is_draft:
+        rules = read_rules(path, read_config(path), max_pixels=config.max_image_pixels)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops, change=None if part is None else part.shard)
@@ -92,7 +97,8 @@ def load_paged_runner(
     if adapter_bytes and not choice.backend.has_model_ops:
         log.info("%s: MLX's own operations compute adapters on this backend", config.model)
         adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
-    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - adapter_bytes)
+    beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
+    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
     available //= config.tensor_parallel  # the ranks share this machine
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
@@ -144,6 +150,9 @@ def load_paged_runner(
         if is_draft
         else (load_adapters(config, loaded.model, model.row_inputs, native=choice.backend.has_model_ops))
     )
+    images = None
+    if rules is not None:
+        images = load_encoder(config, path, loaded.model, model.row_inputs, rules)
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),
@@ -159,6 +168,7 @@ def load_paged_runner(
         states=0 if pool is None else pool.nbytes,
         drafts=beside(num_pages),
         adapters=adapter_bytes,
+        vision=0 if images is None else images.nbytes + config.vision_cache,
     )
     if not is_draft:
         set_memory_limits(budget.workspace)
@@ -171,6 +181,7 @@ def load_paged_runner(
     info = replace(
         _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
         adapters=() if adapters is None else adapters.infos(),
+        images=rules,
         states=states,
         recurrent="" if result.recurrent is None else describe_mixers(result.recurrent.mixers),
         batch_invariant=ready.report is not None and not ready.report.kept,
@@ -186,6 +197,7 @@ def load_paged_runner(
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
         head=head,
         adapters=adapters,
+        images=images,
     )
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens)

@@ -13,7 +13,7 @@ from ...api.config import EngineConfig
 from ...api.engine_info import EngineInfo
 from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey
-from ..base import Adapters, HeadRunner, Pending, Resolved, RunOutput, with_failed_rows
+from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
 from ..model_runner import PagedRunner
@@ -38,6 +38,7 @@ class LeadingRunner:
 
     head: HeadRunner | None = None
     adapters: Adapters | None = None
+    images: Images | None = None
 
     def __init__(self, inner: PagedRunner, group: LeadingGroup) -> None:
         self._inner, self._group = inner, group

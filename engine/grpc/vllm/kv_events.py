@@ -19,7 +19,7 @@ from contextlib import aclosing
 from smg_grpc_proto.generated import common_pb2 as pb
 
 from octavo.block_manager import Digest, PageContents, PageEvent
-from octavo.block_manager.digests import unpack
+from octavo.block_manager.digests import TOKEN_BYTES, media_in, unpack
 from octavo.block_manager.page_index import parents_first
 
 from ...api.engine_request import salt_and_variant
@@ -140,11 +140,7 @@ class KvEventStream:
     def _stored(
         self, digests: Iterable[Digest], contents: Iterable[bytes], parent: Digest | None, salt: bytes
     ) -> pb.KvBlocksStored:
-        size = self._page_size
-        blocks = [
-            pb.KvBlock(block_hash=block_hash(digest), token_ids=unpack(packed), block_size=size)
-            for digest, packed in zip(digests, contents, strict=True)
-        ]
+        blocks = [self._block(digest, contained) for digest, contained in zip(digests, contents, strict=True)]
         own, variant = salt_and_variant(salt.removeprefix(self._salt))
         name = self._names().get(variant, variant.hex()) if variant and self._adapter is None else None
         return pb.KvBlocksStored(
@@ -164,6 +160,19 @@ class KvEventStream:
             return salt.startswith(self._salt)
         _, variant = salt_and_variant(salt.removeprefix(self._salt))
         return self._names().get(variant) == self._adapter
+
+    def _block(self, digest: Digest, contents: bytes) -> pb.KvBlock:
+        """A page, with the images whose rows it holds: each by its digest, and where it begins from here."""
+        size = self._page_size
+        return pb.KvBlock(
+            block_hash=block_hash(digest),
+            token_ids=unpack(contents[: size * TOKEN_BYTES]),
+            block_size=size,
+            extra_keys=[
+                pb.KvBlockExtraKey(multimodal={"identifier": image.hex(), "offset": start})
+                for image, start in media_in(contents, size)
+            ],
+        )
 
     def _snapshot_batches(
         self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]

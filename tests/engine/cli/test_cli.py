@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from octavo.engine.arguments.options import (
     given_settings,
 )
 from octavo.engine.arguments.usage import Parser
-from octavo.engine.cli import COMMANDS, main
+from octavo.engine.cli import COMMANDS, generate, main
 
 GENERATE = ["generate", "Once upon a time", "--num-pages", "16", "--max-tokens", "6"]
 
@@ -241,6 +242,30 @@ def test_generate_reads_stdin_and_speaks_chat(
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}]
     expected = load_tokenizer(resolve_model("demo")).apply_chat_template(messages)
     assert json.loads(out.splitlines()[-1])["prompt_tokens"] == len(expected)
+
+
+def test_generate_puts_pictures_before_the_prompt() -> None:
+    parser = argparse.ArgumentParser()
+    generate.add_arguments(parser)
+    prompt = generate.prompt_of(parser.parse_args(["what?", "--image", "a.png", "--image", "b.png"]))
+    parts = [{"type": "image", "image": Path(name)} for name in ("a.png", "b.png")]
+    assert prompt == [{"role": "user", "content": [*parts, {"type": "text", "text": "what?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "this model reads text alone"),
+        (["--vision"], "vision must be left out for"),
+        (["--connect", "127.0.0.1:9"], "--image needs a model in this process"),
+    ],
+)
+def test_generate_refuses_pictures_that_nothing_reads(
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    pages = [] if "--connect" in options else ["--num-pages", "16"]
+    code, _, err = _run(capsys, "generate", "what?", "--image", "a.png", *pages, *options)
+    assert (code, message in err.splitlines()[-1]) == (2, True), err
 
 
 def test_generate_says_what_became_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:

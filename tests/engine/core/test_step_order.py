@@ -13,6 +13,7 @@ import pytest
 from fakes import byte_tokenizer, fake_info, small_config
 from ledger_runner import LedgerRunner
 from octavo.block_manager import BlockManager
+from octavo.engine.api.prompt import EncodedPrompt
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.core.build import assemble
@@ -133,7 +134,9 @@ class Traced:
 
     def add(self, request_id: str, prompt: bytes, params: SamplingParams, **options: Any) -> None:
         grammar = self.admission.compile(params)
-        data = self.admission.admit(list(prompt), params, request_id=request_id, grammar=grammar, **options)
+        data = self.admission.admit(
+            EncodedPrompt(list(prompt)), params, request_id=request_id, grammar=grammar, **options
+        )
         request = self.core.builder.build(data)
         self.requests.append(request)
         self.core.add(request)

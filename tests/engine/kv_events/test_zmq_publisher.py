@@ -61,7 +61,7 @@ class Reader:
         self._sub.subscribe(b"kv@")
         self._replay = replay
         self._lose = lose
-        self._next = 0
+        self.next = 0
         self.blocks: dict[int, tuple[int, ...]] = {}  # hash: all tokens up to the block's end
         self.salts: set[str] = set()
         self.adapters: set[str | None] = set()
@@ -76,15 +76,15 @@ class Reader:
                 continue
             self._lose = max(0, self._lose - 1)
             sequence = int.from_bytes(number, "big")
-            if sequence > self._next:
+            if sequence > self.next:
                 await self._read_again()
-            if sequence >= self._next:
+            if sequence >= self.next:
                 self._apply(sequence, payload)
 
     async def _read_again(self) -> None:
         request = self._context.socket(zmq.DEALER)
         request.connect(self._replay)
-        await request.send_multipart([b"", self._next.to_bytes(8, "big")])
+        await request.send_multipart([b"", self.next.to_bytes(8, "big")])
         while True:
             _, number, payload = await request.recv_multipart()
             if number == b"\xff" * 8:
@@ -93,7 +93,7 @@ class Reader:
         request.close(0)
 
     def _apply(self, sequence: int, payload: bytes) -> None:
-        self._next = sequence + 1
+        self.next = sequence + 1
         for event in self._decode(payload).events:
             match type(event).__name__:
                 case "BlockStored":
@@ -143,6 +143,13 @@ async def published(tmp_path: Path, encoding: Any = "array", **reader: Any) -> A
         core = FakeCore(adapters=FakeAdapters())
         async with served(core, config=small_config(num_pages=16)) as its:
             publisher.start(its.engine, its.server.handler.page_events)
+
+            async def is_read() -> bool:
+                await say(its, [255] * 10)
+                await its.engine.ask(FlushCache())
+                return index.next > 0
+
+            await eventually_async(is_read, "the reader's subscription has come")
             yield its, index, publisher
     finally:
         await index.close()

@@ -1,0 +1,99 @@
+"""Images of a prompt: the data that cross from the front end to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.block_manager import MediaSpan
+
+from .errors import InvalidRequest
+
+MAX_ASPECT = 200  # longer side by shorter one, as Qwen's own processor allows
+
+
+class Size(NamedTuple):
+    """Height and width in pixels."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRules:
+    """How a picture becomes rows of a prompt, for one model.
+
+    token                    id of the placeholder that each row of an image has
+    mark                     the placeholder as the chat template writes it, once for each image
+    patch, temporal, merge   pixels of a patch's side, times it is repeated, and patches of a row's side
+    min_pixels, max_pixels   of a picture once it is resized
+    mean, std                by which values of each channel are normalized, from 0 to 1
+    """
+
+    token: int
+    mark: str
+    patch: int
+    temporal: int
+    merge: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def side(self) -> int:
+        """Pixels of the side of the square that one row stands for."""
+        return self.patch * self.merge
+
+    def size_for(self, size: Size) -> Size:
+        """Return the size to which a picture is resized: whole squares, within the numbers of pixels, and
+        about the picture's own shape (``smart_resize`` of Qwen's processors). InvalidRequest for one that is
+        too long."""
+        aspect = max(size) / min(size)
+        if aspect > MAX_ASPECT:
+            raise InvalidRequest(
+                f"a picture's longer side must be at most {MAX_ASPECT} times the shorter one, got "
+                f"{size.width} x {size.height} pixels; cut it"
+            )
+        side, area = self.side, size.height * size.width
+        resized = Size(*(round(each / side) * side for each in size))
+        if resized.height * resized.width > self.max_pixels:
+            scale = math.sqrt(area / self.max_pixels)
+            return Size(*(max(side, math.floor(each / scale / side) * side) for each in size))
+        if resized.height * resized.width < self.min_pixels:
+            scale = math.sqrt(self.min_pixels / area)
+            return Size(*(math.ceil(each * scale / side) * side for each in size))
+        return resized
+
+
+class PromptImage(NamedTuple):
+    """An image of a prompt.
+
+    start        position of its first row
+    rows, columns  of the squares that rows of the prompt stand for
+    digest       SHA-256 of the pixels, their size and the rules
+    pixels       8 bits each of red, green and blue, line by line
+    """
+
+    start: int
+    rows: int
+    columns: int
+    digest: bytes
+    pixels: bytes
+
+    @classmethod
+    def of(cls, rules: ImageRules, size: Size, pixels: bytes) -> PromptImage:
+        """Return the image of a picture that was resized to ``size``; its place comes later."""
+        digest = hashlib.sha256(f"octavo image\0{rules}\0{size}\0".encode() + pixels).digest()
+        return cls(0, size.height // rules.side, size.width // rules.side, digest, pixels)
+
+    @property
+    def length(self) -> int:
+        """Positions of the prompt that it has."""
+        return self.rows * self.columns
+
+    @property
+    def span(self) -> MediaSpan:
+        return MediaSpan(self.start, self.length, self.digest)

@@ -1,0 +1,148 @@
+"""Requests with images, as a part of steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from octavo.kernels.metadata import Ints
+from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
+
+from ..api.image import PromptImage
+from ..executor.base import EncodedImage, Images
+from ..executor.batch import RowInput
+from .request import Request, Sample
+from .step_parts import PartRows, StepPart
+
+IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # as the model calls them
+AXES = ("position_t", "position_h", "position_w")
+
+
+class ImagePart(StepPart):
+    """Gives every step the rows of images that it computes, and the positions of rows behind images.
+
+    An image is encoded when a step computes the first of its rows: a prefix hit over the whole image encodes
+    nothing. What was encoded is held until its last row is computed.
+    """
+
+    def __init__(self, images: Images) -> None:
+        self._images = images
+        self._prompts: WeakKeyDictionary[Sequence, _Prompt] = WeakKeyDictionary()
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self._prompts)
+
+    def begin(self, request: Request) -> None:
+        if request.images:
+            axes = Axes(request.num_prompt, request.images) if self._images.has_axes else None
+            prompt = _Prompt(request.images, axes, {})
+            self._prompts.update((sample.sequence, prompt) for sample in request.samples)
+
+    def end(self, sample: Sample) -> None:
+        self._prompts.pop(sample.sequence, None)
+
+    def rows(self, step: SchedulerOutput) -> PartRows | None:
+        """Return the step's rows of images, and three positions of each row where they may differ."""
+        prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
+        if not any(prompt for _, prompt in prompts):
+            return None
+        inputs: dict[str, RowInput] = {}
+        if self._images.has_axes:
+            axes = [
+                _plain(item.start, item.end)
+                if prompt is None or prompt.axes is None
+                else prompt.axes.of(item.start, item.end)
+                for item, prompt in prompts
+            ]
+            inputs.update(zip(AXES, np.concatenate(axes, axis=1), strict=True))
+        row, found = 0, []
+        for item, prompt in prompts:
+            if prompt is not None:
+                found += [(row + at - item.start, part) for at, part in self._encoded(item, prompt)]
+            row += item.end - item.start
+        if found:
+            inputs |= _laid_out(row, found)
+        return PartRows(inputs=inputs) if inputs else None
+
+    def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
+        """The parts of images that a chunk computes, with their positions."""
+        parts = []
+        for image in prompt.images:
+            first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
+            if first >= last:
+                continue
+            encoded = prompt.held.pop(image.start, None) or self._images.encode(image)
+            if last < image.start + image.length:
+                prompt.held[image.start] = encoded
+            parts.append((first, _Part(encoded, first - image.start, last - image.start)))
+        return parts
+
+
+class _Prompt(NamedTuple):
+    """The images of a request. ``axes``: where its tokens stand, if the model has three axes; ``held``: of
+    images whose rows are computed in several steps, by their first position."""
+
+    images: tuple[PromptImage, ...]
+    axes: Axes | None
+    held: dict[int, EncodedImage]
+
+
+class _Part(NamedTuple):
+    """Rows ``[first, last)`` of an image."""
+
+    encoded: EncodedImage
+    first: int
+    last: int
+
+
+def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
+    """Return inputs of ``count`` rows, in which each part begins at its row."""
+    sample = parts[0][1].encoded
+    inputs: dict[str, RowInput] = {
+        IS_IMAGE: np.zeros(count, np.int32),
+        FEATURES: np.zeros((count, sample.features.shape[1]), np.float32),
+    }
+    if sample.deepstack is not None:
+        inputs[DEEPSTACK] = np.zeros((count, *sample.deepstack.shape[1:]), np.float32)
+    for row, (encoded, first, last) in parts:
+        rows = slice(row, row + last - first)
+        inputs[IS_IMAGE][rows] = 1
+        inputs[FEATURES][rows] = encoded.features[first:last]
+        if encoded.deepstack is not None:
+            inputs[DEEPSTACK][rows] = encoded.deepstack[first:last]
+    return inputs
+
+
+class Axes:
+    """Where each token of a sequence stands in time, height and width (M-RoPE).
+
+    Text counts on, the same on each axis. An image stands at one time, and its rows and columns count from
+    there; the text behind it counts on from its longer side."""
+
+    def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:
+        axes = _plain(0, num_prompt)
+        for image in images:
+            stop = image.start + image.length
+            begin = axes[0, image.start]
+            grid = np.indices((1, image.rows, image.columns), np.int32).reshape(3, -1)
+            axes[:, image.start : stop] = begin + grid
+            behind = begin + max(image.rows, image.columns)
+            axes[:, stop:] = behind + np.arange(num_prompt - stop, dtype=np.int32)
+        self._prompt = axes
+        self._shift = int(axes.max()) + 1 - num_prompt  # of what is generated
+
+    def of(self, start: int, stop: int) -> Ints:
+        """Return int32 [3, stop - start]."""
+        positions = _plain(start, stop)
+        positions += np.int32(self._shift)
+        known = self._prompt[:, start:stop]
+        positions[:, : known.shape[1]] = known
+        return positions
+
+
+def _plain(start: int, stop: int) -> Ints:
+    """Return int32 [3, stop - start], of text alone."""
+    return np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))

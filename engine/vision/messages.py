@@ -1,0 +1,121 @@
+"""Pictures in chat messages, and their places among the tokens of the prompt."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..api.errors import InvalidRequest
+from ..api.image import ImageRules, PromptImage
+from ..api.prompt import ChatPrompt, EncodedPrompt, Message
+from .reader import MAX_IMAGES
+
+_KINDS = ("image", "image_url")
+
+
+def has_pictures(messages: Sequence[Any]) -> bool:
+    """Whether a message has a part that is a picture."""
+    return any(_is_picture(part) for message in messages for part in _parts(message))
+
+
+def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes]]:
+    """Return the chat as templates take it, and the files of its pictures in their order. InvalidRequest for
+    a picture that is not there or too large."""
+    pictures: list[bytes] = []
+    messages: list[Message] = []
+    for message in chat.messages:
+        parts = _parts(message)
+        found = [_bytes_of(part, max_bytes) for part in parts if _is_picture(part)]
+        content = [{"type": "image"} if _is_picture(part) else _text(part) for part in parts]
+        messages.append({**message, "content": content} if found else message)
+        pictures += found
+        if len(pictures) > MAX_IMAGES:
+            raise InvalidRequest(f"a prompt must have at most {MAX_IMAGES} images, got more; leave some out")
+    return replace(chat, messages=messages, has_images=True), pictures
+
+
+def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRules) -> EncodedPrompt:
+    """Return the prompt in which each mark of an image is as many placeholders as the image has rows."""
+    if (count := ids.count(rules.token)) != len(images):
+        raise InvalidRequest(
+            f"a prompt must have one {rules.mark} for each of its {len(images)} images, got {count}; leave "
+            "the mark out of texts, and use a chat template that writes it"
+        )
+    expanded: list[int] = []
+    placed: list[PromptImage] = []
+    for token in ids:
+        if token != rules.token:
+            expanded.append(token)
+            continue
+        placed.append(images[len(placed)]._replace(start=len(expanded)))
+        expanded += [token] * placed[-1].length
+    return EncodedPrompt(expanded, tuple(placed))
+
+
+def _parts(message: object) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, list | tuple) else ()
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _KINDS
+
+
+def _text(part: object) -> dict[str, str]:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    raise InvalidRequest(
+        f"a content part must be of type text, image or image_url, got {kind!r:.60}; leave it out"
+    )
+
+
+def _bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
+    """The file of a picture: bytes, a ``Path``, a picture of Pillow's, or a data: URL. A text is never a
+    path, for it may be a client's."""
+    given: object = part.get("image_url", part.get("image"))
+    if isinstance(given, Mapping):
+        given = given.get("url")
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    if isinstance(given, str):
+        return _of_url(given, max_bytes)
+    if isinstance(given, Path):
+        return _of_file(given, max_bytes)
+    if callable(save := getattr(given, "save", None)):
+        file = io.BytesIO()
+        save(file, format="PNG")
+        return file.getvalue()
+    raise InvalidRequest(
+        f"an image must be a Path, bytes, a picture of Pillow's or a data: URL, got {given!r:.60}; write "
+        '{"type": "image", "image": Path("cat.png")}'
+    )
+
+
+def _of_file(path: Path, max_bytes: int) -> bytes:
+    try:
+        if (size := path.stat().st_size) > max_bytes:
+            raise InvalidRequest(f"{path} must have at most {max_bytes} bytes, got {size}; scale it down")
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}; give the path of a picture") from None
+
+
+def _of_url(url: str, max_bytes: int) -> bytes:
+    head, _, data = url.partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64"):
+        raise InvalidRequest(
+            "the URL of an image must be a data: URL in base64, for nothing is fetched, got "
+            f"{url!r:.60}; write data:image/png;base64,... or, in Python, a Path"
+        )
+    if len(data) > max_bytes * 4 // 3 + 4:
+        raise InvalidRequest(f"a picture must have at most {max_bytes} bytes, got more; scale it down")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"the URL of an image must be in base64, got {data!r:.40} ({error})") from None

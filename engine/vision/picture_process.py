@@ -1,0 +1,88 @@
+"""The helper process that decodes and resizes pictures of clients.
+
+Started as ``python -m octavo.engine.vision.picture_process``, spoken to by ``reader`` over its standard input
+and output in lines of JSON. A picture may be a bomb or hit a bug of its decoder: here that costs one answer.
+Ends when its standard input does.
+
+    <- {"rules": ..., "max_pixels", "memory_bytes"}   once
+    <- {"size"}, and so many bytes of a picture behind the line
+    -> {"height", "width"}, and the pixels behind the line; or {"refused": why}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import resource
+import sys
+import warnings
+from typing import IO, Any
+
+from ..api.image import ImageRules, Size
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+NICENESS = 5  # streams that are being served go first
+
+
+def main() -> None:
+    source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    os.nice(NICENESS)
+    limits = json.loads(source.readline())
+    rules, most = ImageRules(**limits["rules"]), limits["memory_bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    from PIL import Image
+
+    warnings.simplefilter("ignore")
+    Image.MAX_IMAGE_PIXELS = None  # checked below, before anything is decoded
+    _answer(out, {"ready": True})
+    while line := source.readline():
+        data = source.read(json.loads(line)["size"])
+        try:
+            size, pixels = resized(data, rules, max_pixels=limits["max_pixels"])
+            _answer(out, size._asdict(), pixels)
+        except MemoryError:
+            _answer(out, {"refused": "it takes too much memory"})
+        except Exception as error:  # whatever a decoder says of a client's bytes
+            _answer(out, {"refused": " ".join(str(error).split())[:200] or type(error).__name__})
+
+
+def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, bytes]:
+    """Decode a picture, turn it upright and resize it; return its size then, and its pixels. ValueError or
+    InvalidRequest for one that is too large, too long, or moves."""
+    from PIL import Image, ImageOps
+
+    picture = opened(data, max_pixels=max_pixels)
+    picture = ImageOps.exif_transpose(picture)
+    picture = picture if picture.mode == "RGB" else picture.convert("RGB")
+    size = rules.size_for(Size(picture.height, picture.width))
+    if (picture.width, picture.height) != (size.width, size.height):
+        picture = picture.resize((size.width, size.height), Image.Resampling.BICUBIC)
+    return size, picture.tobytes()
+
+
+def opened(data: bytes, *, max_pixels: int) -> Any:
+    """Return the picture, whose header alone was read. ValueError for one that is too large or moves."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        picture = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it must be one of {', '.join(FORMATS)}") from None
+    if (count := picture.width * picture.height) > max_pixels:
+        raise ValueError(f"it must have at most {max_pixels} pixels, got {count}; scale it down")
+    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # MPO: JPEG of a camera
+        raise ValueError(f"it must have one frame, got {frames}; send the frame that is meant")
+    return picture
+
+
+def _answer(out: IO[bytes], answer: dict[str, Any], pixels: bytes = b"") -> None:
+    with contextlib.suppress(BrokenPipeError):  # the engine's process has ended
+        out.write(json.dumps(answer).encode() + b"\n" + pixels)
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Pictures over HTTP: both chat interfaces, what is cached, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from fake_images import TEMPLATE, FakeImages, data_url, png
+from fakes import FakeCore, byte_tokenizer, small_config
+from http_served import HttpServed, Reply, http_served
+
+pytestmark = pytest.mark.server
+
+CAT, DOG = png("red"), png("blue")
+
+
+def core(images: FakeImages | None) -> FakeCore:
+    return FakeCore(tokenizer=byte_tokenizer(template=TEMPLATE), images=images)
+
+
+def openai_parts(*files: bytes) -> list[dict[str, Any]]:
+    return [
+        {"type": "text", "text": "what is this?"},
+        *({"type": "image_url", "image_url": {"url": data_url(file)}} for file in files),
+    ]
+
+
+async def chat(its: HttpServed, content: Any) -> Reply:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "return_token_ids": True}
+    return await its.post("/v1/chat/completions", body)
+
+
+async def messages(its: HttpServed, content: Any) -> Reply:
+    body = {"model": "fake", "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    return await its.post("/v1/messages", body)
+
+
+async def test_the_same_picture_is_cached_and_another_is_not() -> None:
+    images = FakeImages()
+    async with http_served(core(images), config=small_config()) as its:
+        first, again, other = [await chat(its, openai_parts(file)) for file in (CAT, CAT, DOG)]
+    assert [each.status for each in (first, again, other)] == [200] * 3
+    ids = first.json["prompt_token_ids"]
+    assert ids == [*b"user:what is this?", *[ord("~")] * 6, *b"|"]
+    cached = [each.json["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, again, other)]
+    assert cached == [0, 24, 16]  # pages of four; the picture begins in the fifth
+    assert len(images.encoded) == 2
+
+
+async def test_anthropics_messages_take_pictures() -> None:
+    images = FakeImages()
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
+    async with http_served(core(images), config=small_config()) as its:
+        reply = await messages(its, content)
+        assert reply.status == 200, reply.body
+        assert reply.json["usage"]["input_tokens"] == len("user:") + 6 + len("what?|")
+        refused = await messages(its, [{"type": "image", "source": {"type": "url", "url": "http://x"}}])
+        assert (refused.status, "nothing is fetched" in refused.json["error"]["message"]) == (400, True)
+    assert len(images.encoded) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://example.com/cat.png", "nothing is fetched"),
+        ("/etc/passwd", "nothing is fetched"),
+        (data_url(b"no picture"), "must be one of PNG"),
+        (data_url(CAT[:60]), "a picture cannot be used"),
+        (data_url(png("red", 10_000, 10_000)), "at most 36000000 pixels, got 100000000"),
+    ],
+)
+async def test_wrong_pictures_cost_one_error(url: str, message: str) -> None:
+    async with http_served(core(FakeImages()), config=small_config()) as its:
+        reply = await chat(its, [{"type": "image_url", "image_url": {"url": url}}])
+        assert (reply.status, message in reply.json["error"]["message"]) == (400, True), reply.body
+        assert (await chat(its, openai_parts(CAT))).status == 200
+
+
+async def test_a_text_model_refuses_pictures_of_chats_and_says_so_in_agents_conversations() -> None:
+    async with http_served(core(None), config=small_config()) as its:
+        reply = await chat(its, openai_parts(CAT))
+        assert (reply.status, "reads text alone" in reply.json["error"]["message"]) == (400, True)
+        reply = await messages(its, [{"type": "image", "source": {"type": "base64", "data": ""}}])
+        assert reply.status == 200

@@ -1,0 +1,249 @@
+"""Tiny random vision-language models of mlx-vlm's classes, as folders, and pictures for them.
+
+Needs mlx-vlm; ``tokens_of_mlx_vlm`` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import tokenizers
+from mlx.utils import tree_flatten
+from tokenizers import decoders, models, pre_tokenizers
+
+VOCAB = 320
+SPECIAL = {
+    "<|vision_start|>": 300, "<|vision_end|>": 301, "<|image_pad|>": 302, "<|video_pad|>": 303,
+    "<|im_start|>": 304, "<|im_end|>": 305, "<end>": VOCAB - 1,
+}  # fmt: skip
+IMAGE = SPECIAL["<|image_pad|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "depth": 3, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "num_heads": 2,
+    "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
+    "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1],
+}  # fmt: skip
+_IDS = {
+    "image_token_id": IMAGE, "video_token_id": SPECIAL["<|video_pad|>"],
+    "vision_start_token_id": SPECIAL["<|vision_start|>"], "vision_end_token_id": SPECIAL["<|vision_end|>"],
+}  # fmt: skip
+_INTERLEAVED = {"mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "text_config": _TEXT
+        | {
+            "model_type": "qwen3_vl_text", "rope_theta": 10000.0,
+            "rope_scaling": {"rope_type": "default"} | _INTERLEAVED,
+        },
+        "vision_config": _VISION | {"model_type": "qwen3_vl", "in_chans": 3},
+    },
+    "qwen2_5_vl": _TEXT  # fields of the text at the root, as in its checkpoints
+    | {
+        "rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+        "vision_config": {
+            "model_type": "qwen2_5_vl", "depth": 3, "hidden_size": 32, "intermediate_size": 64,
+            "out_hidden_size": 64, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "in_channels": 3,
+            "window_size": 112, "fullatt_block_indexes": [1], "spatial_patch_size": 14,
+        },
+    },
+    "qwen2_vl": _TEXT
+    | {
+        "rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+        "vision_config": {
+            "model_type": "qwen2_vl", "depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2,
+            "image_size": 128, "patch_size": 14, "mlp_ratio": 2, "in_channels": 3, "spatial_merge_size": 2,
+            "temporal_patch_size": 2, "spatial_patch_size": 14,
+        },
+    },
+    "qwen3_5": {  # layers of the gated delta rule, and one of attention
+        "text_config": _TEXT
+        | {
+            "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "linear_conv_kernel_dim": 4, "full_attention_interval": 2,
+            "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+            | _INTERLEAVED,
+        },
+        "vision_config": _VISION | {"model_type": "qwen3_5", "deepstack_visual_indexes": []},
+    },
+}  # fmt: skip
+SIDE = {"qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28}  # pixels of a row's side
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of text and pictures in turn."""
+
+    parts: tuple[str | bytes, ...]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+            for part in self.parts
+        ]
+        return [{"role": "user", "content": content}]
+
+
+def picture(seed: int, width: int, height: int) -> bytes:
+    """A PNG of colours in blocks, so that every patch has its own."""
+    from PIL import Image
+
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
+    """Write a model of random weights, its tokenizer and the settings of its pictures."""
+    from mlx_vlm.utils import update_module_configs
+
+    name = "".join(part.capitalize() for part in architecture.split("_"))
+    config = CONFIGS[architecture] | _IDS | {
+        "model_type": architecture, "eos_token_id": VOCAB - 1,
+        "architectures": [f"{name}ForConditionalGeneration"],
+    }  # fmt: skip
+    package = importlib.import_module(f"mlx_vlm.models.{architecture}")
+    update: Any = update_module_configs
+    mx.random.seed(seed)
+    settings = json.loads(json.dumps(config))
+    arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
+    model = package.Model(arguments)
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    weights = {name: _spread(name, value).astype(dtype) for name, value in parameters.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    _make_tokenizer(folder)
+    patch = SIDE[architecture] // 2
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({
+            "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": patch,
+            "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+            "size": {"shortest_edge": 1024, "longest_edge": 1048576},
+        })
+    )  # fmt: skip
+    return folder
+
+
+def _spread(name: str, value: mx.array) -> mx.array:
+    """Attention far from uniform, next tokens far from ties, images that matter."""
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        return value * 3
+    if "embed" in name and value.ndim == 2 and value.shape[0] == VOCAB:
+        return mx.random.normal(value.shape)
+    if value.ndim == 1:
+        return value + 0.3 * mx.random.normal(value.shape)
+    return value * 2
+
+
+def _make_tokenizer(folder: Path) -> None:
+    names = {id_: name for name, id_ in SPECIAL.items()}
+    alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    alphabet |= {names.get(i, f"<unused{i}>"): i for i in range(len(alphabet), VOCAB)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "chat_template": TEMPLATE}
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens of mlx-vlm, and how far apart the two best logits of each were."""
+
+    tokens: list[int]
+    margins: list[float]
+
+
+def tokens_of_mlx_vlm(model: Path, work: list[Asked], count: int) -> list[Answer]:
+    """Greedy tokens by mlx-vlm's own processor and ``generate_step``, in a process that never sees Octavo."""
+    files = {part: model / f"{index}.png" for index, part in enumerate(_pictures(work))}
+    for data, file in files.items():
+        file.write_bytes(data)
+    jobs = [
+        [{"text": part} if isinstance(part, str) else {"image": str(files[part])} for part in asked.parts]
+        for asked in work
+    ]
+    (model / "jobs.json").write_text(json.dumps({"model": str(model), "count": count, "jobs": jobs}))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__)), str(model / "jobs.json")],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+
+
+def _pictures(work: list[Asked]) -> list[bytes]:
+    return list({part: None for asked in work for part in asked.parts if isinstance(part, bytes)})
+
+
+def _main() -> None:
+    mx.set_default_device(mx.cpu)
+    import jinja2
+    from mlx_vlm.generate.ar import generate_step
+    from mlx_vlm.utils import load_model, load_processor
+    from PIL import Image
+
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    model = load_model(Path(asked["model"]))
+    processor = load_processor(asked["model"], False)
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    answers = []
+    for parts in asked["jobs"]:
+        content = [{"type": "text", **part} if "text" in part else {"type": "image"} for part in parts]
+        text = template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
+        images = [Image.open(part["image"]) for part in parts if "image" in part]
+        for name in ("_position_ids", "_rope_deltas"):  # of the prompt before
+            if hasattr(model.language_model, name):
+                setattr(model.language_model, name, None)
+        made = processor(text=[text], images=images or None, add_special_tokens=False)
+        more: dict[str, Any] = {}
+        if images:
+            more["image_grid_thw"] = mx.array(np.array(made["image_grid_thw"]))
+        ids = mx.array(np.array(made["input_ids"]))
+        pixels = mx.array(np.array(made["pixel_values"])) if images else None
+        steps = generate_step(
+            ids, model, pixels, mx.ones_like(ids), max_tokens=asked["count"], temperature=0.0,
+            prefill_step_size=None, **more,
+        )  # fmt: skip
+        tokens, margins = [], []
+        for token, logprobs in steps:
+            best = np.sort(np.array(logprobs).reshape(-1))[-2:]
+            tokens.append(int(token))
+            margins.append(float(best[1] - best[0]))
+            if len(tokens) == asked["count"]:
+                break
+        answers.append({"tokens": tokens, "margins": margins})
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    _main()
