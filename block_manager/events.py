@@ -1,4 +1,4 @@
-"""What became findable and what no longer is, in order: for watchers, routers and metrics."""
+"""Log of pages that were cached or evicted, in order, for watchers, routers and metrics."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Literal, NamedTuple
 
 from .types import Digest
 
-MAX_DIGESTS = 4096  # of one event of removed pages: larger ones do not fit into a message
+MAX_DIGESTS = 4096  # digests of one event of removed pages; more would not fit into a message
 
 
 class EventsLost(ValueError):
-    """The log does not reach from there to here; begin again with what is cached now."""
+    """The log lacks some of the requested events; begin again from the pages cached now."""
 
 
 class PageEvent(NamedTuple):
-    """One change of what can be found.
+    """One change of the set of cached pages.
 
     number    1, 2, 3, ... without gaps
-    kind      stored     these pages can be found from now on
-              removed    these can be no longer
-              cleared    nothing can be found any more
-    digests   of the pages, for ``stored`` in the order of the sequence
+    kind      stored     these pages are cached from now on
+              removed    these pages are no longer cached
+              cleared    no page is cached any more
+    digests   digests of the pages, for ``stored`` in the order of the sequence
     parent    for ``stored``: digest of the page before the first one, None at a sequence's start
-    salt      for ``stored``: of the sequence
+    salt      for ``stored``: salt of the sequence
     contents  for ``stored``, while tokens are kept: each page's tokens as from ``digests.pack``
-    salts     for ``removed``: of each page's sequence; empty where none had any
+    salts     for ``removed``: salt of each page's sequence; empty if no page had one
     """
 
     number: int
@@ -38,19 +38,19 @@ class PageEvent(NamedTuple):
     salts: abc.Sequence[bytes] = ()
 
     def digests_of(self, salt_prefix: bytes) -> abc.Sequence[Digest]:
-        """The pages of sequences whose salts begin like this: those that their owner may be told of."""
+        """Return the digests of pages whose salts begin with this prefix, which only their owner may see."""
         if self.kind == "stored":
             return self.digests if self.salt.startswith(salt_prefix) else ()
         if not salt_prefix:
             return self.digests
-        own = zip(self.digests, self.salts, strict=False)  # without salts, nobody's
+        own = zip(self.digests, self.salts, strict=False)  # pages without salts have no owner
         return [digest for digest, salt in own if salt.startswith(salt_prefix)]
 
 
 class EventLog:
     """The latest events, at most ``capacity`` of them with at most ``capacity`` digests.
 
-    The newest one is always kept. One event per run of pages, O(1) per page.
+    The newest event is always kept. There is one event per run of pages, with O(1) work per page.
 
     Events have tokens from ``keep_tokens`` on; see ``BlockManager.keep_tokens``.
 
@@ -62,16 +62,16 @@ class EventLog:
         self._events: deque[PageEvent] = deque()
         self._num_digests = 0
         self._next = 1
-        self._salts: dict[Digest, bytes] = {}  # of pages that can be found, where there is one
+        self._salts: dict[Digest, bytes] = {}  # salts of cached pages that have one
         self.tokens_since: int | None = None
 
     @property
     def next_number(self) -> int:
-        """Number of the event that comes next: where a watcher of the future begins."""
+        """Number of the next event, from which a new watcher begins."""
         return self._next
 
     def keep_tokens(self) -> None:
-        """Say, for good, that ``add_stored`` gets the pages' contents from now on."""
+        """Keep page contents from now on: callers pass them to ``add_stored``."""
         if self.tokens_since is None:
             self.tokens_since = self._next
 
@@ -82,27 +82,27 @@ class EventLog:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        """Pages of one sequence can be found. The caller gives ``digests`` away."""
+        """Log pages of one sequence that became cached. The log takes ownership of ``digests``."""
         row = (self._next, "stored", digests, parent, salt, contents, ())
-        self._append(tuple.__new__(PageEvent, row))  # its own constructor takes twice as long
+        self._append(tuple.__new__(PageEvent, row))  # the constructor takes twice as long
         if salt:
             self._salts.update(dict.fromkeys(digests, salt))
 
     def add_removed(self, digests: abc.Sequence[Digest]) -> None:
-        """These pages can be found no longer. The caller gives ``digests`` away."""
+        """Log pages that are no longer cached. The log takes ownership of ``digests``."""
         for start in range(0, len(digests), MAX_DIGESTS):
             part = digests[start : start + MAX_DIGESTS] if len(digests) > MAX_DIGESTS else digests
             self._append(PageEvent(self._next, "removed", part, salts=self._forget_salts(part)))
 
     def _forget_salts(self, digests: abc.Sequence[Digest]) -> abc.Sequence[bytes]:
-        """The pages' salts, which nobody needs any longer."""
+        """Return and drop the salts of these pages."""
         if not self._salts:
             return ()
         pop = self._salts.pop
         return [pop(digest, b"") for digest in digests]
 
     def add_cleared(self) -> None:
-        """Nothing can be found any more."""
+        """Log that no page is cached any more."""
         self._append(PageEvent(self._next, "cleared"))
 
     def _append(self, event: PageEvent) -> None:
@@ -114,14 +114,15 @@ class EventLog:
             self._num_digests -= len(events.popleft().digests)
 
     def since(self, number: int, limit: int | None = None) -> list[PageEvent]:
-        """The events from ``number`` on, the first ``limit`` of them.
+        """Return the first ``limit`` events from ``number`` on.
 
-        EventsLost if some of them are gone, or it is yet to come."""
+        Raises EventsLost if some of them are gone, or ``number`` is in the future.
+        """
         first = self._next - len(self._events)
         if not first <= number <= self._next:
             raise EventsLost(
-                f"events {first} to {self._next - 1} are kept, got {number}; "
-                f"watch from {self._next} on after reading what is cached"
+                f"events {first} to {self._next - 1} are available, got {number}; watch from {self._next} "
+                "on after reading what is cached"
             )
         latest = list(islice(reversed(self._events), self._next - number))  # the deque's near end
         latest.reverse()

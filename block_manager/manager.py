@@ -22,27 +22,27 @@ from .types import Digest, GroupPageTable, MediaSpan, PageCopy, PageCounts, Page
 
 
 class BlockManager:
-    """Gives sequences pages of fixed pools and lets them share what they have in common.
+    """Gives sequences pages of fixed pools and lets them share pages of common prefixes.
 
-    A table covers the same positions in every group of layers: each operation reaches all groups, or none.
-    Where no group is named, pages are those of the first.
+    A table covers the same positions in every group of layers: an operation changes all groups or none.
+    Without a named group, pages are those of the first.
 
-    groups           size of the one pool that all layers share; or what each kind of layer sees, and how
-                     large its pool is. Let the first be the one without a window, if there is any
+    groups           size of the single pool of all layers; or the attention and pool size of each kind of
+                     layer. A group without a window must be the first
     page_size        positions per page
-    hasher           names the contents of pages; see digests.py
+    hasher           function that computes page digests; see digests.py
     prefix_cache     False: nothing is published and every ``open`` starts empty
-    policy           which idle page goes next, by its name in ``POLICIES``
-    max_pinned       pages of each pool that ``Pins`` may hold; sequences are not let in on them
-    max_chunk        positions of one sequence that are written at a time, at most: how far beyond
-                     its window a group needs pages
-    states           slots of recurrent layers, if the model has any: a sequence needs one beside its pages
-    clock            seconds, for saying when a page was evicted
+    policy           eviction policy, by its name in ``POLICIES``
+    max_pinned       pages of each pool that ``Pins`` may hold; admission does not count on them
+    max_chunk        maximum number of positions of one sequence written at a time, for which a group needs
+                     pages beyond its window
+    states           slots of recurrent layers, if the model has any: a sequence needs one besides its pages
+    clock            clock in seconds, for the times of evictions
 
-    miss_reasons     says why a page was not found
-    page_index       tokens of published pages, from ``keep_tokens`` on
+    miss_reasons     finds the reason of a cache miss
+    page_index       tokens of published pages, after ``keep_tokens``
 
-    Who may hold, write and free a page, and when: README.md in this folder.
+    README.md in this folder says who may hold, write and free a page, and when.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class BlockManager:
         smallest = min(spec.num_pages for spec in specs)
         if not 0 <= max_pinned < smallest:
             raise ValueError(
-                f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, "
-                f"got {max_pinned}; sequences need room, too"
+                f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, got "
+                f"{max_pinned}; sequences need pages, too"
             )
         if prefix_cache:
             check_strength(hasher)
@@ -88,7 +88,7 @@ class BlockManager:
             for index, spec in enumerate([] if states is None else [states])
         )
         self._all: tuple[CacheGroup, ...] = (*self._groups, *self._states)
-        self.groups = specs  # attributes, because each step asks
+        self.groups = specs  # attributes, because each step reads them
         self.states = states
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
@@ -101,18 +101,16 @@ class BlockManager:
             is_cached=lambda digest: any(group.pool.is_cached(digest) for group in self._groups),
         )
 
-    # Pools: how large they are and how their pages stand.
+    # Pools: sizes and states of pages.
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """What a cached prefix consists of.
-
-        Pages of every group, and behind them snapshots of recurrent state, if there are any."""
+        """The parts of a cached prefix: pages of every group, then snapshots of recurrent state, if any."""
         return tuple(group.spec for group in self._all)
 
     @property
     def capacity(self) -> int:
-        """Positions that one sequence can have, whatever is pinned."""
+        """Number of positions that one sequence can have, whatever is pinned."""
         return min(
             group.spec.max_positions(self.page_size, max_chunk=self.max_chunk, num_pinned=self.max_pinned)
             for group in self._groups
@@ -124,7 +122,7 @@ class BlockManager:
 
     @property
     def counts(self) -> PageCounts:
-        """Return how the pages stand: held, idle and cached, idle and empty."""
+        """Return the numbers of held, idle cached and idle empty pages."""
         return self._pool.counts
 
     @property
@@ -133,7 +131,7 @@ class BlockManager:
 
     @property
     def num_idle(self) -> int:
-        """Pages that can be handed out: cached and empty ones."""
+        """Number of pages that can be allocated: cached and empty ones."""
         return self._pool.num_idle
 
     @property
@@ -146,11 +144,11 @@ class BlockManager:
 
     @property
     def num_evicted(self) -> int:
-        """Cached pages of all groups that were given to somebody else, since the start."""
+        """Number of cached pages of all groups that were evicted since the start."""
         return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
-        """``num_idle`` of every group, and idle slots of recurrent states behind them, if there are any."""
+        """``num_idle`` of every group, and then the idle slots of recurrent states, if any."""
         return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
@@ -158,7 +156,7 @@ class BlockManager:
         return tuple([group.pool.num_idle for group in self._groups])
 
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
-        """Return how many more pages of every group a table holds at most, once it has so many positions."""
+        """Return how many more pages of every group a table holds at most with ``num_tokens`` positions."""
         goal = -(-num_tokens // self.page_size)
         return tuple(
             max(
@@ -170,16 +168,17 @@ class BlockManager:
         )
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many positions of its beginning are on pages that other tables hold, too.
+        """Return how many of a table's first positions are on pages that other tables hold, too.
 
-        0 in models whose every layer has a window."""
+        The result is 0 in models whose every layer has a window.
+        """
         if self._groups[0].spec.window is not None:
             return 0
         return min(self._pool.num_shared(table.pages) * self.page_size, table.num_written)
 
     @property
     def state_counts(self) -> PageCounts | None:
-        """Return how slots of recurrent states stand; None for models without any."""
+        """Return the counts of held, cached and empty slots of recurrent states; None without such."""
         return self._states[0].pool.counts if self._states else None
 
     @property
@@ -187,7 +186,7 @@ class BlockManager:
         """Return counts over all residual windows, or None if there are none."""
         if not self._residual:
             return None
-        if len(self._residual) == 1:  # asked after every step, and there is mostly one
+        if len(self._residual) == 1:  # called after every step, and there is usually one
             return self._residual[0].counts
         return PageCounts(*map(sum, zip(*(pool.counts for pool in self._residual), strict=True)))
 
@@ -204,11 +203,11 @@ class BlockManager:
     ) -> PageTable:
         """Return a table with the longest cached prefix of ``tokens``, short of the last token.
 
-        The last token is always left to compute: its logits are what a caller is after, and
-        so the page being written is never one that somebody else may find.
+        The last token is always left to compute, because the caller needs its logits. So the page being
+        written is never a cached one.
 
-        The table remembers the digests of these tokens: until ``rollback`` says otherwise, they
-        are what it will be written with.
+        The table remembers the digests of these tokens: until ``rollback`` says otherwise, they are what it
+        will be written with.
 
         digests   what an earlier table of the same tokens and salt knew: they are not computed again.
                   The table writes on in this very list, so that what it learns outlives it
@@ -233,13 +232,13 @@ class BlockManager:
         return table
 
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
-        """Make room for positions ``[0, num_tokens)``, and for the state of recurrent layers.
+        """Reserve pages for positions ``[0, num_tokens)``, and a slot for the state of recurrent layers.
 
-        Return False if a pool is short, and then nothing is taken. The slot of a state may wait for a copy
-        then, see ``take_copies``.
+        Return False, and reserve nothing, if a pool is short. The slot of a state may then wait for a copy,
+        see ``take_copies``.
 
-        ahead   positions that will be written soon, ``max_chunk`` at most at a time: once this
-                call succeeds, their room is certain. Layers without a window get all of it now.
+        ahead   positions that will be written soon, at most ``max_chunk`` at a time. After success, pages for
+                them are guaranteed. Layers without a window get all of them now.
         """
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
@@ -249,7 +248,9 @@ class BlockManager:
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         for group in self._windowed:
             group.free_out_of_window(table)
-        short: list[tuple[KVGroup, GroupPageTable, int]] = []  # of pages, and how many there should be
+        short: list[
+            tuple[KVGroup, GroupPageTable, int]
+        ] = []  # groups that lack pages, with the number to reach
         for group, part in zip(self._groups, table.parts, strict=True):
             goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
             missing = goal - len(part.pages)
@@ -270,34 +271,37 @@ class BlockManager:
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether ``plan_snapshots`` would do anything: asked once a step, and not for each of its rows."""
+        """Whether ``plan_snapshots`` has an effect; checked once per step instead of once per row."""
         return bool(self._states) and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
         """Decide which snapshots of recurrent state the next step takes: ``table.state.planned``.
 
-        It computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far."""
+        The step computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far.
+        """
         for states in self._states if self.prefix_cache else ():
             states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def num_draftable(self, num_running: int) -> int | None:
-        """Return how many drafts a step of so many sequences may have; None: any number.
+        """Return how many drafts a step of ``num_running`` sequences may have; None: no limit.
 
-        That is as far as it depends on slots for states."""
+        Only slots for recurrent states limit them here.
+        """
         return min([states.num_draftable(num_running) for states in self._states], default=None)
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Prepare for ``count`` drafts behind position ``stop``, as ``num_draftable`` allows.
+        """Prepare for ``count`` drafts after position ``stop``, as ``num_draftable`` allows.
 
-        The next ``commit`` says how many held, of several such steps if need be."""
+        The next ``commit`` accepts a number of them, of several such steps if necessary.
+        """
         for states in self._states:
             states.plan_drafts(table, stop, count)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
         """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
 
-        A full page never changes again: whoever finds it may rely on it. Groups with a window give
-        back what no later query sees, and take as many pages again where room was reserved ahead.
+        A full page never changes again, so it can be shared. Groups with a window release pages that no later
+        query sees, and take as many again if pages were reserved ahead.
         """
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
@@ -305,7 +309,7 @@ class BlockManager:
         for states in self._states:
             states.accept(table)
         if num_written - before <= num_written % page_size:
-            return  # no page is full now that was not: most rows of most steps
+            return  # no page has become full, as for most rows of most steps
         first, last = before // page_size, num_written // page_size
         if self.prefix_cache:
             self._name(table.digests, tokens, last, table.salt, table.media)
@@ -320,7 +324,7 @@ class BlockManager:
                     pages = page_ids(part.pages[first : first + count])
                     watched = contents if group.index == 0 else ()
                     group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
-            if contents:  # last: what the index has no room for is what is not cached
+            if contents:  # last, because the index drops pages that are not cached
                 self.page_index.add(digests, contents, parent, table.salt)
             for states in self._states:
                 states.commit(table)
@@ -335,8 +339,8 @@ class BlockManager:
     def fork(self, table: PageTable) -> PageTable | None:
         """Return a second table with the same written positions; None, and no change, if a pool is short.
 
-        Full pages are shared. A partial one will be written by both sides, so the new table
-        gets its own, filled by a copy that waits in ``take_copies``.
+        Full pages are shared. Both tables will write to a partial page, so the new one gets its own, filled
+        by a copy that waits in ``take_copies``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
@@ -365,13 +369,13 @@ class BlockManager:
         return forked
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """Forget everything past position ``num_tokens``, reserved pages included.
+        """Forget all positions from ``num_tokens`` on, including reserved pages.
 
-        A page that somebody else holds or can find is never written again. If the new end lies inside
-        one, the table gets a private copy of it, which waits in ``take_copies``. If a pool has no page
-        for that, the table ends at the last page boundary instead. If a window had moved on and its old
-        pages cannot be found any more, the table ends where every group can go on, maybe at 0.
-        ``table.num_written`` says where, and the rest is recomputed.
+        A page that is cached or held by another table is never written again. If the new end lies inside such
+        a page, the table gets a private copy of it, which waits in ``take_copies``. If no page is left for
+        the copy, the table ends at the last page boundary instead. If pages of an earlier window are no
+        longer cached, the table ends where every group can continue, possibly at 0. ``table.num_written`` has
+        the result; the caller recomputes the rest.
         """
         self._truncation.rollback(table, num_tokens)
 
@@ -381,19 +385,21 @@ class BlockManager:
         return bool(self._copies.waiting)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """Return the copies that open tables wait for: carry them out before their pages are used.
+        """Return the copies that open tables wait for; carry them out before their pages are used.
 
-        ``reserve``, ``fork`` and ``rollback`` ask for copies. Report these with ``copied``."""
+        ``reserve``, ``fork`` and ``rollback`` request copies. Report finished ones with ``copied``.
+        """
         return self._copies.take() if self._copies.waiting else ()
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Release the pages of copies that ``take_copies`` returned and that have been carried out."""
+        """Release the pages of finished copies that ``take_copies`` returned."""
         self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
-        """Give every page back, tail first, so that a shared head outlives its tails.
+        """Release every page, tail first, so that a shared head is evicted after its tails.
 
-        Copies that the table waits for are dropped."""
+        Copies that the table waits for are dropped.
+        """
         self._tables.remove(table)
         if self._copies.waiting:
             self._copies.cancel(self.held_by(table))
@@ -415,18 +421,18 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> int | None:
-        """Cache the pages from ``first`` on of a sequence in one group, held by nobody.
+        """Cache a sequence's pages from ``first`` on in one group, without a holder.
 
-        Their contents come from elsewhere: ``fill(indices, pages)`` puts them there. Return how many are new;
-        None, and no change, if there is no room beside what is cached of the sequence, or, in a group without
-        a window, if what comes before is not cached.
+        ``fill(indices, pages)`` writes their contents, which come from elsewhere. Return how many are new.
+        Return None, and change nothing, if pages are short, or if earlier pages are not cached in a group
+        without a window.
 
-        tokens, digests   of all pages, the inserted ones last
-        group             the number behind the last group: snapshots of recurrent state, each after one of
-                          these pages, all of which must be cached
+        tokens, digests   tokens and digests of all pages, the inserted ones last
+        group             index of the group; one more than the last is for snapshots of recurrent state, each
+                          after one of these pages, all of which must be cached
         """
         contents: list[bytes] = []
-        known = first  # pages before those, which a window does not show, are part of their names
+        known = first  # digests depend on earlier pages, even if they are outside of the window
         if self.page_index.recording and group < len(self._groups):
             while known and digests[known - 1] not in self.page_index:
                 known -= 1
@@ -439,22 +445,24 @@ class BlockManager:
             self.miss_reasons.first_page(self._contents(tokens, 0, 1, media)[0], salt)
         return new
 
-    # What is cached, and what tables hold.
+    # Cached pages, and pages held by tables.
 
     def find(self, digest: Digest, group: int = 0) -> PageId | None:
-        """Return a group's page with these contents, if it is cached now.
+        """Return a group's cached page with this digest, or None.
 
-        Behind the groups: the slot of the state after it. Nothing is held."""
+        The index after the last group gives the slot of the state after the page. The page is not held.
+        """
         return self._all[group].pool.lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest]) -> int:
-        """Return after how many of these pages ``open`` would let a sequence go on."""
+        """Return after how many of these pages ``open`` would let a sequence continue."""
         return self._prefixes.longest(digests, len(digests))
 
     def needed_pages(self, num_pages: int, *, group: int) -> abc.Iterable[int]:
-        """Yield the pages of a group without which a sequence cannot go on, last first.
+        """Yield the pages of a group that a sequence needs to continue, last first.
 
-        It would go on after ``num_pages`` full ones. Arithmetic alone: any thread may ask."""
+        It would continue after ``num_pages`` full pages. This only computes, so any thread may call it.
+        """
         return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
     def name_pages(
@@ -465,42 +473,43 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
-        """Make ``digests`` those of all pages that ``open`` would look for, computing what is missing."""
+        """Extend ``digests`` to all pages that ``open`` would look up; only missing ones are computed."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
         self._name(digests, tokens, num_pages, salt, media)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Return group and page of everything a table holds; slots of states are pages of the last group."""
+        """Return group and page of all pages of a table; slots of states are pages of the last group."""
         return [(group.index, page) for group in self._all for page in group.held(table)]
 
     def flush(self) -> int:
-        """Forget the contents of every idle page of all groups; return how many there were."""
+        """Drop the contents of every idle page of all groups; return their number."""
         num_idle = sum(group.pool.num_idle_cached for group in self._all)
         for group in self._all:
             group.pool.flush()
         return num_idle
 
-    # What watchers and operators ask.
+    # For watchers and operators.
 
     @property
     def events(self) -> EventLog:
-        """What could be found since when, in order."""
+        """Log of pages that became cached or were evicted, in order."""
         return self._pool.events
 
     def keep_tokens(self) -> None:
-        """From now on, for good, keep the tokens of pages that are published.
+        """From now on, keep the tokens of published pages.
 
-        They are in events and in ``page_index``. Costs time at every page."""
+        They appear in events and in ``page_index``, and cost time for every page.
+        """
         self.events.keep_tokens()
         self.page_index.recording = True
 
     def cached_contents(self) -> dict[Digest, PageContents]:
-        """Return what the pages that can be found hold, as far as their tokens are known."""
+        """Return the contents of cached pages whose tokens are known."""
         return self.page_index.cached(self._pool.is_cached)
 
     def explain_miss(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
-        """Say why ``open`` with these tokens found what is in ``table`` and no more; before ``commit``."""
+        """Return why ``open`` with these tokens found only ``table``'s pages; call it before ``commit``."""
         return self.miss_reasons.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
 
     def check(self) -> None:

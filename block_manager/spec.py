@@ -1,19 +1,19 @@
-"""KV group specifications: what the queries of each kind of layer see, and all arithmetic that follows.
+"""Specifications of KV groups: the positions visible to each kind of layer, and the arithmetic that follows.
 
-Layers that see the same positions form a group, which has page ids, a pool and a part of every page
-table of its own. A specification answers, without any state, which pages of a sequence a group needs,
-how many those can be, and how many are worth having. The block manager, the sizing of pools, the planner
-and the disk tier ask it; nobody else computes such a number.
+Layers that see the same positions form a group with its own page ids, pool and part of every page table.
+Without any state, a specification computes which pages of a sequence a group needs, how many these can be,
+and how many are useful. The block manager, the sizing of pools, the planner and the disk tier get these
+numbers only from here.
 
 ::
 
     KVGroupSpec
       FullAttention     queries see everything before them
       SlidingWindow     queries see the last ``window`` positions and the first ``keep``
-        ResidualWindow  what is read in 16 bits of a group whose pages are quantized
+        ResidualWindow  the 16-bit rows of a group whose pages are quantized
 
-State of a fixed size per sequence (``RecurrentState``) is another kind of group: it has slots and no pages,
-and what a sequence needs to go on is one snapshot.
+State of a fixed size per sequence (``RecurrentState``) is another kind of group. It has slots instead of
+pages, and a sequence needs one snapshot to continue.
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ class KVGroupSpec(ABC):
     keep: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that describe no layer."""
+        """Raise ValueError for invalid numbers."""
         if self.num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}; give the pool more memory")
 
     @property
     def needs_every_page(self) -> bool:
-        """Whether a sequence needs all pages of a prefix to go on after it."""
+        """Whether a sequence needs all pages of a prefix to continue after it."""
         return self.window is None
 
     @abstractmethod
     def first_visible(self, position: int) -> int:
-        """Return the first position, beside the kept ones, that queries from ``position`` on can see."""
+        """Return the first position, apart from the kept ones, that queries from ``position`` on can see."""
 
     @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:
-        """Return how many pages one sequence holds at most, however long it gets.
+        """Return how many pages one sequence can hold at most.
 
-        At most ``max_chunk`` of its positions are written at a time. ``UNBOUNDED`` if they grow with its
-        length."""
+        At most ``max_chunk`` of its positions are written at a time. ``UNBOUNDED`` if the pages grow with its
+        length.
+        """
 
     @abstractmethod
     def useful_pages(
@@ -81,39 +82,39 @@ class KVGroupSpec(ABC):
         max_step_tokens: int,
         num_cached: int | None = None,
     ) -> int:
-        """Return the largest pool that is of use.
+        """Return the largest useful size of a pool.
 
-        What running sequences hold, what is worth keeping of ``num_cached`` prefixes that nobody holds (None:
-        one for each running sequence), and once the pages of a step's tokens; ``UNBOUNDED`` if more pages are
-        always of use."""
+        That is pages of running sequences, pages of ``num_cached`` idle prefixes (None: one per running
+        sequence), and the pages of a step's tokens. ``UNBOUNDED`` if more pages are always useful.
+        """
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        """Return how many pages a table should reach for positions ``[0, num_tokens)``.
+        """Return up to how many pages a table should reach for positions ``[0, num_tokens)``.
 
-        Those that it has room reserved ahead for count as well: all of them, or as far as a window and a
-        chunk need it now."""
+        Positions reserved ahead count as well: all of them, or as far as a window and a chunk need them now.
+        """
 
     @abstractmethod
     def publishable_pages(self, page_size: int) -> int:
-        """Return how many of a sequence's first pages some hit needs; later ones are never looked up."""
+        """Return how many of a sequence's first pages a hit can need; later ones are never looked up."""
 
     def kept_pages(self, page_size: int) -> int:
         """Return how many pages hold the positions that stay visible."""
         return pages_for(self.keep, page_size)
 
     def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
-        """Return how many positions one sequence can have, alone beside ``num_pinned`` pages."""
+        """Return how many positions one sequence can have, alone with ``num_pinned`` pinned pages."""
         num_pages = self.num_pages - num_pinned
         bounded = self.max_pages(page_size, max_chunk=max_chunk) <= num_pages
         return UNBOUNDED if bounded else num_pages * page_size
 
     def decode_pages(self, num_tokens: int, page_size: int) -> int:
-        """Return how many pages a sequence of so many positions holds while it is decoded."""
+        """Return how many pages a sequence of ``num_tokens`` positions holds while it is decoded."""
         return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:
-        """Yield the pages without which a sequence cannot go on after ``num_pages`` full ones, last first."""
+        """Yield the pages that a sequence needs to continue after ``num_pages`` full ones, last first."""
         first = self.first_visible(num_pages * page_size) // page_size
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
@@ -156,7 +157,7 @@ class SlidingWindow(KVGroupSpec):
     window: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that describe no layer."""
+        """Raise ValueError for invalid numbers."""
         KVGroupSpec.__post_init__(self)
         if self.window < 1:
             raise ValueError(
@@ -195,36 +196,38 @@ class SlidingWindow(KVGroupSpec):
         return max(pages_for(num_tokens, page_size), ahead)
 
     def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
-        return UNBOUNDED  # those in front of its end are needed, wherever a hit ends
+        return UNBOUNDED  # pages before the end of a hit are needed, wherever it ends
 
     def window_at(self, position: int) -> int | None:  # noqa: ARG002
         """Return the window of a query at ``position``; None if it sees everything."""
         return self.window
 
     def widest_window(self) -> int:
-        """Return the most positions that a query sees beside kept ones."""
+        """Return the largest number of positions that a query sees, apart from kept ones."""
         return self.window
 
     def running_pages(self, page_size: int) -> int:
-        """Return how many pages each running sequence is given.
+        """Return how many pages each running sequence gets.
 
-        What it holds while it is decoded, and one to go on to."""
+        These are the pages that it holds while it is decoded, and one more.
+        """
         return self.max_pages(page_size, max_chunk=1) + 1
 
     def cached_pages(self, page_size: int) -> int:
-        """Return how many pages are worth keeping of a prefix that nobody holds."""
+        """Return how many pages of an idle prefix are worth keeping."""
         return self.max_pages(page_size, max_chunk=1) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualWindow(SlidingWindow):
-    """The rows that queries read in 16 bits of a group that stores the same rows quantized.
+    """The 16-bit rows that queries read of a group whose pages store the same rows quantized.
 
-    KIVI's and Hugging Face's residual window. A query at position p reads it by whole pages, from the page of
-    position p - window + 1 on.
+    This is the residual window of KIVI and of Hugging Face. A query at position p reads whole pages of it,
+    from the page of position p - window + 1 on.
 
-    residual_of      index of the other group
-    outer_window     its window (None: it is full attention); what leaves it is never seen again here
+    residual_of      index of the quantized group
+    outer_window     window of that group (None: full attention); positions outside of it are never visible
+                     again
     quantize_after   queries before this position read all that the other group's window shows
     """
 
@@ -233,7 +236,7 @@ class ResidualWindow(SlidingWindow):
     quantize_after: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for numbers that describe no layer."""
+        """Raise ValueError for invalid numbers."""
         SlidingWindow.__post_init__(self)
         if self.outer_window is not None and self.window > self.outer_window:
             raise ValueError(
@@ -248,34 +251,36 @@ class ResidualWindow(SlidingWindow):
 
     @property
     def context(self) -> str:
-        """What K/V depends on besides the layers that a page's bytes are of."""
+        """Text for the settings, other than layers, on which K and V depend."""
         return f"quantize_after {self.quantize_after}"
 
     def publishable_pages(self, page_size: int) -> int:
         if self.window != 1:
             return UNBOUNDED
         kept = self.kept_pages(page_size)
-        if self.outer_window == 1:  # what the other group shows is the page being written
+        if self.outer_window == 1:  # the other group shows only the page being written
             return kept
         return max(kept, (self.quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int) -> int:
-        """Return what a sequence holds while it is decoded, and no more.
+        """Return how many pages a sequence holds while it is decoded.
 
-        These pages are several times as large as those beside them, and where all are full the pages of a
-        step's tokens help out."""
+        There is no spare page, because these pages are several times as large as quantized ones. If all are
+        in use, the pages of a step's tokens serve as a reserve.
+        """
         return self.max_pages(page_size, max_chunk=1)
 
     def cached_pages(self, page_size: int) -> int:
-        """Return how many pages are worth keeping of a prefix, which ends where a page does.
+        """Return how many pages of a prefix that ends at a page boundary are worth keeping.
 
-        The kept ones, and those before its end that the next query reads."""
+        These are the kept ones and those before its end that the next query reads.
+        """
         return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentState:
-    """Layers whose state has one size, however long the sequence is.
+    """Layers whose state has a fixed size for any length of the sequence.
 
     num_slots        size of the pool: any slot may run, or be a snapshot
     slot_bytes       of the state of all these layers
@@ -298,7 +303,7 @@ class RecurrentState:
     turn_pages: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for pools that nothing can run in."""
+        """Raise ValueError for pools in which no sequence can run."""
         if self.num_slots < 1:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
@@ -316,24 +321,25 @@ class RecurrentState:
 
     @property
     def needs_every_page(self) -> bool:
-        """As of a group of pages: never."""
+        """Always False: a sequence needs only one snapshot to continue."""
         return False
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:  # noqa: ARG002
-        """Yield after which page there must be a snapshot for a sequence to go on after ``num_pages``."""
+        """Yield the page after which a snapshot is needed to continue after ``num_pages``."""
         yield from range(max(num_pages - 1, 0), num_pages)
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:
-    """Raise ValueError unless every residual window shows a part of what the group does that it belongs to.
+    """Raise ValueError unless every residual window shows a part of its quantized group's window.
 
-    What that group has given back is then never seen again."""
+    So pages that the quantized group has released are never needed again.
+    """
     for spec in specs:
         if not isinstance(spec, ResidualWindow):
             continue
         if not 0 <= spec.residual_of < len(specs) or isinstance(specs[spec.residual_of], ResidualWindow):
             raise ValueError(
-                "residual_of must be the index of a group that is no residual window itself, "
+                "residual_of must be the index of a group that is not itself a residual window, "
                 f"got {spec.residual_of}"
             )
         outer = specs[spec.residual_of]

@@ -1,4 +1,4 @@
-"""What a scheduler may use, and what it refuses."""
+"""Limits of a step, and the refusal of sequences beyond them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ class SequenceTooLong(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds one step.
+    """Limits of one step.
 
-    max_step_tokens   tokens computed in one step, decodes and prompt chunks together
-    max_running       sequences that hold pages at once
-    target_itl        seconds that a step may take while somebody decodes: prompts are cut to what is
-                      predicted to fit ("auto": a few times what the decodes alone take; None: as many
-                      tokens as max_step_tokens allows)
-    row_tile          rows that the matrix products compute at once: a part of them takes as long, which
-                      chunks that are cut for a target heed (1: every row counts)
+    max_step_tokens   maximum number of tokens in a step, decodes and prompt chunks together
+    max_running       maximum number of sequences that hold pages
+    target_itl        seconds that a step may take while sequences decode; chunks are cut to what is predicted
+                      to fit ("auto": a few times the decodes alone; None: max_step_tokens is the only limit)
+    row_tile          rows of a tile; matrix products take as long for a part of one, so chunks for a
+                      target end at tiles (1: no tiles)
     """
 
     max_step_tokens: int = 512
@@ -33,11 +32,11 @@ class Limits:
             raise ValueError(f"max_running must be at least 1, got {self.max_running}")
         if self.row_tile < 1:
             raise ValueError(
-                f"row_tile must be at least 1, got {self.row_tile}; 1 is for kernels without tiles"
+                f"row_tile must be at least 1, got {self.row_tile}; use 1 for kernels without tiles"
             )
         if isinstance(self.target_itl, float | int) and not self.target_itl > 0:
             raise ValueError(
-                f"target_itl must be above 0 seconds, got {self.target_itl}; leave it out for none"
+                f"target_itl must be above 0 seconds, got {self.target_itl}; leave it out for no target"
             )
         if self.max_step_tokens < self.max_running:
             raise ValueError(
@@ -47,5 +46,5 @@ class Limits:
             )
 
     def is_long_prompt(self, num_prompt: int) -> bool:
-        """Whether a prompt takes more than one step, whatever is left of it."""
+        """Whether a prompt takes more than one step."""
         return num_prompt > self.max_step_tokens

@@ -31,24 +31,24 @@ from .waiting import WaitingQueue
 class Scheduler:
     """Plans steps: one token for every decoding sequence, then prompt chunks, then arrivals.
 
-    Arrivals come in the order of ``waiting`` (oldest first, without one), until the token budget is spent;
-    what is left of it goes to drafts. A long prompt leaves half of it to shorter ones that wait, and these do
-    not wait for a second long one.
+    Arrivals are admitted in the order of ``waiting`` (by default the oldest first) until the token budget is
+    spent. Drafts get the rest. A long prompt leaves half of the budget to shorter ones that wait, and these
+    do not wait for a second long prompt.
 
-    There are no phases: a sequence is computed until ``num_written`` has caught up with
-    ``len(tokens)``. When pages run out, a younger one, whichever loses least, gives all of its own back and
-    is computed again later (what it published may be found again), so the oldest always gets on. Whoever
-    comes back, and others beside it, leave the more room to grow the oftener it had to give way.
+    There are no phases: a sequence is computed until ``num_written`` has caught up with ``len(tokens)``. When
+    pages run out, the younger sequence that loses the least work is preempted: it releases all pages and is
+    recomputed later, apart from pages that are still cached. So the oldest sequence always makes progress.
+    The more often a sequence was preempted, the more free pages are required before it, or another next to
+    it, is admitted.
 
-    A sequence whose pages a connector can bring waits for them beside the queue, so that it holds
-    nobody up, and is queued when they are in the pool. One that had to give its pages back may get them
-    from there, too.
+    A sequence whose pages a connector can load waits outside of the queue, so that it does not block others.
+    It is queued when its pages are in the pool. A preempted sequence may get its pages back in this way, too.
 
-    ``resources``: what a running sequence holds besides pages, slots of state and time, see resources.py.
+    ``resources``: resources of a running sequence besides pages, slots of state and time, see resources.py.
 
-    ``plan`` and ``commit`` alternate, but that ``plan_ahead`` may plan one more step between them: then the
-    older one is committed first. ``add`` and ``abort`` may come at any time between them, but a planned
-    step must be turned into a batch before anything of it is aborted.
+    ``plan`` and ``commit`` alternate, except that ``plan_ahead`` may plan one more step between them; then
+    the older step is committed first. ``add`` and ``abort`` may be called between them at any time, but a
+    planned step must be turned into a batch before one of its sequences is aborted.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Scheduler:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
                 f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
-                f"{limits.max_step_tokens}: room for it is kept beside the windows; raise the former or "
-                "lower the latter"
+                f"{limits.max_step_tokens}: windows reserve room for it; raise max_chunk or lower "
+                "max_step_tokens"
             )
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0  # since the start
-        self.held: abc.Set[Sequence] = frozenset()  # the next steps go without these
+        self.held: abc.Set[Sequence] = frozenset()  # sequences to leave out of the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
@@ -84,7 +84,7 @@ class Scheduler:
             (RoomOfLoads(self._resumption), self._targets, *resources, self._pages, self._resumption)
         )
         self._arrivals = Arrivals(blocks, limits, self._queues, self._resources, self._pages)
-        self._planned: deque[SchedulerOutput] = deque()  # and not yet committed: two at most
+        self._planned: deque[SchedulerOutput] = deque()  # planned steps that are not committed, at most two
 
     @property
     def num_running(self) -> int:
@@ -92,34 +92,35 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue or waiting for pages.
+        """Number of sequences in the queue or waiting for pages.
 
-        Parallel samples that wait for their parent are not counted."""
+        Parallel samples that wait for their parent are not counted.
+        """
         return len(self._queues.waiting) + len(self._queues.loading)
 
     @property
     def has_work(self) -> bool:
-        """Whether ``plan`` would do something; nothing, while all that is left waits for pages."""
+        """Whether ``plan`` would do something; False while all remaining sequences wait for pages."""
         if self._queues.running or self._connector.has_news:
             return True
         return bool(self._queues.waiting) and not self._resumption.holds_up_all()
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
-        """Sequences of each tenant that run, and that ``num_waiting`` counts."""
+        """Return the numbers of running and of waiting sequences by tenant."""
         queues = self._queues
         running = Counter(sequence.tenant for sequence in queues.running)
         waiting = Counter(sequence.tenant for sequence in chain(queues.waiting, queues.loading))
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called, from another thread, when ``has_work`` has become true by itself."""
+        """Call ``wake`` from another thread when ``has_work`` has become true by itself."""
         self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence and its parallel samples; SequenceTooLong if one could never fit, even alone."""
+        """Queue a sequence and its parallel samples. Raises SequenceTooLong if one could never fit."""
         self.check_fits(sequence)
         for member in (sequence, *sequence.parallel_samples):
-            assert member.status is Status.WAITING, "a sequence is served once"
+            assert member.status is Status.WAITING, "a sequence can be added only once"
             assert member.tokens == sequence.tokens, "parallel samples share one prompt"
             assert member.salt == sequence.salt, "parallel samples share one salt"
             assert member.priority == sequence.priority, "parallel samples share one priority"
@@ -132,21 +133,24 @@ class Scheduler:
             self._queues.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
-        """SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
+        """Raise SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
         for member in (sequence, *sequence.parallel_samples):
             need = member.max_length
             if need > (capacity := self.blocks.capacity):
                 raise SequenceTooLong(
-                    f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, "
-                    f"up to {need - member.num_prompt} generated), the pool holds {capacity}; shorten "
+                    f"{member.sequence_id} needs {need} tokens of KV ({member.num_prompt} of prompt, up to "
+                    f"{need - member.num_prompt} generated), but the pool holds {capacity}; shorten "
                     "the prompt, lower max_tokens or give the pool more memory"
                 )
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence now and free its pages; its parallel samples live on. Ended ones stay ended."""
+        """End a sequence now and free its pages; its parallel samples continue.
+
+        A sequence that has ended stays ended.
+        """
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
-            self._stop_loading(sequence)  # a parallel sample that takes its place there computes the rest
+            self._stop_loading(sequence)  # a parallel sample that replaces it computes the rest
         if sequence.status is not Status.FINISHED:
             self._pages.look_again()
             self._queues.abort(sequence)
@@ -155,7 +159,8 @@ class Scheduler:
     def plan(self, now: float | None = None) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do.
 
-        ``now``: seconds of the clock by which sequences want their first tokens (None: nobody is late)."""
+        ``now``: seconds of the clock of the sequences' deadlines (None: no deadlines).
+        """
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
             self._stop_loading(sequence)
@@ -166,7 +171,9 @@ class Scheduler:
         if self._queues.shares.are_several:
             self._displace(draft)
         self._plan_decodes(draft)
-        if draft.chunks or not draft.is_plain or self._queues.may_grow:  # most steps have none of these
+        if (
+            draft.chunks or not draft.is_plain or self._queues.may_grow
+        ):  # most steps have nothing of this kind
             self._open_budget(draft)
             held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
             self._plan_arrivals(draft)
@@ -176,13 +183,14 @@ class Scheduler:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether sequences wait for something that arrives without a step: then a plan may be empty."""
+        """Whether sequences wait for something that arrives without a step, so that a plan may be empty."""
         return bool(self.held) or self._resources.is_coming
 
     def stuck(self) -> tuple[Sequence, ...]:
-        """Return the sequences that can never end, right after ``plan`` has returned None.
+        """Return the sequences that can never end; call it right after ``plan`` has returned None.
 
-        There are none unless the scheduler has a bug. Abort them, and others can be served."""
+        There are none unless the scheduler has a bug. Abort them so that others can be served.
+        """
         if self.is_blocked:
             return ()
         if self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all()):
@@ -190,14 +198,15 @@ class Scheduler:
         return ()
 
     def plan_ahead(self) -> SchedulerOutput | None:
-        """The step after one that is not committed yet, where that is only the next token of each sequence.
+        """Return the step after an uncommitted one, if it only computes the next token of each sequence.
 
-        None where anything else may be decided once it is: ``plan`` then."""
+        Return None if the previous step's results may change the plan; then call ``plan`` after the commit.
+        """
         (before,) = self._planned
         if (
             self._connector.saves_steps
             or self._connector.has_news
-            or self.blocks.states is not None  # a recurrent state has no place ahead
+            or self.blocks.states is not None  # recurrent states have no slot for a step ahead
             or self.blocks.has_copies
             or self._arrivals.may_admit()
             or self._arrivals.victims()
@@ -209,9 +218,9 @@ class Scheduler:
         return step
 
     def observe(self, step: SchedulerOutput, seconds: float, *, num_steps: int = 1) -> None:
-        """Learn how long a step took, from its planning to its results, for latency targets and drafts.
+        """Learn the time of a step, from its planning to its results, for latency targets and drafts.
 
-        num_steps   that it stands for, where not every one is timed for drafts; 0: it is not
+        num_steps   number of steps for which this one was timed, for drafts; 0: not timed for them
         """
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
@@ -221,15 +230,15 @@ class Scheduler:
 
     @property
     def draft_times(self) -> DraftTimes:
-        """How many times as long steps with drafts take."""
+        """Durations of steps with drafts, relative to steps without."""
         if self._draft_times is None:
             self._draft_times = DraftTimes()
         return self._draft_times
 
     def commit(self, step: SchedulerOutput, results: abc.Sequence[SampleResult]) -> None:
-        """Record a computed step: append tokens, publish full pages, end what is finished.
+        """Record a computed step: append tokens, publish full pages, end finished sequences.
 
-        results   in the order of ``step.sampled()``
+        results   results in the order of ``step.sampled()``
         """
         oldest = self._planned.popleft() if self._planned else None
         assert step is oldest, "this step is not the oldest that was planned and not committed"
@@ -244,7 +253,7 @@ class Scheduler:
             for sequence in ended:
                 self._release(sequence)
             self._queues.end(ended)
-        for item, drawn in groups:  # last, when there is most room for forks
+        for item, drawn in groups:  # last, when most pages are free for forks
             self._commit_group(item, drawn)
         self._queues.waiting.computed(step.work)
         if not self._planned:
@@ -252,11 +261,11 @@ class Scheduler:
         self._connector.save(step)
 
     def close(self) -> None:
-        """Let the connector keep what it has, within a bounded time. No step may follow."""
+        """Let the connector store pages, within a bounded time. No step may follow."""
         self._connector.close()
 
     def _stop_loading(self, sequence: Sequence) -> None:
-        """It waits for pages no more."""
+        """Stop waiting for a sequence's pages."""
         if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
@@ -268,13 +277,13 @@ class Scheduler:
                 self._arrivals.displaced(victim)
 
     def _plan_decodes(self, draft: StepDraft) -> None:
-        """One token for each sequence that has just one to compute; the others are left to ``chunks``."""
-        new, chunk = tuple.__new__, ScheduledChunk  # its constructor takes twice as long
+        """Plan one token for each sequence that has one to compute; leave the others to ``chunks``."""
+        new, chunk = tuple.__new__, ScheduledChunk  # the constructor would take twice as long
         append = draft.work.append
         running = self._queues.running
         for sequence in [s for s in running if s not in self.held] if self.held else tuple(running):
             table = sequence.table
-            if table is None:  # made room for an older one
+            if table is None:  # preempted for an older sequence
                 continue
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
@@ -289,7 +298,7 @@ class Scheduler:
             draft.shape = decode_shape(draft.work)
 
     def _open_budget(self, draft: StepDraft) -> None:
-        """Find what the decodes leave of the step's tokens, and of its time under a latency target."""
+        """Compute the tokens and, with a latency target, the time that decodes leave in the step."""
         time, latency = None, self._targets.latency
         if latency is not None and draft.shape is not None:
             time = latency.limit(draft.shape, self._targets.tightest(item.sequence for item in draft.work))
@@ -299,9 +308,9 @@ class Scheduler:
     def _plan_chunks(
         self, draft: StepDraft, chunks: list[Sequence], *, may_admit: bool = True
     ) -> list[Sequence]:
-        """The next piece of each prompt that is under way; returns those that leave all to arrivals.
+        """Plan the next chunk of each running prompt; return those that leave the step to arrivals.
 
-        may_admit   arrivals may follow
+        may_admit   whether arrivals may follow
         """
         waiting, budget, held_back = self._queues.waiting, draft.budget, []
         may_admit = may_admit and bool(chunks) and not draft.preempted and self._arrivals.may_admit()
@@ -329,12 +338,12 @@ class Scheduler:
             self._arrivals.plan(draft)
 
     def _plan_drafts(self, draft: StepDraft) -> None:
-        """Add drafts, unless a sequence waits for the room that they would take."""
+        """Add drafts, unless a waiting sequence needs the pages that they would take."""
         if draft.budget.left and not draft.preempted and len(draft.work) >= len(self._queues.running):
             draft.has_drafts = plan_drafts(draft.work, draft.budget, self.blocks)
 
     def _complete(self, draft: StepDraft) -> SchedulerOutput | None:
-        """Return the step that was planned, with its snapshots, copies and predicted time; None if empty."""
+        """Return the planned step, with its snapshots, copies and predicted time; None if it is empty."""
         work = draft.work
         if not work:
             return None
@@ -357,7 +366,7 @@ class Scheduler:
         return step
 
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
-        """Reserve pages, taking them from younger sequences that are not in this step already."""
+        """Reserve pages, if necessary by preempting younger sequences that are not in this step."""
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
@@ -373,10 +382,11 @@ class Scheduler:
         return True
 
     def _within_shares(self, sequence: Sequence, younger: list[Sequence]) -> list[Sequence]:
-        """Return those of ``younger`` that may lose their pages to a sequence.
+        """Return those of ``younger`` that may be preempted for a sequence.
 
-        One of a tenant above its share of the slots takes none from tenants that are not and that precede
-        it. Only the oldest of all does, which always gets on."""
+        A sequence of a tenant above its share of slots preempts none of tenants within their share that
+        precede it. The oldest sequence of all is the exception, because it must always make progress.
+        """
         shares, precedes = self._queues.shares, self._queues.waiting.precedes
         if not shares.are_claimed or not shares.is_above(sequence.tenant):
             return younger
@@ -394,11 +404,10 @@ class Scheduler:
     ) -> list[Sequence] | None:
         """Append one token to every sequence of a plain step; return those that have ended.
 
-        None, and nothing is done, if a result is more than a token or none at all.
+        Return None, and do nothing, if a result is not exactly one token.
 
-        As ``_append_results`` would, without what cannot be in such a step. A named tuple is taken apart by
-        its fields at five times the cost of a plain one, so results are by columns, and of rows only two
-        fields are read.
+        A fast version of ``_append_results`` for plain steps. Reading a named tuple's fields costs five times
+        as much as unpacking a plain tuple, so results are read by columns, and only two fields of each row.
         """
         assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
         tokens, finished, more, void = zip(*results)  # noqa: B905  # of one type; asking takes as long again
@@ -419,7 +428,7 @@ class Scheduler:
             known.append(token)
             stop = item[2]
             if stop % page_size and not has_states:
-                table.num_written = stop  # within a page this is all that the call would do
+                table.num_written = stop  # within a page the method does no more
             else:
                 commit_pages(table, known, stop)
             if is_last or stop + 1 >= sequence.max_length:
@@ -431,8 +440,9 @@ class Scheduler:
     ) -> tuple[list[Sequence], list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]]]:
         """Append the tokens of any step, and publish full pages.
 
-        Return those that have ended, and prompts with parallel samples, of which nothing is done yet, with
-        their results."""
+        Return ended sequences, and prompts with parallel samples together with their results, which are not
+        processed yet.
+        """
         commit_pages, successors = self.blocks.commit, self._queues.successors
         ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
@@ -446,7 +456,7 @@ class Scheduler:
                 continue
             if not samples:
                 while table is None and sequence in successors:
-                    # Aborted while it was computed: a recurrent state has gone on, for whoever has it now.
+                    # Aborted during the step; its recurrent state has advanced all the same.
                     sequence = successors[sequence]
                     table = sequence.table
                 if table is not None:
@@ -473,15 +483,15 @@ class Scheduler:
         return ended, groups
 
     def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
-        """First sample of a prompt with parallel samples. If one failed, so did the row they all share."""
+        """Record the first samples of a prompt with parallel samples. All fail if their shared row failed."""
         members = zip((item.sequence, *item.parallel_samples), results, strict=True)
         drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
         if not drawn:
             return
-        parent = drawn[0][0]  # or, if that was aborted, the one that took its place
+        parent = drawn[0][0]  # the parent, or the sample that replaced it
         assert parent.table is not None
         parent.parallel_samples = []
-        kv_valid = all(result.token is not None for result in results)  # of aborted members, too
+        kv_valid = all(result.token is not None for result in results)  # also of aborted members
         if kv_valid:
             self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []
@@ -498,7 +508,7 @@ class Scheduler:
         self._queues.share(parent, remaining, self._resources)
 
     def _release(self, sequence: Sequence) -> None:
-        """Give back all resources of a sequence, if it holds any."""
+        """Release all resources of a sequence, if it holds any."""
         if sequence.table is not None:
             self._resources.release(sequence)
             self._arrivals.lacking.clear()

@@ -24,11 +24,11 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach the address."""
         return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
 
     def clashes_with(self, other: Address) -> bool:
-        """Whether not both can be listened on."""
+        """Whether two sockets cannot listen on both addresses at once."""
         hosts = {self.host, other.host}
         return bool(self.port) and self.port == other.port and (len(hosts) == 1 or bool(hosts & EVERYWHERE))
 
@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address:
 
 
 def port_in_use(address: Address, flag: str) -> InvalidConfig:
-    """Return the line that an operator gets when an address cannot be listened on."""
+    """Return the error for an address that cannot be listened on."""
     return InvalidConfig(
         f"cannot listen on {address}: the port is in use or the host is not of this machine; "
         f"choose another {flag}, or port 0 for a free one"
@@ -59,10 +59,12 @@ def port_in_use(address: Address, flag: str) -> InvalidConfig:
 
 
 def check_distinct(addresses: Mapping[str, Address | None]) -> None:
-    """Raise InvalidConfig if two options name one port."""
+    """Raise InvalidConfig if two options name the same port."""
     for (flag, one), (other_flag, other) in itertools.combinations(addresses.items(), 2):
         if one is not None and other is not None and one.clashes_with(other):
-            raise InvalidConfig(f"{flag} {one} and {other_flag} {other} are one port; give each its own")
+            raise InvalidConfig(
+                f"{flag} {one} and {other_flag} {other} name the same port; give each its own"
+            )
 
 
 def bound_socket(address: Address, flag: str) -> socket.socket:
@@ -78,5 +80,5 @@ def bound_socket(address: Address, flag: str) -> socket.socket:
 
 
 def check_free(address: Address, flag: str) -> None:
-    """Raise InvalidConfig if ``address`` cannot be listened on now, to fail before anything slow."""
+    """Raise InvalidConfig if the address cannot be listened on now; called before anything slow."""
     bound_socket(address, flag).close()

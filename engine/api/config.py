@@ -15,7 +15,13 @@ from .setting import setting, take_settings
 from .setting_types import split_pair
 
 AUTO = "auto"
-CHOSEN_FROM = ("fp4", "nvfp4", "fp5/fp4", "int8/fp4", "int8")  # by auto: page formats, the smallest first
+CHOSEN_FROM = (
+    "fp4",
+    "nvfp4",
+    "fp5/fp4",
+    "int8/fp4",
+    "int8",
+)  # page formats that auto tries, the smallest first
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
@@ -23,20 +29,19 @@ SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
 KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size, as attention sinks
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
-MIN_TENANT_WEIGHT = 1e-12  # so that counters of service, which weights divide, stay far from infinity
+MIN_TENANT_WEIGHT = 1e-12  # service counters are divided by weights and must stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Every setting of an engine. Each is declared once: default, type, range and help; the options of
+    """Every setting of an engine. Each is declared once, with default, type, range and help; the options of
     ``octavo serve``, the checks and the reference follow from that (``setting.py``)."""
 
     model: str = setting(
         "demo",
         "model to serve: an embedded one (demo; demo-hybrid has recurrent layers), a folder, a GGUF file "
-        "or a Hugging Face id",
-        metavar="PATH|HUB_ID|demo|demo-hybrid",
-    )
+        "or a Hugging Face id", metavar="PATH|HUB_ID|demo|demo-hybrid",
+    )  # fmt: skip
     revision: str | None = setting(
         None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
     )
@@ -50,8 +55,7 @@ class EngineConfig:
     )  # fmt: skip
     backend: Backend = setting(
         "auto", "kernels that compute attention and linear layers", shown="auto: the fastest that passes "
-        "its self-test",
-        choices=get_args(Backend),
+        "its self-test", choices=get_args(Backend),
     )  # fmt: skip
     threads: int | None = setting(
         None, "number of CPU threads for the kernels", shown="all that this process may use", kind="int",
@@ -65,18 +69,15 @@ class EngineConfig:
     )  # fmt: skip
     exact: bool = setting(
         False, "refuse kernels and formats that round weights or activations further than the checkpoint "
-        "does",
-        shown="", kind="switch",
+        "does", shown="", kind="switch",
     )  # fmt: skip
     reasoning_parser: str = setting(
         "auto", "parser that separates reasoning from the answer, such as qwen3, deepseek_r1 or gpt_oss; "
-        "auto detects it from the chat template and the vocabulary, none turns it off",
-        metavar="NAME",
+        "auto detects it from the chat template and the vocabulary, none turns it off", metavar="NAME",
     )  # fmt: skip
     tool_call_parser: str = setting(
         "auto", "parser of the model's tool calls, such as json_tools (hermes), qwen3_coder or mistral; "
-        "auto detects it from the chat template, none leaves tool calls in the text",
-        metavar="NAME",
+        "auto detects it from the chat template, none leaves tool calls in the text", metavar="NAME",
     )  # fmt: skip
     fuse: bool = setting(
         True, "run projections and other operations of a layer as fused kernels", shown="yes", kind="switch",
@@ -90,8 +91,7 @@ class EngineConfig:
         "bf16", f"format of the KV pages, or K's and V's as K/V: {', '.join(FORMAT_NAMES)}; auto chooses",
         kind="formats", metavar="F|K/V|auto",
         more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the first, and so "
-        "smallest, that changes predictions by less than 1 %, or else bf16.",
-        aliases=("--kv-cache-dtype",),
+        "smallest, that changes predictions by less than 1 %, or else bf16.", aliases=("--kv-cache-dtype",),
     )  # fmt: skip
     sink_pages: int = setting(
         0, "number of first pages of each sequence that are also kept in 16 bits (for quantized formats)",
@@ -100,13 +100,13 @@ class EngineConfig:
     residual_pages: int | None = setting(
         None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
         "being written",
-        shown="2 if K or V has 5 bits or less; 1 if another setting keeps 16-bit pages; else 0",
-        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
+        shown="2 if K or V has 5 bits or less; 1 if another setting keeps 16-bit pages; else 0", kind="int",
+        metavar="N", low=0, remedy="0 keeps no 16-bit pages",
         more="The default is 0 for models without KV pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "number of tokens up to which a sequence is kept in 16 bits only",
-        kind="int", metavar="TOKENS", low=0, remedy="0 keeps no 16-bit pages",
+        0, "number of tokens up to which a sequence is kept in 16 bits only", kind="int", metavar="TOKENS",
+        low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     page_size: int = setting(
         32, "number of positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
@@ -116,13 +116,12 @@ class EngineConfig:
         metavar="SIZE", low=1, exclusive="pool", aliases=("--kv-cache-memory-bytes",),
     )  # fmt: skip
     num_pages: int | None = setting(
-        None, "size of the page pool in pages; set this or --kv-memory", shown="", kind="int",
-        metavar="N", low=1, exclusive="pool", aliases=("--num-gpu-blocks-override",),
+        None, "size of the page pool in pages; set this or --kv-memory", shown="", kind="int", metavar="N",
+        low=1, exclusive="pool", aliases=("--num-gpu-blocks-override",),
     )  # fmt: skip
     state_memory: int | None = setting(
-        None, "memory for states of recurrent layers, such as 512MiB",
-        shown="a share of --kv-memory", kind="size",
-        metavar="SIZE", low=1,
+        None, "memory for states of recurrent layers, such as 512MiB", shown="a share of --kv-memory",
+        kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     max_model_len: int | None = setting(
         None, "maximum length of a sequence, prompt and output, in tokens", shown="the model's own limit",
@@ -135,22 +134,20 @@ class EngineConfig:
     )  # fmt: skip
     cut_max_tokens: bool = setting(
         False, "lower a request's max_tokens if prompt and output would exceed the maximum length, instead "
-        "of refusing it",
-        shown="", kind="switch",
+        "of refusing it", shown="", kind="switch",
     )  # fmt: skip
     max_running: int = setting(
         64, "maximum number of sequences in a step", kind="int", metavar="N", low=1,
         aliases=("--max-num-seqs",),
     )  # fmt: skip
     max_step_tokens: int = setting(
-        512, "maximum number of tokens in a step, counting decode tokens and prompt chunks",
-        kind="int", metavar="N", low=1,
-        aliases=("--max-num-batched-tokens",),
+        512, "maximum number of tokens in a step, counting decode tokens and prompt chunks", kind="int",
+        metavar="N", low=1, aliases=("--max-num-batched-tokens",),
     )  # fmt: skip
     target_itl: float | Literal["auto", "off"] = setting(
         "off", "target inter-token latency in milliseconds; prefill chunks are sized to keep it; auto: "
-        "three times the duration of a decode step, between 25 and 200 ms",
-        shown="serve: auto; else off", kind="milliseconds", metavar="MS|auto|off",
+        "three times the duration of a decode step, between 25 and 200 ms", shown="serve: auto; else off",
+        kind="milliseconds", metavar="MS|auto|off",
         more="off: prefill chunks may fill a step up to --max-step-tokens.",
     )  # fmt: skip
     max_waiting: int = setting(
@@ -160,8 +157,7 @@ class EngineConfig:
     )  # fmt: skip
     queue_timeout: float | None = setting(
         None, "maximum time that a request may wait in the queue; then it is refused", shown="none",
-        kind="float",
-        metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
+        kind="float", metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
     )  # fmt: skip
     speculate: str = setting(
         "off", "speculative decoding: source of draft tokens, several of which are verified in one step",
@@ -182,18 +178,17 @@ class EngineConfig:
         "wait. With this option the native CPU backend builds graphs instead of captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
-        True, "reuse pages of earlier requests with the same prefix", shown="yes",
-        kind="switch", aliases=("--enable-prefix-caching",),
+        True, "reuse pages of earlier requests with the same prefix", shown="yes", kind="switch",
+        aliases=("--enable-prefix-caching",),
     )  # fmt: skip
     max_pinned_pages: int = setting(
         0, "maximum number of pages that `octavo cache pin` may keep from eviction", kind="int", metavar="N",
-        low=0,
-        remedy="0 refuses every pin", needs="prefix_cache",
+        low=0, remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     tenant_share: float = setting(
         0.5, "largest share of the queue, of calls, pinned pages and watch streams that one tenant may "
-        "take while there are several",
-        kind="float", metavar="SHARE", low=0, above=True, high=1, remedy="1 lets one tenant take all",
+        "take while there are several", kind="float", metavar="SHARE", low=0, above=True, high=1,
+        remedy="1 lets one tenant take all",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
         "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; "
@@ -206,8 +201,7 @@ class EngineConfig:
     )  # fmt: skip
     cache_dir: Path | None = setting(
         None, "folder on disk for cached pages, which are then found again after a restart", shown="none",
-        kind="path", metavar="DIR",
-        needs="prefix_cache",
+        kind="path", metavar="DIR", needs="prefix_cache",
     )  # fmt: skip
     cache_dir_bytes: int | None = setting(
         None, "maximum size of --cache-dir, shared by all servers that use it", shown="10GiB", kind="size",
@@ -215,8 +209,7 @@ class EngineConfig:
     )  # fmt: skip
     swap_memory: int = setting(
         0, "host memory that keeps pages of preempted requests; they are copied back if that is faster "
-        "than recomputing", shown="none", kind="size", metavar="SIZE", low=0,
-        needs="prefix_cache",
+        "than recomputing", shown="none", kind="size", metavar="SIZE", low=0, needs="prefix_cache",
     )  # fmt: skip
     lora_modules: tuple[str, ...] = setting(
         (), "LoRA adapters to load at start, each with the name by which requests choose it", shown="none",
@@ -227,9 +220,7 @@ class EngineConfig:
         more="More may be loaded. A request whose adapter has no free slot waits, and later ones may "
         "overtake it.",
     )  # fmt: skip
-    max_lora_rank: int = setting(
-        64, "maximum rank of a LoRA adapter", kind="int", metavar="N", low=1,
-    )  # fmt: skip
+    max_lora_rank: int = setting(64, "maximum rank of a LoRA adapter", kind="int", metavar="N", low=1)
     lora_memory: int | None = setting(
         None, "memory for LoRA adapters, such as 512MiB", shown="1GiB with --lora-modules or --lora-dir, "
         "else none", kind="size", metavar="SIZE", low=1,
@@ -256,12 +247,11 @@ class EngineConfig:
     )  # fmt: skip
     save_dir: Path | None = setting(
         None, "folder that `octavo cache save` writes to and `octavo cache load` reads from", shown="none",
-        kind="path",
-        metavar="DIR",
+        kind="path", metavar="DIR",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise InvalidConfig naming the first setting, or pair, that is not usable."""
+        """Raise InvalidConfig for the first setting, or pair of settings, that is not usable."""
         take_settings(self, InvalidConfig)
         if self.speculate not in (*get_args(Speculate), "auto", "mtp") and not self.draft_model:
             raise InvalidConfig(
@@ -270,7 +260,7 @@ class EngineConfig:
             )
         if any(not name.strip() or not name.isprintable() for name in self.served_model_name):
             raise InvalidConfig(
-                f"served_model_name must be names that can be printed, got {list(self.served_model_name)}"
+                f"served_model_name must be printable names, got {list(self.served_model_name)}"
             )
         if self.kv_format != AUTO and not known_formats(self.kv_format):
             raise InvalidConfig(
@@ -323,24 +313,24 @@ class EngineConfig:
             )
         if self.tenant_weights and not self.is_fair:
             raise InvalidConfig(
-                f"tenant_weights must be left out where schedule_policy is {self.schedule_policy}, got "
+                f"tenant_weights must be left out if schedule_policy is {self.schedule_policy}, got "
                 f"{self.tenant_weights}; set schedule_policy to vtc or dlpm, too"
             )
 
     @property
     def is_fair(self) -> bool:
-        """Whether the service that tenants have had decides who is next."""
+        """Whether the order of admission depends on the service that tenants have had."""
         return self.schedule_policy in ("vtc", "dlpm")
 
     @property
     def draft_model(self) -> str | None:
-        """The model that guesses the next tokens, if one does."""
+        """The draft model's path, or None if the engine drafts without one."""
         kind, _, path = self.speculate.partition(":")
         return path or None if kind == "draft" else None
 
     @property
     def tenant_weight_by_name(self) -> dict[str, float]:
-        """``tenant_weights`` as numbers. InvalidConfig for one that is none."""
+        """The ``tenant_weights`` as numbers. Raises InvalidConfig for an entry that is not NAME=WEIGHT."""
         weights = {}
         for part in filter(None, self.tenant_weights.split(",")):
             name, _, text = part.partition("=")
@@ -373,7 +363,7 @@ class EngineConfig:
 
     @property
     def lora_bytes(self) -> int:
-        """Memory that adapters may take; 0 where the engine has none."""
+        """Memory for adapters in bytes; 0 if the engine takes no adapters."""
         if self.lora_memory is None and (self.lora_modules or self.lora_dir is not None):
             return DEFAULT_LORA_MEMORY
         return self.lora_memory or 0
@@ -388,7 +378,7 @@ class EngineConfig:
 
     @property
     def residual(self) -> ResidualSpec | None:
-        """Window that is read in 16 bits beside quantized pages; None: there are pages of one kind."""
+        """The window of 16-bit pages kept next to quantized ones, or None if all pages are of one kind."""
         pages = self.residual_pages
         if pages is None:
             pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
@@ -402,32 +392,32 @@ class EngineConfig:
 
     @property
     def residual_is_optional(self) -> bool:
-        """Whether no setting asks for 16-bit pages: where a model has no pages, nobody misses them."""
+        """Whether no setting asks for 16-bit pages, so that a model without KV pages may leave them out."""
         return self.residual_pages is None and not (self.sink_pages or self.quantize_after)
 
     @property
     def has_exact_pages(self) -> bool:
-        """Whether pages of K and of V have 16 bits."""
+        """Whether the pages of both K and V have 16 bits."""
         return {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS)
 
     def with_format(self, name: str) -> EngineConfig:
-        """This configuration with pages of the format, in the place of any other and of ``auto``."""
+        """Return this configuration with this page format instead of its own (or of ``auto``)."""
         kept = self.without_residual() if name in SIXTEEN_BITS else self
         return replace(kept, kv_format=name)
 
     def without_residual(self) -> EngineConfig:
-        """This configuration with pages of one kind."""
+        """Return this configuration without 16-bit pages next to quantized ones."""
         return replace(self, sink_pages=0, residual_pages=0, quantize_after=0)
 
     @property
     def page_formats(self) -> FormatPair:
-        """Formats of K and of V in the pool; with ``auto`` the smallest that it may choose."""
+        """Formats of K and V in the pool; for ``auto`` the smallest that it may choose."""
         name = CHOSEN_FROM[0] if self.kv_format == AUTO else self.kv_format
         return format_pair(name)
 
 
 def checked(config: object) -> EngineConfig:
-    """The configuration that an engine is made with; InvalidConfig for what is none."""
+    """Return ``config`` if it is an EngineConfig; raise InvalidConfig otherwise."""
     if not isinstance(config, EngineConfig):
         example = repr(config) if isinstance(config, str) else "'demo'"
         raise InvalidConfig(
@@ -437,7 +427,7 @@ def checked(config: object) -> EngineConfig:
 
 
 def _positive(text: str) -> float | None:
-    """A finite number above 0; None where the text is none."""
+    """Return the text as a finite number above 0, or None if it is not such a number."""
     try:
         value = float(text)
     except ValueError:

@@ -19,7 +19,7 @@ MAX_STOP_LENGTH = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 128
 MAX_SAMPLES = 64
-MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite in float32
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by the penalty and must stay finite in float32
 _FLOAT32_EPSILON = 2.0**-23  # gRPC carries 0.01 as a float32, which is slightly smaller
 
 
@@ -32,23 +32,23 @@ class SamplingParams:
     """
 
     max_tokens: int | None = parameter(
-        None, "maximum number of tokens to generate", shown="up to the model's length", kind="int",
-        metavar="N", low=1,
+        None, "maximum number of output tokens", shown="up to the model's length", kind="int", metavar="N",
+        low=1,
     )  # fmt: skip
     min_tokens: int = parameter(
-        0, "minimum number of tokens to generate; until then only max_tokens can end the output",
-        kind="int", metavar="N", low=0,
+        0, "minimum number of tokens to generate; until then only max_tokens can end the output", kind="int",
+        metavar="N", low=0,
     )  # fmt: skip
     temperature: float = parameter(
-        0.0, "sampling temperature; 0 chooses the likeliest token", kind="float", metavar="T", low=0,
-        high=100, recommended=True,
+        0.0, "sampling temperature; 0 is greedy", kind="float", metavar="T", low=0, high=100,
+        recommended=True,
     )  # fmt: skip
     top_k: int = parameter(
         0, "keep the K likeliest tokens; 0 keeps all", kind="int", metavar="K", low=0, recommended=True
     )
     top_p: float = parameter(
-        1.0, "keep the smallest set of tokens whose probability reaches P; 1 keeps all",
-        kind="float", metavar="P", low=0, above=True, high=1, remedy="1 keeps all tokens", recommended=True,
+        1.0, "keep the smallest set of tokens whose probability reaches P; 1 keeps all", kind="float",
+        metavar="P", low=0, above=True, high=1, remedy="1 keeps all tokens", recommended=True,
     )  # fmt: skip
     min_p: float = parameter(
         0.0, "drop tokens less likely than P times the likeliest", kind="float", metavar="P", low=0, high=1,
@@ -56,17 +56,17 @@ class SamplingParams:
     )  # fmt: skip
     repetition_penalty: float = parameter(
         1.0, "factor against repetition: positive logits of tokens in prompt or output are divided by it, "
-        "negative ones multiplied",
-        kind="float", metavar="X", low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100,
-        remedy="1 is none", more="Keskar et al. 2019.", recommended=True,
+        "negative ones multiplied", kind="float", metavar="X",
+        low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100, remedy="1 is none",
+        more="Keskar et al. 2019.", recommended=True,
     )  # fmt: skip
     presence_penalty: float = parameter(
-        0.0, "number subtracted once from the logits of tokens in the output", kind="float", metavar="X",
-        low=-2, high=2,
+        0.0, "amount subtracted once from logits of output tokens", kind="float", metavar="X", low=-2,
+        high=2,
     )  # fmt: skip
     frequency_penalty: float = parameter(
-        0.0, "number subtracted from a token's logit for each occurrence in the output", kind="float",
-        metavar="X", low=-2, high=2,
+        0.0, "amount subtracted from a logit per occurrence in the output", kind="float", metavar="X",
+        low=-2, high=2,
     )  # fmt: skip
     logit_bias: Mapping[int, float] = parameter(
         MappingProxyType({}), "number X added to the logit of token ID; repeatable", shown="none",
@@ -80,8 +80,8 @@ class SamplingParams:
         1, "number of independent outputs for the prompt", kind="int", metavar="N", low=1, high=MAX_SAMPLES
     )
     stop: tuple[str, ...] = parameter(
-        (), "string that ends the output and is left out of it; repeatable", shown="none",
-        kind="texts", metavar="S",
+        (), "string that ends the output and is left out of it; repeatable", shown="none", kind="texts",
+        metavar="S",
     )  # fmt: skip
     stop_ids: tuple[int, ...] = parameter(
         (), "token id that ends the output, in addition to the model's end tokens; repeatable", shown="none",
@@ -105,8 +105,7 @@ class SamplingParams:
     ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
         True, "leave special tokens out of the text; a token that ends the output is always left out",
-        shown="yes",
-        kind="switch", flag="",
+        shown="yes", kind="switch", flag="",
     )  # fmt: skip
     max_reasoning_tokens: int | None = parameter(
         None, "maximum number of reasoning tokens before the answer must begin, for reasoning models",
@@ -114,13 +113,11 @@ class SamplingParams:
     )  # fmt: skip
     logprobs: int | None = parameter(
         None, "return log probabilities of each output token and of the K likeliest in its place",
-        shown="none",
-        kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
+        shown="none", kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
     )  # fmt: skip
     prompt_logprobs: int | None = parameter(
         None, "return log probabilities of each prompt token and of the K likeliest in its place",
-        shown="none",
-        kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
+        shown="none", kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
         more="The whole prompt is computed, even if the prefix cache has a part of it.",
     )  # fmt: skip
     speculate: Speculate | None = parameter(
@@ -129,8 +126,7 @@ class SamplingParams:
     )  # fmt: skip
     pooling: Pooling | None = parameter(
         None, "also return the prompt's embedding: its last token's hidden state, or the mean over all "
-        "tokens",
-        shown="none", choices=get_args(Pooling), flag="",
+        "tokens", shown="none", choices=get_args(Pooling), flag="",
         more="For the mean the whole prompt is computed, as for prompt_logprobs.",
     )  # fmt: skip
     target_itl: float | None = parameter(
@@ -145,8 +141,8 @@ class SamplingParams:
         more="A request that can no longer meet its target lets others pass.",
     )  # fmt: skip
     structured_from_first_token: bool = parameter(
-        False, "apply the schema or grammar from the first token on, not only after the reasoning",
-        shown="", kind="switch", flag="", vllm="grammar_from_first_token",
+        False, "apply the schema or grammar from the first token on, not only after the reasoning", shown="",
+        kind="switch", flag="", vllm="grammar_from_first_token",
     )  # fmt: skip
     structured: StructuredOutput | None = parameter(
         None, "schema, grammar, pattern or choices that the output must match", shown="anything",
@@ -155,7 +151,7 @@ class SamplingParams:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest naming the first value that is out of its range."""
+        """Raise InvalidRequest for the first value that is out of range."""
         take_settings(self, InvalidRequest)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Structured output: the form that a caller asks for."""
+"""Structured output: the form that a request's output must have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StructuredOutput:
     regex            the whole output matches this pattern: the syntax of Rust's regex crate, which has
                      neither look-around nor back-references
     grammar          the output is derived from this context-free grammar: EBNF as in llama.cpp's GBNF
-                     (rules "root ::= ...") or Lark (rules "start: ..."), told apart by their looks
+                     (rules "root ::= ...") or Lark (rules "start: ..."), distinguished by their first rule
     choice           the output is one of these strings
     structural_tag   free text, in which whatever begins with a trigger is one of these tags:
                      {"type": "structural_tag", "triggers": ["<f="], "structures": [{"begin": "<f=a>",
@@ -58,11 +58,13 @@ class StructuredOutput:
             object.__setattr__(self, "choice", tuple(self.choice))
             _check_choices(self.choice)
         elif len(self.source) > MAX_SOURCE:
-            raise InvalidRequest(f"{given[0]} has {len(self.source)} characters, at most {MAX_SOURCE} may be")
+            raise InvalidRequest(
+                f"{given[0]} must have at most {MAX_SOURCE} characters, got {len(self.source)}; shorten it"
+            )
 
     @property
     def kind(self) -> str:
-        """The name of what was given."""
+        """The name of the field that is set."""
         if self.choice:
             return "choice"
         if self.json_object:
@@ -87,12 +89,18 @@ def _as_json(name: str, value: object) -> str:
 
 def _check_choices(choices: tuple[str, ...]) -> None:
     if len(choices) > MAX_CHOICES:
-        raise InvalidRequest(f"choice has {len(choices)} strings, at most {MAX_CHOICES} may be")
+        raise InvalidRequest(f"choice must have at most {MAX_CHOICES} strings, got {len(choices)}; drop some")
     for choice in choices:
         if not isinstance(choice, str):
             raise InvalidRequest(f"choice must hold strings, got {choice!r}")
         if not choice:
-            raise InvalidRequest("choice must not hold the empty string: an output has at least one token")
+            raise InvalidRequest(
+                "choice must not contain the empty string, because an output has at "
+                "least one token; remove it"
+            )
     length = sum(map(len, choices))
     if length > MAX_SOURCE:
-        raise InvalidRequest(f"choice has {length} characters together, at most {MAX_SOURCE} may be")
+        raise InvalidRequest(
+            f"the strings of choice must have at most {MAX_SOURCE} characters in total, "
+            f"got {length}; shorten them"
+        )

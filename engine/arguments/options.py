@@ -43,8 +43,8 @@ _PARAMETERS = {
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one option per setting of EngineConfig. All default to None, so that a command can tell
-    what was given; ``engine_config`` fills in the rest."""
+    """Add an option per setting of EngineConfig. All default to None, so that a command can tell which were
+    given; ``engine_config`` fills in the rest."""
     names = list(_SETTINGS)
     starts = [names.index(name) for name in _GROUPS]
     for heading, (begin, end) in zip(
@@ -54,7 +54,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """The options of some settings of EngineConfig; all default to None."""
+    """Add options for some settings of EngineConfig; all default to None."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for name in names:
         declared, default = _SETTINGS[name]
@@ -67,10 +67,10 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 
 
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
-    """Add one option per sampling parameter that is not a setting of the engine too. All default to None;
-    ``sampling_arguments`` gives what was said.
+    """Add an option per sampling parameter that is not also an engine setting. All default to None;
+    ``sampling_arguments`` returns those given.
 
-    defaults   the command's own
+    defaults   the command's own defaults, shown in the help
     """
     for name, (declared, default) in _PARAMETERS.items():
         told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
@@ -78,7 +78,7 @@ def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampling parameters that were given on the command line."""
+    """Return the sampling parameters given on the command line."""
     given = {name: value for name in _PARAMETERS if (value := getattr(args, name)) is not None}
     return {
         name: dict(value) if _PARAMETERS[name][0].kind == "biases" else value for name, value in given.items()
@@ -111,7 +111,7 @@ def _add_option(
 
 
 class _Several(argparse.Action):
-    """Several values: after one option, or of an option that is given several times."""
+    """Collects several values, after one option or after a repeated option."""
 
     def __call__(
         self,
@@ -145,14 +145,14 @@ def _bias(text: str) -> tuple[int, float]:
 VLLM_FORMATS = {
     "bfloat16": "bf16",
     "float16": "fp16",
-}  # spellings of --kv-cache-dtype
+}  # vLLM's names of formats, for --kv-cache-dtype
 
 
 def _formats(name: str) -> str:
     name = VLLM_FORMATS.get(name, name)
     if name != AUTO and not known_formats(name):
         raise argparse.ArgumentTypeError(
-            f"{name!r} is not a page format; use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
+            f"{name!r} must be a page format, use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
         )
     return name
 
@@ -163,7 +163,7 @@ def _target_itl(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither milliseconds nor auto or off") from None
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of milliseconds, auto or off") from None
 
 
 _PARSERS: dict[str, Callable[[str], Any] | None] = {
@@ -178,12 +178,12 @@ _PARSERS: dict[str, Callable[[str], Any] | None] = {
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine settings that were given on the command line."""
+    """Return the engine settings given on the command line."""
     return {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
-    """The command line that gives these settings: ``given_settings`` the other way round."""
+    """Return the command line for these settings; the inverse of ``given_settings``."""
     flags = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -199,9 +199,9 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """The engine's configuration; InvalidConfig names what is not usable.
+    """Return the engine's configuration. Raises InvalidConfig for an unusable setting.
 
-    defaults   a command's own, for settings that were not given
+    defaults   the command's own defaults, for settings that were not given
     """
     return EngineConfig(**defaults | given_settings(args))
 
@@ -227,7 +227,7 @@ def set_up_logging(args: argparse.Namespace) -> None:
 
 
 def _windows(info: EngineInfo) -> str:
-    """Pages of layers that have pools of their own, because they see a window only, and 16-bit pages."""
+    """Return the pages of layers with a window, and 16-bit pages, as text."""
     return "".join(
         f"{group.num_pages} for windows of {group.window}, "
         if not isinstance(group, ResidualWindow)
@@ -237,7 +237,7 @@ def _windows(info: EngineInfo) -> str:
 
 
 def _states(info: EngineInfo) -> str:
-    """Slots of recurrent layers, where there are any."""
+    """Return the slots of recurrent layers as text, if there are any."""
     from ..memory.budget import format_size
 
     if info.states is None:
@@ -247,19 +247,19 @@ def _states(info: EngineInfo) -> str:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """The last line of a command's output."""
+    """Print the last line of a command's output as JSON."""
     print(json.dumps(value), flush=True)
 
 
 def _drafts(info: EngineInfo) -> str:
-    """Name the drafter that has pages of its own, if there is one."""
+    """Return the memory of a drafter with its own pages as text, if there is one."""
     from ..memory.budget import format_size
 
     return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
-    """Describe a started engine and its use of memory, for people."""
+    """Return lines that describe a started engine and its use of memory."""
     from ..memory.budget import format_size
 
     memory = info.memory

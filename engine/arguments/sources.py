@@ -1,8 +1,8 @@
-"""Options from the environment and from a file: what the command line does not say.
+"""Options from the environment and from a file.
 
-Every option of a command may stand in three places. The command line comes first, then the variable
-``OCTAVO_<NAME>``, then the file of ``--config``. What is found is put before the command line, as options, so
-that one parser checks all of it.
+An option of a command may be given in three places: the command line, which comes first, the variable
+``OCTAVO_<NAME>``, and the file of ``--config``. Options found in the last two are put before the command
+line, so that one parser checks all of them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 PREFIX = "OCTAVO_"
 CONFIG_FLAG = "--config"
 EPILOG = (
-    "Every option may also be given as a variable (--kv-format: OCTAVO_KV_FORMAT) or in the file of --config "
-    '(kv-format = "fp4"); the command line comes first, then variables, then the file.'
+    "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the "
+    'file of --config (kv-format = "fp4"). The command line overrides variables, which override the file.'
 )
-DELETED = {  # options of before, and what to say instead
-    "k-format": "say both formats with --kv-format K/V",
-    "v-format": "say both formats with --kv-format K/V",
+DELETED = {  # deleted options, and their replacements
+    "k-format": "give both formats as --kv-format K/V",
+    "v-format": "give both formats as --kv-format K/V",
     "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
     "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
 }
@@ -40,9 +40,9 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """An option, as an environment variable or a key of a file names it.
+    """An option under its name in the environment or a file.
 
-    action   what an option with this name sets; ``negated``: a true value means its absence
+    action   argparse action of the option; ``negated``: a true value turns it off
     """
 
     action: argparse.Action
@@ -53,8 +53,8 @@ class _Name:
 class Found:
     """Options from the environment or a file, as a command line.
 
-    words    of a command line that says what was found
-    origins  option: where it comes from, for messages
+    words    words of a command line with these options
+    origins  source of each option, for messages
     """
 
     words: list[str]
@@ -62,7 +62,7 @@ class Found:
 
 
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
-    """Find the options that ``argv`` leaves open in the environment or the file. InvalidConfig names a
+    """Return options from the environment or the file that are not in ``argv``. Raises InvalidConfig for a
     mistake there."""
     names = _names(parser)
     given = _given(parser, argv)
@@ -89,7 +89,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
 
 
 def _names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
-    """Every long option without its dashes."""
+    """Return every long option by its name without dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
@@ -109,7 +109,7 @@ def _variable(name: str) -> str:
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> set[argparse.Action]:
-    """Return the options that the command line sets, and those that may not stand beside them."""
+    """Return the options that the command line sets, and those that exclude them."""
     words = {word.partition("=")[0] for word in argv if word.startswith("--")}
     actions = {action for action in parser._actions if words & set(action.option_strings)}
     return actions | {rival for action in actions for rival in _rivals(parser, action)}
@@ -121,15 +121,16 @@ def _rivals(parser: argparse.ArgumentParser, action: argparse.Action) -> set[arg
 
 
 def _by_kubernetes(name: str, text: str) -> bool:
-    """A Service named "octavo" gives its pods OCTAVO_PORT=tcp://..., which is nobody's wish."""
+    """Whether Kubernetes set this variable: a Service named "octavo" gives its pods OCTAVO_PORT=tcp://..."""
     if name == "port" and "://" in text:
-        logger.warning("%s=%s is an address of a Kubernetes service and is ignored", _variable(name), text)
+        logger.warning("%s=%s is the address of a Kubernetes service and is ignored", _variable(name), text)
         return True
     return False
 
 
 def _warn_of_unknown(names: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Say which variables with our prefix set nothing; Kubernetes sets some for services of that name."""
+    """Warn of variables with our prefix that set no option, except those that Kubernetes sets for
+    services."""
     known = {_variable(name) for name in names} | _READ_ELSEWHERE
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known and not _OF_SERVICES.fullmatch(variable):
@@ -138,7 +139,7 @@ def _warn_of_unknown(names: Iterable[str], environ: Mapping[str, str]) -> None:
             remedy = (
                 f"did you mean {PREFIX}{near[0]}?" if near else "see `octavo serve --help` for the options"
             )
-            logger.warning("%s is no option of octavo serve and is ignored; %s", variable, remedy)
+            logger.warning("%s is not an option of octavo serve and is ignored; %s", variable, remedy)
 
 
 def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | None:
@@ -153,7 +154,7 @@ def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | No
 
 
 def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
-    """The options of a TOML file, by their names with dashes."""
+    """Return the options of a TOML file, by their names with dashes."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -161,16 +162,18 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
             f"{CONFIG_FLAG} {path} cannot be read: {error.strerror}; give a TOML file"
         ) from error
     except RecursionError as error:
-        raise InvalidConfig(f"{CONFIG_FLAG} {path} must not nest values so deep; options are flat") from error
-    except ValueError as error:  # tomllib's own, and text that is not UTF-8
+        raise InvalidConfig(
+            f"{CONFIG_FLAG} {path} must not nest values that deep; write each option at the top level"
+        ) from error
+    except ValueError as error:  # invalid TOML, or text that is not UTF-8
         raise InvalidConfig(f"{CONFIG_FLAG} {path} is not TOML: {error}") from error
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = key.replace("_", "-")
         if name not in names:
-            raise InvalidConfig(f"{key!r} in {path} is no option; {_nearest(name, names)}")
+            raise InvalidConfig(f"{key!r} in {path} is not an option; {_nearest(name, names)}")
         if name in values:
-            raise InvalidConfig(f"{key!r} in {path} says {name} a second time; remove one")
+            raise InvalidConfig(f"{key!r} in {path} sets {name} a second time; remove one")
         values[name] = value
     return values
 
@@ -179,11 +182,11 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     if (now := DELETED.get(name)) is not None:
         return now
     near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]!r}?" if near else "see `octavo serve --help` for those there are"
+    return f"did you mean {near[0]!r}?" if near else "see `octavo serve --help` for the options"
 
 
 def _words(name: _Name, value: Any, origin: str) -> Iterator[str]:
-    """The words of a command line that set ``value``."""
+    """Yield the words of a command line that set ``value``."""
     option = name.action.option_strings[0]
     if name.action.nargs == 0:
         if _truth(value, origin) != name.negated:
@@ -199,7 +202,7 @@ def _words(name: _Name, value: Any, origin: str) -> Iterator[str]:
         )
     for one in values:
         if isinstance(one, bool):
-            raise InvalidConfig(f"{origin} must be a value of {option}, got {str(one).lower()}")
+            raise InvalidConfig(f"{origin} must be a value for {option}, got {str(one).lower()}")
         text = str(one).strip() if several else str(one)
         if several:
             yield from (option, text)

@@ -1,4 +1,4 @@
-"""Messages of the command line about mistakes: one line on stderr."""
+"""Error messages of the command line: one line on stderr."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, without abbreviations, that is filled when it is used: the
-    options of a command, and what it imports for them, cost nothing to the other commands."""
+    """An argparse parser with one-line errors and without abbreviations. It is filled at its first use, so
+    that a command does not import the modules of others."""
 
     def __init__(
         self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **settings: Any
@@ -35,12 +35,12 @@ class Parser(argparse.ArgumentParser):
             fill(self)
 
     def read_sources(self) -> None:
-        """Take what the command line leaves open from the environment and the file of --config."""
+        """Read options that are not on the command line from the environment and the file of --config."""
         self._reads_sources = True
         self.epilog = EPILOG
 
     def command(self, name: str) -> Parser:
-        """The parser of a subcommand with all of its options. KeyError if there is no such command."""
+        """Return the parser of a subcommand with all of its options. Raises KeyError for an unknown one."""
         self.complete()
         (commands,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
         found = commands.choices[name]
@@ -53,10 +53,10 @@ class Parser(argparse.ArgumentParser):
         if self._reads_sources and args and not {"-h", "--help"} & set(args[0]):
             args = (self._with_sources(args[0]), *args[1:])
         namespace, unknown = super().parse_known_args(*args, **kwargs)
-        if unknown:  # said here, where the command's own name and help are known
+        if unknown:  # reported here, where the command's name and help are known
             option = unknown[0].partition("=")[0]
             if (now := DELETED.get(option.removeprefix("--"))) is not None:
-                self.error(f"{option} is no option any more; {now}")
+                self.error(f"{option} is not an option any more; {now}")
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults that say something."""
+    """Help formatter that shows only meaningful defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, "", []):
@@ -106,12 +106,12 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def whole_number(text: str) -> int:
-    """A whole number, for argparse."""
+    """Return the text as a whole number, for argparse."""
     return _read(int, text, "a whole number")
 
 
 def number(text: str) -> float:
-    """A number, for argparse; it may be infinite, or none."""
+    """Return the text as a number, for argparse; infinity and NaN are allowed."""
     return _read(float, text, "a number")
 
 
@@ -123,12 +123,12 @@ def _read(convert: Callable[[str], T], text: str, rule: str) -> T:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Return the text as a whole number of at least 1, for argparse."""
     return _at_least(1, text)
 
 
 def from_zero(text: str) -> int:
-    """A whole number of at least 0, for argparse."""
+    """Return the text as a whole number of at least 0, for argparse."""
     return _at_least(0, text)
 
 
@@ -140,7 +140,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Counts such as "1,8,32", ascending and without repeats, for argparse."""
+    """Return counts such as "1,8,32", ascending and without repeats, for argparse."""
     try:
         return tuple(sorted({positive(part) for part in text.split(",")}))
     except argparse.ArgumentTypeError:
@@ -148,17 +148,17 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """A time of at least 0 seconds, for argparse."""
+    """Return the text as a time of at least 0 seconds, for argparse."""
     return _number(text, "a number of seconds, 0 or more")
 
 
 def above_zero(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Return the text as a number above 0, for argparse."""
     return _number(text, "a number above 0", may_be_zero=False)
 
 
 def not_negative(text: str) -> float:
-    """A number of at least 0, for argparse."""
+    """Return the text as a number of at least 0, for argparse."""
     return _number(text, "a number of at least 0")
 
 
@@ -173,7 +173,7 @@ def _number(text: str, rule: str, *, may_be_zero: bool = True) -> float:
 
 
 def token_ids(text: str) -> list[int]:
-    """Token ids separated by commas, for argparse."""
+    """Return token ids separated by commas as a list, for argparse."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:

@@ -24,11 +24,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether a prompt that ends so has begun the reasoning."""
+        """Whether a prompt with this end has opened the reasoning."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether a prompt that ends so has begun the answer: its reasoning is there, or empty."""
+        """Whether a prompt with this end has closed the reasoning, possibly empty, and begun the answer."""
         return prompt_tail.rstrip().endswith(self.end)
 
 
@@ -62,21 +62,20 @@ REASONING_PARSERS: tuple[str, ...] = tuple(sorted(_NAMES))
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """The marks of the models that a parser is named after; None for "none". InvalidConfig for an
-    unknown name."""
+    """Return the marks of a parser's models; None for "none". Raises InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     if name not in _NAMES:
         raise InvalidConfig(
             f"reasoning_parser must be one of auto, none, {', '.join(REASONING_PARSERS)}, got {name!r}; "
-            "auto goes by the chat template"
+            "auto detects it from the chat template"
         )
     return _NAMES[name]
 
 
 def reasoning_of(template: str, vocab: Mapping[str, int]) -> Reasoning | None:
-    """The marks that a chat template writes or takes out of earlier turns, or that the vocabulary has as
-    tokens of their own; None for a model that does not think."""
+    """Return the marks that a chat template writes or removes from earlier turns, or that the vocabulary has
+    as special tokens; None for a model without reasoning."""
     for reasoning in _PAIRS.values():
         marks = (reasoning.start,) if reasoning.direct else (reasoning.start, reasoning.end)
         if all(mark in template for mark in marks) or all(mark in vocab for mark in marks):

@@ -1,4 +1,4 @@
-"""Tools of a request: checked, and what they ask of the prompt, the output and its reader."""
+"""Tools of a request: checks, and their effect on the prompt, the output and its parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tool_formats import ToolFormat, tool_format
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,128}")
-_FORCED_FORMAT = "json_tools"  # where the model has none of its own: its grammar needs no training
+_FORCED_FORMAT = "json_tools"  # for models without a format; its grammar needs no training
 
 
 class ChatTokenizer(Protocol):
@@ -39,13 +39,13 @@ class ChatTokenizer(Protocol):
         ...
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
-        """Return the text of a prompt's last tokens, special ones included."""
+        """Return the text of a prompt's last tokens, including special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The part of a request that is about tools.
+    """Effects of a request's tools.
 
     shown        tools that the chat template gets
     structured   a constraint of the whole answer behind its reasoning; None: it is free
@@ -62,7 +62,7 @@ class ToolUse:
 
     @property
     def needs_marks(self) -> bool:
-        """Whether special tokens must be part of the text."""
+        """Whether the text must include special tokens."""
         return self.form is not None
 
     def applied(self, params: SamplingParams) -> SamplingParams:
@@ -71,7 +71,7 @@ class ToolUse:
         return replace(params, structured=self.structured, structured_from_first_token=from_first)
 
     def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
-        """A reader of one answer to a prompt. Without ``prompt_ids`` reasoning is not told apart."""
+        """Return a parser of one answer to a prompt. Without ``prompt_ids`` reasoning is not separated."""
         reasoning = tokenizer.chat_format.reasoning
         is_thinking = False
         if reasoning is not None:
@@ -103,7 +103,8 @@ def tool_use(
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
-                f"tool_choice is {choice!r:.80}, but there are no tools; give some, or leave it out"
+                f"tool_choice must come with tools, got {choice!r:.80} without any; give tools, or leave "
+                "it out"
             )
         return ToolUse(structured=structured)
     _check_tools(tools)
@@ -117,7 +118,11 @@ def tool_use(
     if form is None or not (tokenizer.shows_tools or is_forced):
         raise InvalidRequest(
             "tools must be left out for this model: its chat template "
-            + ("writes calls in no known notation" if tokenizer.shows_tools else "does not show them to it")
+            + (
+                "uses an unknown notation for tool calls"
+                if tokenizer.shows_tools
+                else "does not show them to it"
+            )
             + "; start the server with --chat-template or --tool-call-parser, or set tool_choice to required"
         )
     callable_tools, max_calls = named or list(tools), None if is_parallel else 1
@@ -190,7 +195,8 @@ def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             )
         if name in names:
             raise InvalidRequest(
-                f"{where}.function.name must be another than those before, got {name!r}; rename it"
+                f"{where}.function.name must differ from the names of the other tools, got {name!r}; "
+                "rename it"
             )
         names.add(name)
         if parameters is not None and not isinstance(parameters, Mapping):
@@ -207,7 +213,7 @@ def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
 def _named(
     tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]] | None:
-    """Return the tool that must be called, in a list; None if the choice names none."""
+    """Return the required tool in a list; None if the choice names none."""
     if choice is None or choice in ("none", "auto", "required"):
         return None
     function = choice.get("function") if isinstance(choice, Mapping) else None

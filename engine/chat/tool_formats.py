@@ -1,4 +1,4 @@
-"""Notations of calls by family of models, named as mlx-lm's parsers."""
+"""Notations of tool calls by model family, with the names of mlx-lm's parsers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tag_calls import Parse, TagCalls
 
 ToolFormat: TypeAlias = JsonCalls | HeadedCalls | TagCalls | GemmaCalls | WholeCalls | HarmonyCalls
 
-ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router have for them
+ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
     "granite": "json_tools", "qwen3_xml": "qwen3_coder", "qwen_coder": "qwen3_coder", "qwen35": "qwen3_coder",
     "glm45": "glm47", "glm4_moe": "glm47", "glm45_moe": "glm47", "glm47_moe": "glm47", "laguna": "glm47",
@@ -30,8 +30,8 @@ ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router hav
 
 
 def _mlx_parser(name: str) -> Parse:
-    """mlx-lm's parser of this name. It is loaded with the first call of an answer: the model, which mlx-lm
-    has loaded, is there by then."""
+    """Return mlx-lm's parser of this name, which is loaded at an answer's first call, when mlx-lm is loaded
+    already."""
 
     @functools.cache
     def module() -> Parse:
@@ -55,7 +55,7 @@ def _mistral_name(head: str) -> tuple[str, str | None]:
 
 
 def _deepseek_name(head: str) -> tuple[str, str | None]:
-    """The first models say "function" there, and the name on a line of its own."""
+    """Return the name in a head; the first models have "function" there and the name on its own line."""
     return ("" if head.strip() == "function" else head.strip()), None
 
 
@@ -194,7 +194,7 @@ _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
 
 TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
 
-# Which parser a chat template asks for: all texts of a row must be in it. The order counts.
+# Texts of a chat template by parser: all of a row must be in it, and the first match wins.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>commentary", "functions."), "harmony"),
     (("<minimax:tool_call>",), "minimax_m2"),
@@ -219,20 +219,20 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def tool_format(name: str) -> ToolFormat | None:
-    """The format called so; None for "none". InvalidConfig for an unknown name."""
+    """Return the named format; None for "none". Raises InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     maker = _MAKERS.get(ALIASES.get(name, name))
     if maker is None:
         raise InvalidConfig(
             f"tool_call_parser must be one of auto, none, {', '.join(TOOL_PARSERS)}, got {name!r}; "
-            "auto goes by the chat template"
+            "auto detects it from the chat template"
         )
     return maker()
 
 
 def tool_format_of(template: str) -> ToolFormat | None:
-    """The format that a chat template shows; None for one without tools."""
+    """Return the format in a chat template; None for one without tools."""
     for signs, name in _SIGNS:
         if all(sign in template for sign in signs):
             return tool_format(name)

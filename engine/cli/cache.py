@@ -1,4 +1,4 @@
-"""``octavo cache``: the prefix cache of a running server, seen and handled from outside."""
+"""``octavo cache``: inspection and control of a running server's prefix cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def _run(args: argparse.Namespace) -> Result:
 
 
 def _as_json(message: Any) -> dict[str, Any]:
-    """A message's fields by name; those that are unset and say so are left out."""
+    """Return a message's fields by name, without unset optional ones."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
@@ -73,7 +73,7 @@ def _as_json(message: Any) -> dict[str, Any]:
 
 
 def _reason(number: int) -> str:
-    """Return the reason of a miss, as the metrics name it."""
+    """Return the metric name of a miss reason."""
     from octavo.proto import cache_pb2
 
     return cache_pb2.MissReason.Name(number).removeprefix("MISS_REASON_").lower()
@@ -96,7 +96,7 @@ def _residual_lines(stats: GetStatsResponse) -> list[str]:
 
 def _stats_lines(stats: GetStatsResponse) -> list[str]:
     pages, queried = stats.pages, max(stats.query_tokens, 1)
-    state = "" if stats.enabled else " (off: nothing is looked up)"
+    state = "" if stats.enabled else " (off: prompts are not looked up)"
     lines = [
         f"pages of {stats.page_size}: {pages.held} held, {pages.idle_cached} cached, "
         f"{pages.idle_empty} empty; "
@@ -131,7 +131,7 @@ async def _save(client: Client, args: argparse.Namespace) -> Result:
     gone = saved.num_missing_pages
     print(
         f"saved {saved.num_pages} pages ({saved.num_tokens} tokens, {saved.num_bytes} bytes)"
-        + (f"; {gone} more gave way to requests meanwhile" if gone else "")
+        + (f"; {gone} more were evicted meanwhile" if gone else "")
     )
     return _as_json(saved)
 
@@ -140,7 +140,7 @@ async def _load(client: Client, args: argparse.Namespace) -> Result:
     loaded = await client.cache.load(args.path)
     text = f"loaded {loaded.num_pages} pages ({loaded.num_tokens} tokens)"
     print(
-        f"{text}; {loaded.num_known_pages} were known, {loaded.num_skipped_pages} did not fit"
+        f"{text}; {loaded.num_known_pages} were cached already, {loaded.num_skipped_pages} did not fit"
         + (f"; converted: {loaded.converted}" if loaded.converted else "")
     )
     return _as_json(loaded)
@@ -148,7 +148,7 @@ async def _load(client: Client, args: argparse.Namespace) -> Result:
 
 async def _flush(client: Client, _args: argparse.Namespace) -> Result:
     num_pages = await client.cache.flush()
-    print(f"forgot {num_pages} cached pages")
+    print(f"discarded {num_pages} cached pages")
     return {"num_pages": num_pages}
 
 
@@ -165,7 +165,7 @@ async def _pin(client: Client, args: argparse.Namespace) -> Result:
 
 async def _unpin(client: Client, args: argparse.Namespace) -> Result:
     reply = await client.cache.unpin(args.name)
-    print(f"{args.name} is let go; {reply.pinned_pages} pages are pinned")
+    print(f"{args.name} is released; {reply.pinned_pages} pages stay pinned")
     return _as_json(reply)
 
 

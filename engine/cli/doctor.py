@@ -1,4 +1,4 @@
-"""``octavo doctor``: what this machine runs on, and whether its kernels are right."""
+"""``octavo doctor``: the kernels that this machine uses, and their self-test."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     """Return the configuration for the named model; InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
     if args.model is None:
-        if loading := [name for name in given if name != "exact"]:  # which the self-test heeds, too
+        if loading := [name for name in given if name != "exact"]:  # which also applies to the self-test
             flag = loading[0].replace("fuse", "no-fuse")
-            raise InvalidConfig(f"--{flag} says how to load a model, and none is named; add --model")
+            raise InvalidConfig(f"--{flag} must come with a model, got none; add --model")
         return None
     from ..memory.model_files import resolve_model
 
@@ -109,8 +109,8 @@ def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
 
 
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
-    """Backend, instruction set, threads, versions and self-test, as ``--json`` prints them. ``exact``: of
-    native attention without arithmetic of 8 bits."""
+    """Return backend, instruction set, threads, versions and self-test in the form of ``--json``. ``exact``:
+    test native attention without 8-bit arithmetic."""
     from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
 
@@ -136,7 +136,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "batch_invariant_reason": why,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
-            # JSON has no infinity: a check without a number to show says null
+            # JSON has no infinity, so a check without a number has null
             {"name": r.name, "max_error": r.max_error if r.max_error < float("inf") else None, "ok": r.ok}
             for r in results
         ],
@@ -145,9 +145,9 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
 
 
 def batch_invariance(backend: str) -> tuple[bool, str]:
-    """Whether a request's bits are promised not to depend on the requests beside it, and why."""
+    """Return whether a request's bits are independent of other requests, and the reason."""
     reasons = {
-        "cpu": "every sum of a native kernel has an order of its own; `octavo bench invariance` compares",
+        "cpu": "native kernels add in a fixed order; `octavo bench invariance` checks it",
         "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",
     }
     return backend == "cpu", reasons.get(backend, "MLX chooses its kernels by the number of rows")

@@ -1,4 +1,4 @@
-"""``octavo generate``: one prompt, in this process or on a server, with text as it comes."""
+"""``octavo generate``: completion of one prompt, in this process or on a server, with streamed text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.connect is not None and (settings := given_settings(args)):
         option = engine_flags(settings)[0]
         raise InvalidConfig(
-            f"{option} is the server's to choose; give it to `octavo serve`, or drop --connect"
+            f"{option} is an option of the server; give it to `octavo serve`, or drop --connect"
         )
     if args.connect is not None and args.image:
         raise InvalidConfig(
@@ -83,7 +83,7 @@ def prompt_of(args: argparse.Namespace) -> Prompt:
     chat = args.chat or args.system is not None or images
     if args.prompt_ids is not None:
         if args.prompt is not None:
-            raise InvalidRequest("PROMPT and --prompt-ids are two prompts; give one of them")
+            raise InvalidRequest("PROMPT and --prompt-ids exclude each other; give one of them")
         if chat:
             raise InvalidRequest(
                 "--chat, --system and --image need text, but --prompt-ids gives token ids; use PROMPT"
@@ -103,11 +103,13 @@ def _read_stdin() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"standard input is not {error.encoding}: {error.reason}; convert it") from error
+        raise InvalidRequest(
+            f"standard input must be {error.encoding} text: {error.reason}; convert it"
+        ) from error
 
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
-    """Sampling parameters; InvalidRequest names the first that is out of its range."""
+    """Return the sampling parameters. Raises InvalidRequest for the first value out of range."""
     given = {"max_tokens": MAX_TOKENS} | sampling_arguments(args)
     return SamplingParams(**given, structured=structured_of(args))
 

@@ -1,4 +1,4 @@
-"""Security of the metrics port: the TLS files and tokens of gRPC, on an HTTP server."""
+"""Security of the metrics port: TLS files and tokens for an HTTP server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsSecurity:
-    """TLS and tokens; either may be None. InvalidConfig when files are unusable."""
+    """TLS and tokens; either may be None. Raises InvalidConfig for unusable files."""
 
     def __init__(self, tls: TlsFiles | None, token_file: Path | None) -> None:
         from ..grpc.security import Tokens
@@ -25,7 +25,7 @@ class MetricsSecurity:
         self._files = tls
         self.context: ssl.SSLContext | None = None
         if tls is not None:
-            tls.read()  # which says what is wrong with them
+            tls.read()  # raises with the reason
             self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self.context.load_cert_chain(tls.cert, tls.key)
         self._tokens = None if token_file is None else Tokens(token_file, flag="--metrics-token-file")
@@ -35,7 +35,7 @@ class MetricsSecurity:
         return self._files is not None or self._tokens is not None
 
     def may_read(self, authorization: str) -> bool:
-        """Whether this header shows a token, or none is wanted."""
+        """Whether this header has a valid token, or no token is required."""
         if self._tokens is None:
             return True
         try:
@@ -45,7 +45,7 @@ class MetricsSecurity:
         return True
 
     def reload(self) -> None:
-        """Read the files again: for new connections and requests. A broken one changes nothing."""
+        """Read the files again, for new connections and requests. A damaged file changes nothing."""
         try:
             if self._files is not None and self.context is not None:
                 self._files.read()
@@ -53,4 +53,6 @@ class MetricsSecurity:
             if self._tokens is not None:
                 self._tokens.reload()
         except InvalidConfig as error:
-            logger.error("metrics port: not reloaded, what was in force stays: %s", error)
+            logger.error(
+                "metrics port: reloading failed, the old certificates and tokens stay in use: %s", error
+            )

@@ -38,10 +38,10 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
-GRACE_S = 5.0  # after the drain timeout; then the process is ended
+GRACE_S = 5.0  # seconds after the drain timeout, after which the process is ended
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
-HANG_S = 120.0  # a step that takes so long will not end
+HANG_S = 120.0  # seconds of a step that counts as hanging
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -56,15 +56,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:
-    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1). From the signal on the process
-    lasts for the drain timeout and ``GRACE_S`` at most, whatever goes on."""
+    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1). After the signal the process lasts at
+    most for the drain timeout and ``GRACE_S``."""
     stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
     from ..grpc.tenant_salts import load_tenant_salts
     from ..observability.prometheus import Metrics, MetricsServer
 
-    check_free(options.listen, "--listen")  # before time is spent on loading
+    check_free(options.listen, "--listen")  # before loading
     if options.http is not None:
         check_free(options.http, "--http")
     for address in options.lora_listen.values():
@@ -130,7 +130,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         if options.http is not None:
             server.security.warn_of_strangers(options.http)
             http_socket = stack.enter_context(bound_socket(options.http, "--http"))
-            http_socket.listen()  # connections wait until what answers them is imported
+            http_socket.listen()  # connections wait until the HTTP modules are imported
             http_address = options.http.with_port(http_socket.getsockname()[1])
         metrics_address = scrapes.address if scrapes else None
         _announce(engine.info, grpc_address, metrics_address, http_address, of_adapters)
@@ -196,7 +196,7 @@ def _first_name(config: EngineConfig) -> str:
 
 def settle_interpreter() -> None:
     """Prepare the interpreter for serving."""
-    # What is loaded stays: the collector need not look at it again, tens of milliseconds each time.
+    # Loaded objects stay, so the garbage collector can skip them, which saves tens of milliseconds each time.
     gc.collect()
     gc.freeze()
     # A step ends with a burst of messages on the event loop. The engine's thread must not wait for
@@ -210,12 +210,14 @@ def _reload_on_hangup(
     metrics: MetricsSecurity | None = None,
     more: Sequence[Callable[[], None]] = (),
 ) -> None:
-    """SIGHUP reads certificates and tokens again; without any it does nothing. ``more``: what is to be read
-    again with them, which may be added later."""
+    """Make SIGHUP reload certificates and tokens; without any it does nothing. ``more``: further reload
+    functions, which may be added later."""
     loop = asyncio.get_running_loop()
     of_metrics = metrics is not None and metrics.has_files
     if security.tls is None and security.tokens is None and not of_metrics:
-        loop.add_signal_handler(signal.SIGHUP, logger.info, "SIGHUP: no tokens or certificates to read again")
+        loop.add_signal_handler(
+            signal.SIGHUP, logger.info, "SIGHUP: there are no tokens or certificates to reload"
+        )
         return
 
     def reload() -> None:
@@ -227,15 +229,18 @@ def _reload_on_hangup(
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
-        logger.warning("tokens come over %s in plain text: use --tls-cert and --tls-key", listen)
+        logger.warning("clients send tokens to %s in plain text; use --tls-cert and --tls-key", listen)
 
 
 async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
-    """Send what is left, unless the collector takes too long: it may accept and never answer."""
+    """Send the remaining data, unless the collector is too slow."""
     try:
         await asyncio.wait_for(call_on_daemon(exporter.close, name="octavo-exporter"), EXPORT_GRACE_S)
     except TimeoutError:
-        logger.warning("the collector has not answered within %g s; the rest is not sent", EXPORT_GRACE_S)
+        logger.warning(
+            "the OpenTelemetry collector has not answered within %g s; remaining data is dropped",
+            EXPORT_GRACE_S,
+        )
 
 
 async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
@@ -243,13 +248,13 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDead
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)
-    importlib.import_module("octavo.engine.grpc.server")  # the engine's thread loads meanwhile
+    importlib.import_module("octavo.engine.grpc.server")  # imported while the engine's thread loads
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():
         start.result()
         return True
-    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted, and nothing is lost
+    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted, so end the process; nothing is lost
     start.cancel()
     await asyncio.wait((start,))
     return False
@@ -260,7 +265,7 @@ async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_ti
     waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
-    if died:  # stay for a while, so that health checks and probes see why
+    if died:  # wait, so that health checks and probes can report the reason
         await asyncio.wait(waits[:1], timeout=DEATH_LINGER_S)
     for wait in waits:
         wait.cancel()
@@ -276,7 +281,7 @@ def _announce(
     http_address: Address | None,
     of_adapters: Mapping[str, Address],
 ) -> None:
-    """The memory budget for people, then the one line that programs wait for."""
+    """Print the memory budget, and then the ready line for programs."""
     for line in budget_lines(info):
         print(line)
     http = "" if http_address is None else f"http={http_address} "
@@ -290,8 +295,8 @@ def _announce(
 
 
 def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT, of which ``heard`` is told; a second one ends the process at
-    once."""
+    """Return an event that the first SIGTERM or SIGINT sets after calling ``heard``; a second one ends the
+    process at once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     ends = (signal.SIGTERM, signal.SIGINT)
@@ -308,16 +313,16 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """Answers to the metrics port, from its own threads, from before loading to the end."""
+    """Answers of the metrics port, from its own threads, from before loading to the end."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.server: GrpcServer | None = None  # once it serves
+        self.server: GrpcServer | None = None  # set once it serves
         self._engine = engine
 
     def gauges(self) -> Gauges:
         try:
             return self._engine.gauges()
-        except OctavoError:  # still loading, or dead: nothing runs and no page is in use
+        except OctavoError:  # loading or dead, so no page is in use
             return Gauges()
 
     def holders(self) -> dict[str, int]:
@@ -327,7 +332,7 @@ class ServerProbes:
         if (death := self._engine.death) is not None:
             return f"the engine has died: {death}"
         if (seconds := self._engine.step_seconds()) > HANG_S:
-            return f"the engine has computed one step for {seconds:.0f} s: it hangs"
+            return f"the engine hangs: its current step has taken {seconds:.0f} s so far"
         return None
 
     def ready(self) -> str | None:

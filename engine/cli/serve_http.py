@@ -39,12 +39,12 @@ def _origin(text: str) -> str:
 
 
 def http_address(args: argparse.Namespace) -> Address | None:
-    """Return the address of HTTP; None: no HTTP. InvalidConfig for two addresses."""
+    """Return the address of HTTP; None: no HTTP. Raises InvalidConfig if it is given twice."""
     if args.host is None and args.port is None:
         listen: Address | None = args.http
         return listen
     if args.http is not None:
-        raise InvalidConfig(f"--http {args.http} and --host or --port both say where HTTP listens; give one")
+        raise InvalidConfig(f"--http {args.http} must not come with --host or --port; give one or the other")
     return Address(args.host or DEFAULT.host, DEFAULT.port if args.port is None else args.port)
 
 

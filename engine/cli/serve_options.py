@@ -35,11 +35,11 @@ MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
 class ServeOptions:
     """Options of ``octavo serve`` besides the engine's configuration.
 
-    listen   where gRPC listens
-    metrics  where /metrics, /healthz and /readyz listen; None: nowhere
+    listen   address of gRPC
+    metrics  address of /metrics, /healthz and /readyz; None: off
     vllm_metrics   export the gauges that gateways read under vLLM's names too
-    otlp_endpoint   where spans of requests go; None: where OTEL_* variables say, or nowhere
-    otlp_metrics_endpoint   likewise, OpenTelemetry's metrics
+    otlp_endpoint   destination of request spans; None: as set by OTEL_* variables, or off
+    otlp_metrics_endpoint   destination of OpenTelemetry's metrics
     reflection   tell clients what the services are
     max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
     write_timeout   seconds for which a client need not read its output
@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Model(argparse.Action):
-    """The positional MODEL, which is --model, and comes before what the environment or a file says."""
+    """The positional MODEL, which sets --model and takes precedence over the environment and the file."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: Any = None
@@ -132,7 +132,7 @@ class _Model(argparse.Action):
 def _check_one_model(args: argparse.Namespace) -> None:
     named = getattr(args, MODEL, None)
     if named not in (None, args.model):
-        raise InvalidConfig(f"MODEL {named} and --model {args.model} are two models; give one of them")
+        raise InvalidConfig(f"MODEL {named} and --model {args.model} exclude each other; give one of them")
     if args.model is None and (names := getattr(args, "after_one_option", None)):
         raise InvalidConfig(
             f"--served-model-name takes every word after it: {' '.join(names)}; put MODEL before it, or give "
@@ -141,9 +141,9 @@ def _check_one_model(args: argparse.Namespace) -> None:
 
 
 def _above_zero(text: str) -> float:
-    """Seconds, for argparse."""
+    """Return the text as seconds above 0, for argparse."""
     if not (value := seconds(text)):
-        raise argparse.ArgumentTypeError("must be more than 0 seconds; no write is that quick")
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return value
 
 

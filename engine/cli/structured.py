@@ -1,4 +1,4 @@
-"""Options that say what an output must look like."""
+"""Options for structured output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..api.structured_output import StructuredOutput
 
 
 def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("structured output", "what the output must look like; one of these")
+    group = parser.add_argument_group("structured output", "structured output (at most one of these)")
     add = group.add_argument
     add("--json-schema", type=Path, metavar="FILE", help="JSON schema that the output must validate against")
     add("--json-object", action="store_true", help="make the output a JSON object")
@@ -21,8 +21,8 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
-    """Return the structured output of the options; InvalidRequest when they contradict or a file cannot be
-    read."""
+    """Return the structured output of the options. Raises InvalidRequest for conflicting options or an
+    unreadable file."""
     if not (args.json_schema or args.json_object or args.regex is not None or args.grammar or args.choice):
         return None
     return StructuredOutput(

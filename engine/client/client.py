@@ -1,4 +1,4 @@
-"""A small asyncio client of octavo.v1: speaks in the engine's own types."""
+"""A small asyncio client of octavo.v1 with the engine's own types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .credentials import ClientCredentials
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A client of its own connection: benchmarks with several clients must not share one.
+    # Each client has its own connection, because benchmarks with several clients must not share one.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables, in the order in which gRPC reads them
@@ -39,21 +39,22 @@ _ERRORS = {code: kind for kind, code in reversed(CODES)}
 
 
 class Client:
-    """``async with Client("127.0.0.1:50051") as client: async for delta in client.generate(...)``.
+    """Client of octavo.v1: ``async with Client("127.0.0.1:50051") as client: async for delta in
+    client.generate(...)``.
 
-    Errors of the server come back as the engine's own: InvalidRequest, Overloaded, EngineDead
-    (also when nobody answers), Unauthenticated, RequestFailed, ...
+    Errors of the server are raised as the engine's own: InvalidRequest, Overloaded, EngineDead (also if no
+    server answers), Unauthenticated, RequestFailed, ...
 
-    cache   what octavo.v1.Cache answers
+    cache   client of octavo.v1.Cache
     """
 
     def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
-        """InvalidConfig when a file of the credentials cannot be read."""
+        """Connect at the first call. Raises InvalidConfig if a file of the credentials cannot be read."""
         self.address = address
         credentials = credentials or ClientCredentials()
         self.metadata = credentials.metadata()
         tls = credentials.channel_credentials()
-        # A proxy would look for this machine's addresses on its own.
+        # A proxy would resolve this machine's addresses on its own side.
         options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] if _is_local(address) else [])]
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -83,8 +84,8 @@ class Client:
         adapter: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of all samples; closing the generator cancels the request. ``adapter``: the name of
-        one that the server has loaded."""
+        """Stream the deltas of all samples; closing the generator cancels the request. ``adapter``: name of
+        an adapter that the server has loaded."""
         request = make_request(prompt, params, request_id=request_id, salt=salt)
         request.adapter = adapter or ""
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
@@ -99,8 +100,8 @@ class Client:
     async def generate_many(
         self, requests: AsyncIterable[pb.GenerateRequest], *, timeout: float | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of many requests over one stream; a refused one comes back as a delta with
-        ``error`` set."""
+        """Stream the deltas of many requests over one call; a refused request gives a delta with
+        ``error``."""
         call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:
@@ -162,7 +163,7 @@ class Client:
         return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
 
     async def abort(self, *request_ids: str) -> list[str]:
-        """End requests; the ids of those that were being served."""
+        """Abort requests; return the ids of those that were running."""
         reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
         return list(reply.request_ids)
 
@@ -188,7 +189,7 @@ class Client:
         return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
     async def unary(self, method: Any, request: Any) -> Any:
-        """Call a method with one answer; raises the engine's own error."""
+        """Call a method with a single response. Raises the engine's errors."""
         try:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
@@ -199,14 +200,15 @@ class Client:
         if code is grpc.StatusCode.UNAVAILABLE and "handshake" in text.lower():
             text = (
                 f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of "
-                "its certificate, and whether it asks for one of yours (--tls-cert, --tls-key)"
+                "its certificate, and whether the server requires a client certificate (--tls-cert, "
+                "--tls-key)"
             )
         elif code is grpc.StatusCode.UNAVAILABLE and "resol" in text.lower():
-            text = f"the host of {self.address} is not known; spell it as the server's machine is called"
+            text = f"the host of {self.address} cannot be resolved; check its spelling"
         elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
-            text = f"nobody answers at {self.address}; start a server there with `octavo serve --listen`"
+            text = f"no server answers at {self.address}; start a server there with `octavo serve --listen`"
             if not _is_local(self.address) and (proxy := next(filter(os.environ.get, _PROXIES), None)):
-                text += f", or add its host to no_proxy: {proxy} names a proxy, which was asked"
+                text += f", or add its host to no_proxy: the call went through the proxy of {proxy}"
         kind = _ERRORS.get(code, RequestFailed)
         return kind(text if kind is not RequestFailed else f"{code.name}: {text}")
 
@@ -214,7 +216,8 @@ class Client:
 def make_request(
     prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, salt: str = ""
 ) -> pb.GenerateRequest:
-    """A request as it goes over the wire; InvalidRequest when token ids are negative, or text is no UTF-8."""
+    """Return a request as a message. Raises InvalidRequest if token ids are negative, or text is not valid
+    UTF-8."""
     try:
         request = pb.GenerateRequest(
             request_id=request_id or "", sampling=params_message(params), cache_salt=salt
@@ -222,9 +225,9 @@ def make_request(
         put_prompt(request, prompt)
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"a text cannot be written as UTF-8: {error.reason}; convert it") from error
-    except (ValueError, OverflowError) as error:  # of protobuf, which names the number
+    except (ValueError, OverflowError) as error:  # from protobuf, with the number in its message
         raise InvalidRequest(
-            f"a number does not fit into the request: {error}; token ids lie in [0, 2**32)"
+            f"a number does not fit into the request: {error}; token ids must be in [0, 2**32)"
         ) from error
     return request
 
@@ -242,14 +245,14 @@ def _add_message(chat: pb.Chat, message: Mapping[str, Any]) -> None:
 
 
 def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) -> None:
-    """InvalidRequest when token ids are negative."""
+    """Put a prompt into a request. Raises InvalidRequest if token ids are negative."""
     if isinstance(prompt, str):
         request.text = prompt
         return
     if isinstance(prompt, ChatPrompt):
         if not prompt.open_turn or prompt.continue_final_message:
             raise InvalidRequest(
-                "octavo.v1 opens the assistant's turn; leave out open_turn and continue_final_message"
+                "octavo.v1 always begins a new assistant turn; leave out open_turn and continue_final_message"
             )
         request.chat.tools.extend(map(json.dumps, prompt.tools or ()))
         if prompt.variables:
@@ -268,7 +271,7 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
     try:
         request.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"token ids lie in [0, 2**32), the prompt has another: {error}") from error
+        raise InvalidRequest(f"token ids must be in [0, 2**32), got {error}; correct the prompt") from error
     request.token_ids.SetInParent()
 
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """Credentials of a client, and how it checks the server.
+    """Credentials of a client, and its check of the server.
 
     tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
-    ca           PEM file of the authorities to trust (None: the ones gRPC brings)
-    cert, key    PEM files of the client's certificate, for servers that ask for one
+    ca           PEM file of the authorities to trust (None: those that gRPC brings)
+    cert, key    PEM files of the client's certificate, for servers that require one
     token_file   file whose first token is sent with every call
     """
 
@@ -37,7 +37,7 @@ class ClientCredentials:
         return self.tls or self.ca is not None or self.cert is not None
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """None for plain text. InvalidConfig when a file cannot be read."""
+        """Return gRPC credentials; None for plain text. Raises InvalidConfig if a file cannot be read."""
         if not self.uses_tls:
             return None
         import grpc  # here, since the command line reads options without it
@@ -47,7 +47,7 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(*files)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata of every call."""
+        """Return the metadata of every call."""
         if self.token_file is None:
             return ()
         lines = _read(self.token_file, "--auth-token-file").decode(errors="replace").splitlines()
@@ -61,7 +61,7 @@ class ClientCredentials:
 def _read_pem(path: Path, option: str) -> bytes:
     content = _read(path, option)
     if b"-----BEGIN " not in content:
-        raise InvalidConfig(f"{option} {path} is no PEM file; give one that begins with -----BEGIN")
+        raise InvalidConfig(f"{option} {path} must be a PEM file; give one that begins with -----BEGIN")
     return content
 
 

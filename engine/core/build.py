@@ -1,4 +1,4 @@
-"""Putting an engine together from its configuration."""
+"""Construction of an engine from its configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from .gauge_source import GaugeSource
 from .image_part import ImagePart
 from .text_scores import score_tokens, text_ids
 
-CACHE_DIR_BYTES = 10 * 1024**3  # that pages on disk may take, where nothing else is said
+CACHE_DIR_BYTES = 10 * 1024**3  # default limit of bytes on disk
 
 
 def build_core(
@@ -53,13 +53,13 @@ def build_core(
     observer: Observer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Load the model and its tokenizer; call it on the thread that will run the steps. ``clock``: seconds, by
-    which steps are timed.
+    """Load the model and its tokenizer; call it on the thread that will run the steps. ``clock``: seconds,
+    for timing steps.
 
-    Raises ModelLoadError or InvalidConfig with one clear line.
+    Raises ModelLoadError or InvalidConfig with a message of one line.
     """
     if config.chat_template is not None:
-        read_chat_template(config.chat_template)  # refused before anything slow
+        read_chat_template(config.chat_template)  # raises before anything slow
     check_parsers(config.reasoning_parser, config.tool_call_parser)
 
     @functools.cache
@@ -96,7 +96,8 @@ def build_core(
 
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
-    """The model that guesses for ``runner``'s, with as many pages. InvalidConfig if it cannot."""
+    """Load the draft model for ``runner``'s model, with as many pages. Raises InvalidConfig if it does not
+    fit."""
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
@@ -104,16 +105,16 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
         difference = tokenizer.difference(load_tokenizer(drafter.info.path))
         if difference is not None:
             raise InvalidConfig(
-                f"draft model {config.draft_model} has another vocabulary than {config.model}: {difference}; "
-                "choose one of the same tokenizer"
+                f"draft model {config.draft_model} must have the vocabulary of {config.model}: "
+                f"{difference}; choose one with the same tokenizer"
             )
         states = drafter.info.states
-        if states is not None:  # none is kept for others
+        if states is not None:  # snapshots are not kept for other sequences
             states = replace(states, num_drafted=states.num_slots - 1)
         blocks = BlockManager(
             drafter.info.groups or drafter.info.num_pages,
             drafter.info.page_size,
-            prefix_cache=config.prefix_cache and states is None,  # whose snapshots nobody takes here
+            prefix_cache=config.prefix_cache and states is None,  # no snapshots of states are taken here
             max_chunk=config.max_step_tokens,
             states=states,
         )
@@ -133,8 +134,8 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """An engine around a runner that is ready. ``clock``: seconds, by which steps and copies of pages to
-    memory beside the pool are timed."""
+    """Build an engine around a loaded runner. ``clock``: seconds, for timing steps and copies of pages to
+    host memory."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -145,7 +146,7 @@ def assemble(
             max_chunk=config.max_step_tokens,
             states=info.states,
         )
-    except ValueError as error:  # pins that leave no room in a pool of this size
+    except ValueError as error:  # pins would leave no pages in a pool of this size
         raise InvalidConfig(str(error)) from error
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
@@ -157,7 +158,7 @@ def assemble(
         _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
-        _ = runner.page_layout_key  # hashes the weights: now, and not between two steps
+        _ = runner.page_layout_key  # hash the weights now instead of between two steps
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:
@@ -196,12 +197,12 @@ def assemble(
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """What looks for drafts in texts, for requests that do not say. With a draft model or the model's own
-    head, nothing does."""
+    """Return the default source of text drafts for requests that do not choose one: off with a draft model or
+    MTP head."""
     if config.speculate == "auto":
-        # Where it was measured to cost next to nothing and changes no bit: on a GPU steps in flight wait
-        # where something is drafted, recurrent layers need states for drafts, and what MLX's own operations
-        # compute may be rounded otherwise beside more rows.
+        # Only where it costs almost nothing and changes no bit, as measured. On a GPU, steps in flight wait
+        # for drafts, recurrent layers need states for drafts, and results of MLX's own operations
+        # may be rounded differently with more rows.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
@@ -217,7 +218,7 @@ def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
-    """In seconds; None for none."""
+    """Return the latency target in seconds; None for no target."""
     if config.target_itl == "off":
         return None
     return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
@@ -236,7 +237,7 @@ def _disk_tier(
 
 
 def _make_folder(name: str, folder: Path) -> None:
-    """InvalidConfig if files cannot be written there: now, and not when somebody asks for one."""
+    """Raise InvalidConfig if files cannot be written to a folder, at start instead of at first use."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,7 +1,7 @@
-"""The engine in a process of its own, behind ``EngineClient``.
+"""The engine in its own process, behind ``EngineClient``.
 
-Everything that crosses is pickled data over one private pipe. The child serves with an ``EngineThread``
-until it is told to stop, or its parent has ended and the pipe with it.
+Both sides exchange pickled data over one private pipe. The child serves with an ``EngineThread`` until it
+gets the message to stop, or its parent ends and closes the pipe.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The outcome of the call with this number."""
+    """Result or error of the call with this number."""
 
     number: int
     value: Any = None
@@ -60,7 +60,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """``method(*arguments)`` of the engine; an answer is sent to a call with a number."""
+    """A call ``method(*arguments)`` of the engine; calls with a number get an answer."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -73,11 +73,11 @@ class _Ended:
 
 
 class _CacheChanged:
-    """There are new page events."""
+    """Message that there are new page events."""
 
 
 def _pickled(message: object) -> bytes:
-    """Return a message as bytes; read-only views of mappings cross as copies."""
+    """Return a message as bytes; read-only mappings are sent as copies."""
     data = io.BytesIO()
     pickler = pickle.Pickler(data)
     pickler.dispatch_table = _DISPATCH
@@ -93,7 +93,7 @@ _DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (d
 
 
 class _Pipe:
-    """Sends from any thread, receives on one. Messages to an end that has ended are dropped."""
+    """Sends from any thread and receives on one. Messages to a closed end are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -105,12 +105,12 @@ class _Pipe:
             self._connection.send_bytes(data)
 
     def receive(self) -> Any:
-        """Return the next message. Raises EOFError or OSError when there will be none."""
+        """Return the next message. Raises EOFError or OSError after the last one."""
         return pickle.loads(self._connection.recv_bytes())
 
 
 class EngineProcess:
-    """An ``EngineClient`` of a child process, which loads the model of ``config``."""
+    """An ``EngineClient`` for a child process, which loads the model of ``config``."""
 
     def __init__(self, config: EngineConfig, listener: Listener, observer: Observer | None = None) -> None:
         self._config = config
@@ -161,7 +161,7 @@ class EngineProcess:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds since the last step that the child told of, while it has something to do."""
+        """Seconds since the last step that the child reported, while it has work."""
         return time.monotonic() - self._heard_at if self.gauges.num_running else 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -186,18 +186,18 @@ class EngineProcess:
             self._answered("prepare").result()
 
     def close(self) -> None:
-        """The child closes its compiler when it ends."""
+        """Do nothing: the child closes its compiler when it ends."""
 
     def stop(self) -> None:
         self._call("stop")
 
     def join(self) -> None:
-        """Wait for the child's end, for a bounded time: then it is killed."""
+        """Wait a bounded time for the child to end; then kill it."""
         assert self._process is not None
         try:
             self._process.wait(JOIN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            logger.error("the engine's process %d does not end and is killed", self._process.pid)
+            logger.error("the engine's process %d does not exit and is killed", self._process.pid)
             self._process.kill()
             self._process.wait()
         self._reader.join()
@@ -233,8 +233,8 @@ class EngineProcess:
                 ended = self._hear(self._pipe.receive())
             except (EOFError, OSError):
                 ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its last messages"))
-            except Exception as error:  # nothing may end this thread unseen
-                logger.exception("the engine's process cannot be understood")
+            except Exception as error:  # an error must not end this thread unnoticed
+                logger.exception("the engine's process sent a message that cannot be read")
                 ended = _Ended(error)
         with self._lock:
             self._has_ended, answers, self._answers = True, self._answers, {}
@@ -277,7 +277,7 @@ class EngineProcess:
 
 
 class _Child:
-    """The other end of the pipe: listener and observer of the engine's thread."""
+    """The child's end of the pipe: listener and observer of the engine's thread."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
@@ -300,10 +300,10 @@ class _Child:
         self._pipe.send(record)
 
     def rejected(self, reason: str) -> None:
-        """Requests are refused in the parent."""
+        """Do nothing: requests are refused in the parent."""
 
     def serve(self) -> None:
-        """Do what the parent says until it says stop or has ended."""
+        """Execute the parent's messages until it stops the child or ends."""
         while True:
             try:
                 call: _Call = self._pipe.receive()
@@ -335,7 +335,7 @@ class _Child:
                 return self.thread.grammars.begin(*call.arguments)
             self.thread.grammars.prepare()
             outcome.set_result(None)
-        except Exception as error:  # the asker's to handle
+        except Exception as error:  # handled by the caller
             outcome.set_exception(error)
         return outcome
 
@@ -349,7 +349,7 @@ class _Child:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that can be pickled, with the text of this one."""
+    """Return an error that can be pickled, with the same text."""
     try:
         pickle.loads(_pickled(error))
     except Exception:
@@ -361,7 +361,9 @@ def main() -> None:
     """Serve the parent that holds the other end of the pipe with this file descriptor."""
     from .build import build_core  # loads MLX
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # ignore the terminal's Ctrl-C, because the parent ends this process
     os.set_inheritable(int(sys.argv[1]), False)
     pipe = _Pipe(Connection(int(sys.argv[1])))
     child = _Child(pipe)

@@ -1,4 +1,4 @@
-"""The samples that have not ended: their next tokens, their ends, and the news of their requests."""
+"""Unfinished samples: their next tokens, their ends, and the news of their requests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Draws = list[tuple[Sequence, tuple[int, ...]]]  # see ``SchedulerOutput.draws``
 
 
 class LiveSamples:
-    """Gives samples what steps drew for them. What goes wrong with one request ends that request only.
+    """Gives samples the tokens that steps sampled for them. An error of one request ends only that request.
 
-    by_sequence   the samples that have not ended
-    updates       news that were not taken
-    progress      of the prompts of unfinished requests
+    by_sequence   the unfinished samples
+    updates       news that were not collected yet
+    progress      progress of prompts of unfinished requests
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class LiveSamples:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
         self.progress = PromptProgress()
-        self._ended: list[str] = []  # ids of requests, since they were taken
+        self._ended: list[str] = []  # ids of requests ended since ``take_ended``
         self._scheduler = scheduler
         self._parts = parts
         self._stats = stats
@@ -50,7 +50,7 @@ class LiveSamples:
         self._parts.begin(request)
 
     def abort(self, request: Request) -> None:
-        """End what is left of a request: its pages are idle when this returns."""
+        """End the remaining samples of a request; its pages are idle when this returns."""
         self._end(request, Sample.abort)
 
     def requests(self) -> list[Request]:
@@ -66,12 +66,13 @@ class LiveSamples:
         return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
 
     def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
-        """Return what each token of a step is drawn with. ``is_ahead``: the token before it is not known."""
+        """Return the sampling state of each token of a step. ``is_ahead``: the token before it is not
+        known."""
         samples, states = self.by_sequence, list[SampleState]()
         for sequence, drafts in draws:
             state = samples[sequence].state
             if is_ahead:
-                state = state.after((0,))  # whatever it is: see ``SampleState.is_foreseen``
+                state = state.after((0,))  # any token will do: see ``SampleState.is_foreseen``
             states.append(state)
             if drafts:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
@@ -85,7 +86,7 @@ class LiveSamples:
         return ended
 
     def note_started(self, step: SchedulerOutput, now: float) -> None:
-        """Note when a request's prompt is computed for the first time."""
+        """Note the time at which a request's prompt is first computed."""
         for item in step.work:
             if item.start < item.sequence.num_prompt:
                 request = self.by_sequence[item.sequence].request
@@ -94,13 +95,15 @@ class LiveSamples:
                     self.progress.begin(request)
 
     def accept(self, draws: Draws, output: RunOutput) -> list[SampleResult]:
-        """Give every sample its token; return what the scheduler must know of each."""
+        """Give every sample its token; return the results for the scheduler."""
         now = self._clock()
         results = []
         drawn = iter(output.samples)
         for index, (sequence, drafts) in enumerate(draws):
             sample = self.by_sequence.get(sequence)
-            if sample is None or index in output.void:  # ended while the step was in flight, or is repeated
+            if (
+                sample is None or index in output.void
+            ):  # the sample ended while the step was in flight, or its row is repeated
                 next(drawn)
                 results.append(SampleResult(None, void=True))
                 continue
@@ -112,7 +115,7 @@ class LiveSamples:
                 results.append(self._accept_drafts(sample, drafts, run, now))
             else:
                 results.append(self._accept(sample, sampled, now))
-        assert next(drawn, None) is None, "more was drawn than asked for"
+        assert next(drawn, None) is None, "more tokens were sampled than planned"
         return results
 
     def _accept(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
@@ -127,12 +130,12 @@ class LiveSamples:
     def _accept_drafts(
         self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
     ) -> SampleResult:
-        """Append the next token, and each further one whose draft was the token before it."""
+        """Append the next token, and a further token after each accepted draft."""
         tokens: list[int] = []
         last = SampleResult(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
             if tokens and (sampled.invalid or sampled.is_late):
-                break  # the next step draws it again, and says what is wrong
+                break  # the next step samples this token again and reports the error
             last = self._accept(sample, sampled, now)
             if last.token is None:
                 break
@@ -143,9 +146,10 @@ class LiveSamples:
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End the sequences whose K/V went wrong in the middle of the prompt.
+        """End sequences whose K or V was not finite within the prompt.
 
-        Nothing of this step is published to the prefix cache yet. Those that sampled have a failed sample.
+        Nothing of this step is in the prefix cache yet. Sequences that sampled a token have a failed sample
+        instead.
         """
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
@@ -159,7 +163,9 @@ class LiveSamples:
         stuck = self._scheduler.stuck()
         if not stuck:
             return
-        logger.error("no step is planned and %d sequences cannot go on: their requests fail", len(stuck))
+        logger.error(
+            "no step was planned although %d sequences have work left; their requests fail", len(stuck)
+        )
         for request in {self.by_sequence[sequence].request: None for sequence in stuck}:
             self._fail(request, "the scheduler planned no step for this request, which is a bug of Octavo")
 
@@ -167,7 +173,7 @@ class LiveSamples:
         self._end(request, lambda sample: sample.fail(message))
 
     def _end(self, request: Request, how: Callable[[Sample], Delta]) -> None:
-        for sample in reversed(request.samples):  # the parent last: none takes its place
+        for sample in reversed(request.samples):  # the parent last, so that no sample replaces it
             if sample.sequence in self.by_sequence:
                 self._scheduler.abort(sample.sequence)
                 self._tell(sample, how(sample))
@@ -185,9 +191,9 @@ class LiveSamples:
 
 
 def _advance(sample: Sample, sampled: Sampled) -> Delta:
-    """``sample.accept``, where trouble with one request's output ends that request only."""
+    """Return ``sample.accept``, or end that request if building its output fails."""
     try:
         return sample.accept(sampled)
     except Exception as error:
-        logger.exception("request %s failed while its output was made", sample.request.request_id)
-        return sample.fail(f"making the output failed: {error}")
+        logger.exception("request %s failed while its output was being built", sample.request.request_id)
+        return sample.fail(f"building the output failed: {error}")

@@ -1,4 +1,4 @@
-"""One request while it is being served: its samples, what they have said, when they end."""
+"""A request while it is served: its samples, their output, and their ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Request:
-    """A prompt, how its tokens are drawn, and its ``params.n`` samples.
+    """A prompt, its sampling parameters, and its ``params.n`` samples.
 
-    Built and only touched by the engine's thread.
+    Built and used only by the engine's thread.
 
     number       of the ``EngineRequest`` it was built from
     adapter      name of the adapter that computes it
     images       those of its prompt
     max_tokens   tokens each sample may generate, the model's length taken into account
     end_ids      tokens that end a sample
-    arrived_at   when it was submitted; started_at: when its prompt was first computed (seconds
-                 of the engine's clock)
+    arrived_at   time of submission; started_at: time of the prompt's first step (seconds of the engine's
+                 clock)
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Request:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
-        self.invalid = False  # a sample failed because of what the request asks for
+        self.invalid = False  # whether a sample failed because of the request's own parameters
         self.prompt_ids = prompt_ids
-        self.prompt_scores: dict[int, TokenLogprob] = {}  # by position, when asked for
-        self.pooled: Any = 0.0  # sum of hidden states so far, when asked for
+        self.prompt_scores: dict[int, TokenLogprob] = {}  # prompt scores by position, if requested
+        self.pooled: Any = 0.0  # sum of hidden states so far, if requested
         self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
         bad_ids = tokenizer.ids_of_words(params.bad_words) if params.bad_words else ()
@@ -91,7 +91,7 @@ class Request:
                         else arrived_at + params.target_ttft / 1e3,
                     ),
                 ),
-                # Each sample has a seed of its own, or all n would say the same.
+                # Each sample has its own seed, or all n would be equal.
                 SampleState(
                     params,
                     seed=(seed + index) % 2**64,
@@ -108,12 +108,12 @@ class Request:
 
     @property
     def num_cached(self) -> int:
-        """Prompt tokens that were found in the prefix cache."""
+        """Number of prompt tokens found in the prefix cache."""
         return self.samples[0].sequence.history.num_cached or 0
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """What was asked for of the prompt, once it is computed."""
+        """The requested log probabilities of the prompt, once it is computed."""
         if self.params.prompt_logprobs is None:
             return None
         scores = tuple(self.prompt_scores[position] for position in range(1, self.num_prompt))
@@ -125,7 +125,7 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Once every sample has ended: the gravest of their reasons."""
+        """The most severe finish reason of the samples; None until all have ended."""
         reasons = {sample.finish_reason for sample in self.samples}
         for reason in (None, FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH):
             if reason in reasons:
@@ -134,7 +134,7 @@ class Request:
 
 
 class Sample:
-    """One of a request's n outputs: the sequence being served and the text it has become."""
+    """One of a request's n outputs: its sequence and the text so far."""
 
     __slots__ = (
         "_detokenizer",
@@ -169,14 +169,14 @@ class Sample:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still get."""
+        """Number of tokens that the sample may still get."""
         return self.request.max_tokens - self.num_tokens
 
     def accept(self, sampled: Sampled) -> Delta:
-        """Take the next token, decide whether the sample ends with it, and say what is new."""
+        """Append the next token, decide whether it ends the sample, and return the new output."""
         token = sampled.token
         if token is None:
-            error = sampled.error or "the model gave no usable numbers for this request"
+            error = sampled.error or "the model's results for this request are not finite numbers"
             return self.fail(error, invalid=sampled.invalid)
         self.state.record(token)
         self.num_tokens += 1
@@ -202,13 +202,13 @@ class Sample:
         return self._delta(text, token, sampled.logprob, reason=reason, match=match)
 
     def fail(self, message: str, *, invalid: bool = False) -> Delta:
-        """End this sample with an error; the others of the batch go on. ``invalid``: what the request
-        asks for is the cause."""
+        """End this sample with an error; others continue. ``invalid``: the request's own parameters are the
+        cause."""
         self.request.invalid = self.request.invalid or invalid
         return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
 
     def abort(self) -> Delta:
-        """End this sample because nobody wants it any more."""
+        """End this sample because it is no longer wanted."""
         return self._delta(self._stops.flush(), reason=FinishReason.ABORT)
 
     def _delta(
@@ -240,8 +240,7 @@ class Sample:
 
 
 class Update(NamedTuple):
-    """What is new of a request. Ids may be reused once a request has ended, so the request
-    itself says whose news it is."""
+    """News of a request. It holds the request itself, because ids may be reused after its end."""
 
     request: Request
     delta: Delta

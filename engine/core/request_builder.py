@@ -1,4 +1,4 @@
-"""Live requests, built in the core from the data that crossed the thread."""
+"""Construction of live requests from the data that the front end sends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .request import Request
 
 
 class RequestBuilder:
-    """Builds requests for one model. ``grammars`` compiles what their outputs must follow, and may be used
-    from any thread."""
+    """Builds requests for one model. ``grammars`` compiles their output constraints, and may be used from any
+    thread."""
 
     def __init__(self, info: EngineInfo, tokenizer: Tokenizer, adapters: Adapters | None = None) -> None:
         self._adapters = adapters
@@ -27,12 +27,14 @@ class RequestBuilder:
             self._marks = ReasoningMarks(reasoning, tokenizer, vocab_size=info.vocab_size)
 
     def build(self, request: EngineRequest) -> Request:
-        """Return the request with the state of its samples. NotFound if its adapter is not loaded."""
+        """Return the request with the state of its samples. Raises NotFound if its adapter is not loaded."""
         if request.adapter is not None and (
             self._adapters is None
             or self._adapters.info(request.adapter).variant != request.namespace.variant
         ):
-            raise NotFound(f"adapter {request.adapter!r} is not the one that was asked for; send it again")
+            raise NotFound(
+                f"adapter {request.adapter!r} was replaced while the request was read; send the request again"
+            )
         return Request(
             request.request_id,
             list(request.prompt_ids),
@@ -51,7 +53,7 @@ class RequestBuilder:
         )
 
     def _constraint(self, request: EngineRequest) -> AnyConstraint | None:
-        """Return the grammar, which begins when the model has ended its reasoning."""
+        """Return the grammar's constraint, which begins after the model's reasoning."""
         params = request.params
         grammar = None if request.grammar is None else self.grammars.take(request.grammar)
         if self._marks is None or (grammar is None and params.max_reasoning_tokens is None):

@@ -1,8 +1,8 @@
-"""Prompts, and whole caches, saved by name: for moving to another engine, and for another day.
+"""Saved prompts and caches, by name, for use in another engine or at another time.
 
-Runs on a thread of its own, beside the engine: it reads and writes files, and asks the engine's thread
-for pages in portions. Nothing is held in between, so saving never takes a page from a request; what
-is evicted meanwhile is left out, and the answer says so.
+Runs on its own thread: it reads and writes files, and requests pages from the engine's thread in portions. No
+pages are held in between, so saving does not take pages from requests. Pages evicted meanwhile are left out,
+and the answer counts them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from ..kv_store.segments import segments
 from ..kv_store.transfer import CachedPrefix, Inserted
 from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
 
-MAX_NAME_BYTES = 200  # of one part of a path; file systems take 255, and unfinished files' names are longer
-PART_BYTES = 64 * 1024**2  # of pages that are copied between two steps
-PART_PAGES = 65_536  # of a model without attention, whose pages have no bytes
-MOST_TRIES = 3  # of reading a prompt whose pages give way to others
+MAX_NAME_BYTES = (
+    200  # length of one part of a path; file systems allow 255, and unfinished files have longer names
+)
+PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
+PART_PAGES = 65_536  # pages per copy for a model without attention, whose pages have no bytes
+MOST_TRIES = 3  # attempts to read a prompt whose pages are being evicted
 
 
 class Ask(Protocol):
-    """Has a command executed by the engine's thread, and waits for its answer."""
+    """Function that has a command executed by the engine's thread, and waits for its answer."""
 
     def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """What was written. Pages are those of the group that needs all of them, if there is one; groups
-    with a window hold a few of the same positions.
+    """Numbers of written pages. Pages are counted in the group without a window, if there is one; groups with
+    a window hold a few of the same positions.
 
-    num_missing_pages   were cached at first, gave way to others while they were read, and are left out
+    num_missing_pages   pages that were evicted before they could be read, and are left out
     """
 
     num_pages: int
@@ -59,14 +61,14 @@ class SavedPages:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """What was read, in pages of this engine; counted as in SavedPages.
+    """Numbers of loaded pages, in pages of this engine, counted as in SavedPages.
 
-    num_pages          can be found now and could not before
+    num_pages          pages that became cached
     num_tokens         positions in them
-    num_known_pages    could be found already
-    num_skipped_pages  had no room, in any group, or begin inside a page of this engine's size
-    converted          "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty when the bytes
-                       were taken as they are. Another format was quantized again
+    num_known_pages    pages that were cached already
+    num_skipped_pages  pages that did not fit into a group, or begin inside a page of this engine's size
+    converted          "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty if the bytes were taken
+                       unchanged. Pages of another format are quantized again
     """
 
     num_pages: int
@@ -77,8 +79,8 @@ class LoadedPages:
 
 
 def below(folder: Path, path: str, *, what: str) -> Path:
-    """A path that a client named, below a folder. Raises InvalidRequest for one that leads
-    elsewhere, by its parts or by a link on the way."""
+    """Return the path that a client gave, below a folder. Raises InvalidRequest for a path that leads
+    elsewhere, by its parts or by a symbolic link."""
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")
@@ -87,27 +89,32 @@ def below(folder: Path, path: str, *, what: str) -> Path:
         target /= part
         if len(os.fsencode(part)) > MAX_NAME_BYTES:
             raise InvalidRequest(
-                f"{what} has a part of {len(part)} characters; {MAX_NAME_BYTES} bytes are enough"
+                f"each part of {what} must have at most {MAX_NAME_BYTES} bytes, got {len(part)} "
+                "characters; shorten it"
             )
         if target.is_symlink():
-            raise InvalidRequest(f"{what} {path!r} passes the link {part!r}; name a path without links")
+            raise InvalidRequest(
+                f"{what} {path!r} goes through the symbolic link {part!r}; give a path without links"
+            )
     return target
 
 
 def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
-    """Write what is cached of a prompt, full pages only, to one file.
+    """Write the cached full pages of a prompt to one file.
 
-    Raises NotFound if nothing of it is cached, InvalidRequest if there is such a file, NotConfigured,
-    and RequestFailed if it cannot be written; then there is no file.
+    Raises NotFound if none is cached, InvalidRequest if the file exists, NotConfigured, or RequestFailed,
+    without a file, if it cannot be written.
     """
     if path.suffix != SUFFIX:
-        raise InvalidRequest(f"a saved prompt is a file of pages; name it {path.name}{SUFFIX}")
+        raise InvalidRequest(
+            f"the file of a saved prompt must end with {SUFFIX}; name it {path.name}{SUFFIX}"
+        )
     _check_new(path)
     found = _read_prompt(ask, tokens, salt)
     if not found.run.num_pages:
         raise NotFound(
-            f"nothing of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
-            "are cached: send the prompt first, with this salt"
+            f"none of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
+            "are cached, so send the prompt first, with the same salt"
         )
     with _new(path) as unfinished:
         write_run(unfinished, found.run)
@@ -118,10 +125,10 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
 
 
 def save_all(ask: Ask, path: Path) -> SavedPages:
-    """Write every page that can be found to a new folder, as files of consecutive pages, those that
-    others continue first. Pages that give way to others meanwhile are left out.
+    """Write every cached page to a new folder, as files of consecutive pages, in the order of their prefixes.
+    Pages evicted meanwhile are left out.
 
-    Raises as ``save_prompt`` does.
+    Raises the errors of ``save_prompt``.
     """
     _check_new(path)
     num_pages = num_tokens = num_bytes = num_missing = 0
@@ -142,11 +149,11 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
 
 
 def load(ask: Ask, path: Path) -> LoadedPages:
-    """Put what ``save_prompt`` or ``save_all`` wrote into the cache, under the salts it had. Pages of
+    """Put pages that ``save_prompt`` or ``save_all`` wrote into the cache, under their salts. Pages of
     another format or page size are converted.
 
-    All files are checked before the first page is inserted: InvalidRequest says why they cannot be
-    used (torn, altered, of another model), and then nothing has changed; NotFound if there are none.
+    All files are checked before the first page is inserted. Raises InvalidRequest, with no change, for files
+    that are damaged or of another model, and NotFound if there are none.
     """
     kind = ask(GetPageLayout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -154,7 +161,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
         raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
     for tokens, run in _sequences(files, kind):
         for _ in segments(run, kind, len(tokens) - len(run.token_ids)):
-            pass  # reading and converting is checking
+            pass  # reading and converting checks the files
     total = LoadedPages(0, 0, 0, 0)
     for tokens, run in _sequences(files, kind):
         total = _insert(ask, kind, tokens, run, total)
@@ -164,7 +171,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
 def _insert(
     ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
 ) -> LoadedPages:
-    """Insert one run, which ends ``tokens``, in portions: groups without a window come first."""
+    """Insert a run of pages, whose tokens end ``tokens``, in portions; groups without a window come first."""
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
@@ -179,7 +186,7 @@ def _insert(
             skipped += inserted.num_skipped
             if segment.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
-    skipped += num_states  # those that stand inside a page of this size
+    skipped += num_states  # states in the middle of a page of this size
     return LoadedPages(
         total.num_pages + new,
         total.num_tokens + new * size,
@@ -190,14 +197,16 @@ def _insert(
 
 
 def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
-    """Each file's run, with all tokens from the sequence's beginning to the run's end."""
+    """Yield each file's run, with all tokens from the sequence's beginning to the run's end."""
     ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page
     for file in files:
         run = _read(file, kind)
         salt = run.salt or b""
         before = [] if run.parent == root(salt) else ends.get((run.parent, salt))
         if before is None:
-            raise InvalidRequest(f"{file.name} continues pages that no file before it holds; save again")
+            raise InvalidRequest(
+                f"{file.name} continues pages that are in none of the files before it; save again"
+            )
         tokens = [*before, *run.token_ids]
         page_bytes = run.kind.page_size * TOKEN_BYTES
         ends[sha256_chain(run.parent, pack(run.token_ids), page_bytes)[-1], salt] = tokens
@@ -213,8 +222,8 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
         raise InvalidRequest(f"nothing was loaded: {file.name} cannot be read: {error.strerror}") from None
     if run.kind.model != kind.model:
         raise InvalidRequest(
-            f"nothing was loaded: the pages in {file.name} are of another model, and K/V of one model mean "
-            "nothing to another; start the server with the model they were saved from"
+            f"nothing was loaded: the pages in {file.name} are of another model; start the server with the "
+            "model they were saved from"
         )
     if (
         run.kind.states is not None
@@ -222,29 +231,29 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
         and run.kind.states.entries != kind.states.entries
     ):
         raise InvalidRequest(
-            f"nothing was loaded: the states of recurrent layers in {file.name} were kept in another way "
-            "than here; start the server with the --backend they were saved with"
+            f"nothing was loaded: the states of recurrent layers in {file.name} have another layout than "
+            "this server's; start the server with the --backend they were saved with"
         )
     layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
     if layers[0] != layers[1] or run.kind.context != kind.context:
         raise InvalidRequest(
-            f"nothing was loaded: the pages in {file.name} are of an engine whose layers saw others; start "
-            "the server with the --max-model-len and the 16-bit pages it had"
+            f"nothing was loaded: the pages in {file.name} are of an engine with other attention windows; "
+            "start the server with the --max-model-len and 16-bit pages of that engine"
         )
     return run
 
 
 @dataclass(frozen=True, slots=True)
 class _PromptPages:
-    """What was read of a prompt, and how many of its pages were gone before they could be read."""
+    """The pages read of a prompt, and the number that were evicted before."""
 
     run: PageRun
     num_missing_pages: int
 
 
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
-    """The cached beginning of a prompt. Where pages give way while they are read, the shorter one that is
-    cached then; if that goes on, what comes before the first page that is gone."""
+    """Return the cached pages of a prompt. If pages are evicted meanwhile, the shorter prefix that is cached
+    then; if that repeats, the pages before the first missing one."""
     kind = ask(GetPageLayout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
@@ -263,7 +272,7 @@ def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
 def _read_parts(
     ask: Ask, kind: PageLayoutKey, digests: tuple[Digest, ...], prefix: CachedPrefix
 ) -> tuple[PagePart, ...]:
-    """What sequences that go on after a prefix would read, as far as it is still there, in portions."""
+    """Return the pages that sequences need to continue after a prefix, as far as they are still cached."""
     read: list[list[PagePart]] = [[] for _ in prefix.needed]
     for first in range(0, prefix.num_pages, portion := _part(kind)):
         stop = min(first + portion, prefix.num_pages)
@@ -280,7 +289,7 @@ def _read_parts(
 
 
 def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
-    """The first page that some group needs and that was not read; ``prefix.num_pages`` if all were."""
+    """Return the first needed page that was not read; ``prefix.num_pages`` if all were."""
     gone = (
         set(needed).difference(part.indices) for needed, part in zip(prefix.needed, run.parts, strict=True)
     )
@@ -288,7 +297,7 @@ def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
 
 
 def _shortened(run: PageRun, num_pages: int) -> PageRun:
-    """The first ``num_pages`` of a run."""
+    """Return the first ``num_pages`` of a run."""
     parts = []
     for part in run.parts:
         count = bisect_left(part.indices, num_pages)
@@ -310,7 +319,7 @@ def _insert_part(
 
 
 def _part(kind: PageLayoutKey) -> int:
-    """Pages that are copied between two steps."""
+    """Return the number of pages to copy between two steps."""
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
     if kind.states is not None and kind.states.nbytes <= num_bytes:  # there may be one after every page
         num_bytes += kind.states.nbytes
@@ -323,8 +332,8 @@ def _check_new(path: Path) -> None:
 
 
 def _publish(unfinished: Path, path: Path) -> None:
-    """Give what was written its name; InvalidRequest if another save has taken it meanwhile, which
-    ``rename`` alone would replace."""
+    """Rename an unfinished save to its name. Raises InvalidRequest if another save has taken it meanwhile,
+    which ``rename`` would replace."""
     try:
         if unfinished.is_dir():
             path.mkdir(mode=0o700)
@@ -337,7 +346,7 @@ def _publish(unfinished: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Path]:
-    """A name to write under, which becomes ``path`` if nothing goes wrong, and is removed otherwise."""
+    """Yield a temporary path that becomes ``path`` on success, and is removed otherwise."""
     unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

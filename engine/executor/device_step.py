@@ -1,4 +1,4 @@
-"""A step that is computed while the host does something else, with its tokens drawn where its logits are."""
+"""A step that is computed while the host does other work, with tokens sampled on the device."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DeviceStep:
         self._here, self._others = here, [i for i, state in enumerate(states) if not state.is_unprocessed]
         self._states = list(states)
         self._feeds = feeds and not self._others
-        self._changed: frozenset[int] = frozenset()  # samples whose token was another in the end
+        self._changed: frozenset[int] = frozenset()  # samples whose token changed when sampled again
         self._drawn_from = _rows(logits, [places[i] for i in here])
         self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
         report = [mx.zeros(0, mx.int32)]
@@ -62,7 +62,7 @@ class DeviceStep:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Arrays to evaluate, besides the writes of the step."""
+        """Return the arrays to evaluate, besides the writes of the step."""
         return (
             [self._report, self._host_rows, self._drawn_from]
             if self._others
@@ -74,8 +74,8 @@ class DeviceStep:
         return self._feeds and not self._void()
 
     def take(self, sources: Ints) -> mx.array:
-        """The tokens of these samples, not evaluated: int32 [len(sources)]."""
-        assert self._feeds, "a token of this step is drawn on the host"
+        """Return the unevaluated tokens of these samples: int32 [len(sources)]."""
+        assert self._feeds, "a token of this step is sampled on the host"
         return self.tokens[mx.array(sources)]
 
     def resolve(self) -> RunOutput:
@@ -101,7 +101,7 @@ class DeviceStep:
         return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)
 
     def _redraw(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
-        """Draw the rows at these places on the host again."""
+        """Sample the rows at these places again on the host."""
         rows = _rows(self._drawn_from, unsure).astype(mx.float32)
         mx.eval(rows)
         states = [self._states[self._here[place]] for place in unsure]
@@ -114,7 +114,7 @@ class DeviceStep:
         return {self._here[place]: sampled for place, sampled in zip(unsure, drawn, strict=True)}
 
     def _void(self) -> frozenset[int]:
-        """Samples that were computed of a token which the step before did not give in the end."""
+        """Return samples computed from a token that the previous step changed in the end."""
         if self._after is None or not self._after._changed or self._batch.sources is None:
             return frozenset()
         sources = self._batch.sources.tolist()

@@ -32,7 +32,7 @@ class Absent:
     """Stands for what a copy of a module does without; there are no instances."""
 
     def __new__(cls, *_: object, **__: object) -> Absent:
-        raise TypeError("this copy of a module of mlx-lm has neither tokenizers nor downloads")
+        raise TypeError("this copy of an mlx-lm module cannot load tokenizers or download models")
 
 
 class _Empty(ModuleType):

@@ -27,8 +27,8 @@ from .sampling.sampler import Sampled, SampleState, greedy_samples
 from .stored_pages import StoredPages
 from .vision.encoder import ImageEncoder
 
-LOGIT_BYTES = 64 * 1024**2  # logits of prompt tokens that are scored at once, as float32
-GATHER_BYTES = 256 * 1024**2  # index keys of one layer that a forward collects at once
+LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits of prompt tokens scored at once
+GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward collects
 
 
 class PagedRunner:
@@ -81,7 +81,7 @@ class PagedRunner:
             self._pages.copy(batch.copies)
         if self._on_device and states and batch.only_samples:
             return self._launch(batch, states, cast("DeviceStep | None", after))
-        assert after is None, "this step is computed when it is submitted"
+        assert after is None, "this step must be submitted before it is computed"
         size = self._rows_at_once(batch)
         if size >= len(batch.token_ids):
             return Resolved(with_failed_rows(batch, self._run(batch, states)))
@@ -106,16 +106,16 @@ class PagedRunner:
         size = len(batch.token_ids)
         if self._gathered_row_bytes is not None:
             size = max(1, GATHER_BYTES // (self._gathered_row_bytes * int(batch.attention.kv_len.max())))
-        if batch.scored is not None:  # logits of whole prompts at once would be many times a step's memory
+        if batch.scored is not None:  # logits of whole prompts would take many times a step's memory
             size = min(size, max(1, LOGIT_BYTES // (4 * self._info.vocab_size)))
         return size
 
     def _launch(self, batch: Batch, states: Sequence[SampleState], after: DeviceStep | None) -> DeviceStep:
-        """Begin a step, and leave it to itself."""
+        """Submit a step without waiting for it."""
         rows, places = each_once(batch.sample_rows)
         token_ids = None
         if after is not None:
-            assert batch.sources is not None, "nothing says which tokens follow"
+            assert batch.sources is not None, "the tokens to verify are not known"
             token_ids = after.take(batch.sources)
         logits = self._model.forward(batch, Wanted(rows), token_ids).logits
         assert logits is not None
@@ -133,7 +133,7 @@ class PagedRunner:
         return step
 
     def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Compute a batch now. Its samples do not know yet which rows of K/V failed."""
+        """Compute a batch now. Its samples do not include failures of K or V rows yet."""
         scored = batch.scored
         rows, places = each_once(
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
@@ -160,8 +160,8 @@ class PagedRunner:
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
-        """Draw one token for each state, from the row at its place among the wanted ones."""
-        assert len(places) == len(states), "a token is drawn for each state"
+        """Sample one token for each state, from the row at its place among the wanted ones."""
+        assert len(places) == len(states), "there must be one sampled token per state"
         if outputs.choice is not None:
             drawn = greedy_samples(*(each.tolist() for each in outputs.choice))
             return drawn if isinstance(places, range) else [drawn[place] for place in places]

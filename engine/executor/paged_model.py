@@ -122,7 +122,7 @@ class PagedModel:
         inputs = batch.inputs.values()
         values += inputs
         if self.graph_runner is not None and all(value.dtype == np.int32 for value in inputs):
-            assert token_ids is None, "programs are given tokens that are known"
+            assert token_ids is None, "captured programs need tokens that the host knows"
             if (build := self._builds.get(form)) is None:
                 build = self._builds[form] = functools.partial(self._build, form)
             found = self.graph_runner(build, cast("list[Ints]", [batch.token_ids, *values]))
@@ -181,7 +181,7 @@ class PagedModel:
                 with self.selection.choosing(rows, hidden, greedy=form.greedy) as found:
                     return results_of(form, self._output(token_ids), found)
             if form.hidden or form.greedy:
-                raise HookError("the output head is not known, nor what it gets")
+                raise HookError("the output head and its input were not found")
             logits = self._output(token_ids).squeeze(1)
             return [logits if rows is None else logits[rows]] if form.logits else []
         finally:

@@ -40,7 +40,7 @@ class StoredPages:
                 pages.copy_pages(pairs)
         behind = len(self._info.groups)
         if pairs := [(copy.source, copy.target) for copy in copies if copy.group == behind]:
-            assert self._states is not None, "slots are copied of a model that has no state"
+            assert self._states is not None, "the model has no state slots to copy"
             self._states.copy_slots(pairs)
 
     def read(self, pages: Sequence[int], group: int) -> PageBytes:

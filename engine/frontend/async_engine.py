@@ -1,4 +1,4 @@
-"""The engine's asyncio edge: a stream of deltas per request. Never sees an array."""
+"""The engine for asyncio: a stream of deltas per request, without arrays."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from .text_executor import TextExecutor
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0  # for the engine's thread to end
+STOP_TIMEOUT_S = 10.0  # seconds to wait for the engine's thread to end
 
 
 class AsyncEngine:
-    """Serves requests concurrently on an engine thread of its own.
+    """Serves requests concurrently on its own engine thread.
 
-    Belongs to the event loop that called ``start``. Ends with ``stop``, or with the engine's
-    death: an error that is not one request's own. Then ``death`` is the cause, every stream
-    raises EngineDead, and so does every later request.
+    Belongs to the event loop that called ``start``. It ends with ``stop``, or with an error that is not one
+    request's own. In the second case ``death`` is the cause, and every open stream and later request raises
+    EngineDead.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class AsyncEngine:
         observer: Observer | None = None,
         own_process: bool = False,
     ) -> None:
-        """``core_factory`` makes the core on the engine's thread (the default loads the model);
-        ``observer`` hears of every step and every refusal; with ``own_process`` the engine loads the model in
-        a process of its own."""
-        assert core_factory is None or not own_process, "a process makes its own core"
+        """Configure the engine; ``start`` loads the model. ``core_factory`` makes the core on the engine's
+        thread, ``observer`` receives each step and refusal, and ``own_process`` runs the engine in a separate
+        process."""
+        assert core_factory is None or not own_process, "a core must be made in the process that runs it"
         self._own_process = own_process
         self.config = checked(config)
         self.death: BaseException | None = None
@@ -73,7 +73,7 @@ class AsyncEngine:
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
-        self.cache_changes = Notifier()  # sent when there are page events
+        self.cache_changes = Notifier()  # notified when there are page events
 
     @property
     def info(self) -> EngineInfo:
@@ -84,21 +84,21 @@ class AsyncEngine:
         return self._running().tokenizer
 
     def gauges(self) -> Gauges:
-        """How the engine stood after its last step."""
+        """The engine's gauges after its last step."""
         return self._running().gauges
 
     @property
     def num_streams(self) -> int:
-        """Outputs that are computed, or that somebody still reads."""
+        """Number of outputs that are being computed or read."""
         return self._open.num_read
 
     async def start(self) -> None:
-        """Load the model; returns when requests can be served.
+        """Load the model; return when requests can be served.
 
-        Raises what loading raised (ModelLoadError, InvalidConfig, ...).
+        Raises the errors of loading (ModelLoadError, InvalidConfig, ...).
         """
         if self._client is not None:
-            raise RuntimeError("this engine was started before; make a new one")
+            raise RuntimeError("an engine can be started only once; make a new one")
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         bridge = LoopBridge(
@@ -124,12 +124,12 @@ class AsyncEngine:
             raise
 
     def step_seconds(self) -> float:
-        """How long the step that is being computed has taken so far; from any thread."""
+        """Return how long the current step has taken so far; callable from any thread."""
         return 0.0 if self._client is None else self._client.step_seconds
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Take no new requests, let running ones finish for ``drain_timeout`` seconds, abort the
-        rest, and end the engine's thread. May be called again, and on a dead engine."""
+        """Refuse new requests, let running ones finish for ``drain_timeout`` seconds, abort the rest, and end
+        the engine's thread. May be called again, also on a dead engine."""
         self._stopping = True
         if self._client is None:
             return
@@ -138,12 +138,12 @@ class AsyncEngine:
                 await asyncio.wait_for(self._open.all_ended(), drain_timeout)
         for stream in self._open.streams():
             self._client.abort(stream.request.number)
-        with contextlib.suppress(TimeoutError):  # one step is enough, unless it hangs
+        with contextlib.suppress(TimeoutError):  # the thread ends after its current step, unless that hangs
             await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._client.stop()
-        with contextlib.suppress(TimeoutError):  # a thread that hangs ends with the process
+        with contextlib.suppress(TimeoutError):  # a thread that hangs ends only with the process
             await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
         self._pictures.close()
@@ -167,17 +167,16 @@ class AsyncEngine:
         tenant: Tenant = NO_TENANT,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """The request's output as it comes; the deltas of n samples are mixed, each with its index.
+        """Stream the output of a request; deltas of its n samples are interleaved, each with its index.
 
-        Nothing happens before the first step of the iteration, and closing or cancelling the
-        iteration ends the request in the engine. An error of this request alone arrives as a
-        delta with finish_reason ERROR. A reader that is slow gets merged deltas; one that leaves too
-        much unread gets Overloaded.
+        The request is sent when the iteration starts; closing or cancelling the iteration aborts it. An error
+        of this request alone arrives as a delta with finish_reason ERROR. A slow reader gets merged deltas;
+        one that leaves too much unread gets SlowReader.
 
-        salt       requests share cached prompt pages only with requests of the same salt
-        priority   smaller numbers are let in first, and give way last when memory runs out
-        final_only one delta per sample, with everything, when the sample has ended
-        tenant     whose request it is, and what it may take of the queue
+        salt       cached prompt pages are shared only between requests with equal salt
+        priority   smaller numbers are admitted first and preempted last
+        final_only deliver one delta per sample, when it has ended
+        tenant     tenant of the request, and its share of the queue
         adapter    name of a loaded adapter; None is the base model
 
         Raises InvalidRequest, NotFound, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
@@ -232,9 +231,11 @@ class AsyncEngine:
         return self._input.adapters
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter of mlx-lm's or PEFT's. ``replace``: one of this name gives way to it. Raises
-        InvalidRequest, and changes nothing, if it cannot be served or the old one is in use, NotConfigured
-        if this engine has no memory for adapters."""
+        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows to replace one of the same name.
+
+        Raises InvalidRequest, with nothing changed, if it cannot be served or the old one is in use, and
+        NotConfigured if this engine has no memory for adapters.
+        """
         self._running()
         assert self._input is not None
         if name in (self.info.name, *self.info.aliases):
@@ -246,14 +247,14 @@ class AsyncEngine:
         return info
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises NotFound if there is none, InvalidRequest while requests use it."""
+        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
         await self.ask(UnloadAdapter(name))
         assert self._input is not None
         self._input.adapters.pop(name, None)
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its stream ends normally, with finish_reason ABORT. Unknown and ended
-        requests are ended already."""
+        """Abort a request; its stream ends with finish_reason ABORT. Does nothing for unknown and ended
+        requests."""
         stream = self._open.find(request_id)
         if stream is not None:
             self._abort(stream.request)
@@ -275,7 +276,7 @@ class AsyncEngine:
             return await self._input.encode_beside(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
-        """Nobody has begun it in the time it may wait."""
+        """End a request that was not admitted within the time that it may wait."""
         self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
@@ -303,14 +304,14 @@ class AsyncEngine:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """A command's answer, once the engine's thread has executed it between two steps. Raises what
-        the command raises; EngineDead when there is no engine to ask."""
+        """Return the answer of a command that the engine's thread executes between two steps. Raises the
+        command's errors, and EngineDead if the engine has ended."""
         self._running()
         assert self._client is not None
         try:
             return await asyncio.wrap_future(self._client.ask(command))
         except EngineStopping:
-            self._running()  # if it died, that is the news
+            self._running()  # raises EngineDead if the engine died meanwhile
             raise
 
     def _on_ready(self) -> None:
@@ -343,7 +344,7 @@ class AsyncEngine:
 
 
 class LoopBridge:
-    """A Listener of the engine's thread: carries what that says over to the event loop, once per step."""
+    """Listener on the engine's thread that forwards its news to the event loop, once per step."""
 
     def __init__(
         self,
@@ -373,7 +374,7 @@ class LoopBridge:
         self._call(self._ended, error)
 
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader is left
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

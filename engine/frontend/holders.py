@@ -1,6 +1,6 @@
-"""Holders: calls, streams and watchers that exist at once, by tenant, and their limits.
+"""Counts of calls, streams and watchers in progress, by tenant, and their limits.
 
-``HolderRegistry`` knows all of them: whatever of a server is held by somebody is counted there.
+``HolderRegistry`` lists all of them, so a leak shows as a count that is not 0 at rest.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..api.tenant import Tenant
 
 
 class Holders:
-    """Counts one kind of thing that clients hold, and refuses more than a tenant or all may have.
+    """Counts one kind of resource that clients hold, and refuses more than a tenant or all may hold.
 
-    Lives on the event loop. A holder is counted for as long as the block of ``held`` lasts, so a count that
-    is not 0 at rest is a leak.
+    Lives on the event loop. A holder counts while the block of ``held`` runs, so a count that is not 0 at
+    rest is a leak.
 
-    total   holders now; may be read by any thread
+    total   holders now; may be read from any thread
     """
 
     def __init__(self, name: str, doing: str, most: int) -> None:
-        """``name``: of the count, for programs. ``doing``: the sentence after the number, for people.
-        ``most``: holders at once, of which a tenant may have its share."""
+        """Begin at 0. ``name`` is the count's name for programs, ``doing`` the end of its error message, and
+        ``most`` the limit, of which a tenant may have its share."""
         self.name = name
         self.most = most
         self._doing = doing
@@ -33,7 +33,7 @@ class Holders:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[None]:
-        """Count one holder more until the block ends. Raise Overloaded if that is too much."""
+        """Count one more holder until the block ends. Raises Overloaded if the limit is exceeded."""
         self._check(tenant)
         self._by_tenant[tenant.name] += 1
         self.total += 1
@@ -43,7 +43,7 @@ class Holders:
             self.total -= 1
             self._by_tenant[tenant.name] -= 1
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # names of tenants come and go
+                del self._by_tenant[tenant.name]  # clients choose tenant names, so idle ones are dropped
 
     def _check(self, tenant: Tenant) -> None:
         for count, most, whose in (
@@ -53,25 +53,25 @@ class Holders:
             if count >= most:
                 numbers = {self.name: count, f"max_{self.name}": most}
                 raise Overloaded(
-                    f"{count} {self._doing} and at most {most}{whose} may; end one, or try again later",
+                    f"{count} {self._doing}, but at most {most}{whose} may; end one, or try again later",
                     **numbers,
                 )
 
 
 class HolderRegistry:
-    """All that clients and requests of one server hold, by kind. At rest each count is 0, but for pins, which
-    clients keep on purpose."""
+    """Counts of everything that clients and requests of a server hold, by kind. At rest each count is 0,
+    except for pins, which clients keep on purpose."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], int]] = {}
 
     def add(self, kind: str, count: Callable[[], int]) -> None:
-        """``count``: holders now; called by any thread."""
+        """Register a kind; ``count`` returns the holders now and may be called on any thread."""
         assert kind not in self._counts, f"{kind} are counted already"
         self._counts[kind] = count
 
     def add_holders(self, holders: Holders) -> Holders:
-        """Return ``holders``, which are counted from now on."""
+        """Register ``holders`` and return it."""
         self.add(holders.name, lambda: holders.total)
         return holders
 

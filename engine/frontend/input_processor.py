@@ -1,4 +1,4 @@
-"""Checks of requests that need no step, with the numbers in the message."""
+"""Checks of requests that need no step, with messages that name the numbers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..vision.reader import PictureReader
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
-LONG_TEXT = 2_000  # characters; more would hold up the event loop for milliseconds
-LONG_PROMPT = 20_000  # ids, likewise
+LONG_TEXT = 2_000  # characters; longer text would block the event loop for milliseconds
+LONG_PROMPT = 20_000  # ids; a longer list would block the event loop for milliseconds
 
 
 class InputProcessor:
-    """Turns what callers send into requests that can be served, or says why not."""
+    """Turns the input of callers into requests that can be served, or raises the reason why it cannot."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class InputProcessor:
         grammars: GrammarCompiler,
         cut_max_tokens: bool = False,
     ) -> None:
-        """``capacity``: positions that the page pool has for one sequence; ``cut_max_tokens``: requests that
-        ask for more tokens than fit get those that fit."""
+        """Take the model's facts. ``capacity`` is the number of positions that the page pool has for a
+        sequence; ``cut_max_tokens`` lowers max_tokens to what fits instead of refusing."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
@@ -95,12 +95,12 @@ class InputProcessor:
             return [operator.index(cast(int, item)) for item in prompt]
         except TypeError as error:
             raise InvalidRequest(
-                f"a prompt is text, token ids or chat messages, got a list with {error}"
+                f"a prompt must be text, token ids or chat messages, got a list with {error}; use one kind"
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:
-        """A number of tokens that the prompt has at least, known without any work. Raises InvalidRequest for
-        what is no prompt at all."""
+        """Return a lower bound of the prompt's tokens without encoding it. Raises InvalidRequest for an
+        invalid prompt."""
         check_prompt(prompt)
         if isinstance(prompt, EncodedPrompt):
             return len(prompt.ids)
@@ -122,12 +122,12 @@ class InputProcessor:
         return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
-        """Return the ticket of the grammar that ``params.structured`` asks for; may take a while, and may be
-        called from several threads. Raises InvalidRequest or Overloaded."""
+        """Return the ticket of the grammar for ``params.structured``. It may take long and may be called from
+        several threads. Raises InvalidRequest or Overloaded."""
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
     async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
-        """``compile``, in its turn among other tenants' and given up when this is cancelled."""
+        """Return ``compile``, queued fairly between tenants and given up when this is cancelled."""
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)
@@ -135,7 +135,7 @@ class InputProcessor:
             return await asyncio.wrap_future(ticket)
         except asyncio.CancelledError:
             ticket.cancel()
-            ticket.add_done_callback(self._drop)  # of one that was compiled meanwhile
+            ticket.add_done_callback(self._drop)  # drops a grammar that was compiled meanwhile
             raise
 
     def _drop(self, ticket: Future[int]) -> None:
@@ -159,14 +159,16 @@ class InputProcessor:
         InvalidRequest, RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
-                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is usual"
+                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is the "
+                "default"
             )
         self.check_ids("stop_ids", params.stop_ids)
         self.check_ids("logit_bias", params.logit_bias)
         self.check_ids("allowed_token_ids", params.allowed_token_ids)
         if params.pooling is not None and not self._info.embeds:
             raise InvalidRequest(
-                f"{self._info.name} has no embeddings: its output head was not found, nor what it gets"
+                f"{self._info.name} has no embeddings, because its output head was not found at load; "
+                "serve another model"
             )
         self._check_something_may_come(params)
         self._check_reasoning(params)
@@ -209,32 +211,33 @@ class InputProcessor:
     def _check_reasoning(self, params: SamplingParams) -> None:
         if params.max_reasoning_tokens is not None and not self._has_reasoning:
             raise InvalidRequest(
-                f"max_reasoning_tokens is {params.max_reasoning_tokens}, but {self._info.name} has no marks "
-                "of reasoning; leave it out, or start the engine with --reasoning-parser"
+                f"max_reasoning_tokens is {params.max_reasoning_tokens}, but {self._info.name} has no "
+                "reasoning parser; leave it out, or start the engine with --reasoning-parser"
             )
 
     def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
-        """Raise InvalidRequest naming one that the model does not have."""
+        """Raise InvalidRequest for a token id that the model does not have."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
-                f"{name} has token id {wrong}, but this model's ids lie in [0, {self._info.vocab_size})"
+                f"{name} must have token ids in [0, {self._info.vocab_size}), got {wrong}; use this "
+                "model's tokenizer"
             )
 
     def _check_something_may_come(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest when min_tokens holds back every token there is."""
-        if not params.min_tokens or params.structured is not None:  # which wins over min_tokens
+        """Raise InvalidRequest if min_tokens forbids every token."""
+        if not params.min_tokens or params.structured is not None:  # structured output overrides min_tokens
             return
         size = self._info.vocab_size
         held = {token for token in self._tokenizer.eos_ids if token < size and not params.ignore_eos}
         if len(held.union(params.stop_ids)) >= size:
             raise InvalidRequest(
-                f"min_tokens is {params.min_tokens}, but all {size} tokens of this model end "
-                "the output (stop_ids), so none could come first; drop one of them"
+                f"min_tokens is {params.min_tokens}, but stop_ids has all {size} tokens of this model, so "
+                "every first token would end the output; drop one of them"
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Tokens that may be generated after the prompt, at least one."""
+        """Return the number of tokens that may be generated after the prompt, at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         room = self._capacity
@@ -255,12 +258,13 @@ def check_prompt(prompt: object) -> None:
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
         raise InvalidRequest(
-            f"a prompt is text, a list of token ids or a list of chat messages, got {prompt!r:.60}"
+            f"a prompt must be text, a list of token ids or a list of chat messages, got {prompt!r:.60}; "
+            "convert it"
         )
 
 
 def check_params(params: object) -> None:
-    """Raise InvalidRequest for what are no sampling parameters."""
+    """Raise InvalidRequest unless ``params`` is a SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(
             f"params must be SamplingParams, got {params!r:.60}; write SamplingParams(max_tokens=32)"

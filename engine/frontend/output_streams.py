@@ -1,4 +1,4 @@
-"""Output of requests on its way from the engine's thread to whoever reads it."""
+"""Streams of output from the engine's thread to readers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
-CHUNK_BYTES = 256 * 1024  # of memory: what a slow reader gets at once. A transport holds one such piece.
+CHUNK_BYTES = (
+    256 * 1024
+)  # bytes of memory: most output that a slow reader gets at once. A transport holds one such piece.
 
 
 class OutputStreams:
-    """The streams of every request that has not ended: from its admission until its last delta has come, or
-    nobody listens. Lives on the event loop.
+    """The streams of all requests that have not ended, from admission until the last delta has been delivered
+    or the reader is gone. Lives on the event loop.
 
-    limiter   decides who is let in
+    limiter   decides which requests are admitted
     """
 
     def __init__(
@@ -31,20 +33,20 @@ class OutputStreams:
         abort: Callable[[EngineRequest], None],
         gauges: Callable[[], Gauges],
     ) -> None:
-        """``abort`` ends a request in the engine."""
+        """Begin without streams. ``abort`` ends a request in the engine."""
         self._unread = UnreadOutput()
         self._abort = abort
         self._by_id: dict[str, Stream] = {}
-        self._by_number: dict[int, Stream] = {}  # an id may be used again, a number is not
+        self._by_number: dict[int, Stream] = {}  # numbers are unique, ids may be reused
         self._unfinished: dict[EngineRequest, None] = {}
-        self._read: set[Stream] = set()  # that somebody reads, ended ones included
+        self._read: set[Stream] = set()  # streams with a reader, ended ones included
         self._none_left = asyncio.Event()
         self.limiter = RequestLimiter(config, self._unfinished.keys(), self._unread, gauges)
 
     def add(
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
-        """A stream for a request; ``give_up`` ends it when it has waited too long to be begun."""
+        """Return a stream for a request; ``give_up`` ends it if it waits too long for admission."""
         stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream
@@ -56,28 +58,28 @@ class OutputStreams:
 
     @property
     def num_read(self) -> int:
-        """Streams that somebody reads, ended ones included."""
+        """Number of streams with a reader, ended ones included."""
         return len(self._read)
 
     def find(self, request_id: str) -> Stream | None:
         return self._by_id.get(request_id)
 
     def streams(self) -> tuple[Stream, ...]:
-        """Streams that are open now."""
+        """The streams that are open now."""
         return tuple(self._by_id.values())
 
     def push(self, news: list[News]) -> None:
-        """Hand on what is new to who listens."""
+        """Deliver news to their streams."""
         for number, delta in news:
-            if (stream := self._by_number.get(number)) is not None:  # else nobody listens now
+            if (stream := self._by_number.get(number)) is not None:  # otherwise its reader is gone
                 stream.push(delta)
         while self._unread.num_bytes > MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes:
             if not self._end_least_read():
                 break
 
     def _end_least_read(self) -> bool:
-        """End the stream with the most unread output, unless its reader has all of that, or is about to get
-        it: False then, for no other stream is to blame."""
+        """End the stream with the most unread output. Return False, and end none, if its reader has all of it
+        or is about to get it, because then no stream is to blame."""
         stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
         if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False
@@ -85,7 +87,7 @@ class OutputStreams:
             self._abort(stream.request)
         stream.fail(
             SlowReader(
-                f"{num_bytes} bytes of this request's output are unread, and of all requests more than "
+                f"{num_bytes} bytes of this request's output are unread, and all requests together exceed "
                 f"{MAX_UNREAD_LIMITS} times {self.limiter.max_unread_bytes}; read faster",
                 unread_bytes=num_bytes,
             )
@@ -93,7 +95,7 @@ class OutputStreams:
         return True
 
     def forget(self, stream: Stream) -> None:
-        """Forget a stream that has ended, or that nobody reads any more."""
+        """Drop a stream that has ended or lost its reader."""
         self.limiter.forget(stream.request)
         del self._by_number[stream.request.number]
         del self._unfinished[stream.request]
@@ -102,7 +104,7 @@ class OutputStreams:
             self._none_left.set()
 
     def close(self, stream: Stream) -> None:
-        """Its reader has left, having read all of it or not."""
+        """Note that a stream's reader has left, whether or not it has read everything."""
         self._read.discard(stream)
         stream.close()
 
@@ -114,13 +116,13 @@ class OutputStreams:
 
 
 class Stream:
-    """Keeps what has not been read, merged: a slow reader gets fewer and larger deltas, of at most
-    CHUNK_BYTES and one engine delta.
+    """Unread output of a request, merged: a slow reader gets fewer and larger deltas, of at most CHUNK_BYTES
+    and one engine delta.
 
-    Lives on the event loop. ``ended`` once every sample's last delta is in.
+    Lives on the event loop. ``ended`` is true once every sample's last delta is in.
 
-    final_only   one delta per sample, with everything, when the sample has ended
-    unread       counts what the reader has not asked beyond: the delta that it got last included
+    final_only   deliver one delta per sample, when it has ended
+    unread       counter of unread bytes, including the delta that the reader got last
     """
 
     def __init__(
@@ -136,27 +138,27 @@ class Stream:
         self._on_end = on_end
         self._final_only = final_only
         self._num_open = request.params.n
-        self._held: dict[int, OutputCollector] = {}  # by sample, until it has ended
+        self._held: dict[int, OutputCollector] = {}  # deltas by sample, until the sample has ended
         self._pending: dict[int, deque[OutputCollector]] = {}
-        self.num_pending_bytes = 0  # what waits here to be read, about, in bytes of memory
-        self._num_given_bytes = 0  # of the delta that was read last
+        self.num_pending_bytes = 0  # estimated bytes of pending output
+        self._num_given_bytes = 0  # bytes of the delta that was read last
         self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False  # its log probabilities, which all samples share
+        self._prompt_is_counted = False  # the prompt's log probabilities, shared by all samples
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     @property
     def num_unread_bytes(self) -> int:
-        """Bytes of memory, about, of the output that waits here and that the reader was given last."""
+        """Estimated bytes of pending output and of the delta that the reader got last."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the reader waits for output: it has not been offered what is pending."""
+        """Whether the reader is waiting for output that it has not been offered yet."""
         return self._reader is not None
 
     def push(self, delta: Delta) -> None:
-        """Add what is new; it merges with what has not been read."""
+        """Add a delta, which is merged with unread ones."""
         if self._error is not None:
             return
         if self._final_only:
@@ -171,7 +173,7 @@ class Stream:
         self._wake()
 
     def _hold(self, delta: Delta) -> Delta | None:
-        """The whole output of a sample that has ended; None before that."""
+        """Return the whole output of a sample that has ended; None before its end."""
         held = self._held.setdefault(delta.index, OutputCollector())
         held.add(delta)
         return held.take() if held.is_finished else None
@@ -189,21 +191,21 @@ class Stream:
         self._unread.num_bytes += added
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an exception that the reader sees at once."""
+        """End the stream with an exception that the reader gets at once."""
         self._error = error
         self._drop_pending()
         self._end()
         self._wake()
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Drop unread output, because the reader has left."""
         self._drop_pending()
         self._held.clear()
         self._given(0)
 
     async def next(self) -> Delta | None:
-        """The oldest news; None after the last. Only one reader."""
-        self._given(0)  # who asks for more has done with what it got
+        """Return the oldest unread delta; None after the last. Allows only one reader."""
+        self._given(0)  # a reader that asks for more has processed the last delta
         while True:
             if self._error is not None:
                 raise self._error
@@ -229,7 +231,7 @@ class Stream:
         return chunk.take()
 
     def _given(self, num_bytes: int) -> None:
-        """So much is in the reader's hands now."""
+        """Note the bytes that the reader holds now."""
         self._unread.num_bytes += num_bytes - self._num_given_bytes
         self._num_given_bytes = num_bytes
 

@@ -26,14 +26,14 @@ MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB o
 
 
 class UnreadOutput:
-    """Bytes of memory, about, of all streams' output that waits for its readers."""
+    """Estimated bytes of memory of all unread output."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
 
 
 class RequestLimiter:
-    """Refuses what the engine could not begin in time. Lives on the event loop."""
+    """Refuses requests that the engine could not start in time. Lives on the event loop."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class RequestLimiter:
         unread: UnreadOutput,
         gauges: Callable[[], Gauges],
     ) -> None:
-        """``unfinished``: requests that were admitted and have not ended, a live view; ``unread``: output
-        that waits for its readers, of ended requests too."""
+        """Begin without requests. ``unfinished`` is a live view of admitted requests that have not ended;
+        ``unread`` counts unread output, also of ended requests."""
         self._gauges = gauges
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
@@ -51,14 +51,14 @@ class RequestLimiter:
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
-        self._num_samples = 0  # of unfinished and entering requests
+        self._num_samples = 0  # samples of unfinished and entering requests
         self._num_entering_tokens = 0
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
     def entering(self, num_prompt: int, num_samples: int = 1) -> Iterator[None]:
-        """A place for a request while its prompt, of at least ``num_prompt`` tokens, is being encoded and
-        whatever else comes before its admission. Raises Overloaded before anything is done."""
+        """Reserve a place for a request of at least ``num_prompt`` tokens until it is admitted. Raises
+        Overloaded before the prompt is encoded."""
         self.check(num_prompt, num_samples)
         self._num_samples += num_samples
         self._num_entering_tokens += num_prompt
@@ -69,21 +69,23 @@ class RequestLimiter:
             self._num_entering_tokens -= num_prompt
 
     def check(self, num_prompt: int, num_samples: int) -> None:
-        """Raise Overloaded if one more request, of ``num_prompt`` tokens and so many samples, is too much.
+        """Raise Overloaded if one more request, of ``num_prompt`` tokens and ``num_samples`` samples, is too
+        much.
 
-        A request is admitted however many samples it has if no other request is unfinished, and however long
-        its prompt is if no other prompt waits."""
+        A request with many samples is admitted if no other request is unfinished. A long prompt is admitted
+        if no other prompt waits.
+        """
         num_unfinished = self._num_samples
         if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
             raise Overloaded(
-                f"{num_unfinished} requests are unfinished, each sample counted, and at most "
+                f"{num_unfinished} requests are unfinished (each sample counts), but at most "
                 f"{self._max_unfinished} may be (max_running + max_waiting); try again later",
                 unfinished_requests=num_unfinished,
                 max_unfinished_requests=self._max_unfinished,
             )
         if self._unread.num_bytes > self.max_unread_bytes:
             raise Overloaded(
-                f"{self._unread.num_bytes} bytes of output are unread by their clients and at most "
+                f"{self._unread.num_bytes} bytes of output are unread by clients, but at most "
                 f"{self.max_unread_bytes} may be; try again later",
                 unread_bytes=self._unread.num_bytes,
                 max_unread_bytes=self.max_unread_bytes,
@@ -91,8 +93,8 @@ class RequestLimiter:
         waiting = self._num_entering_tokens + self._num_waiting_tokens()
         if waiting and waiting + num_prompt > self._max_tokens:
             raise Overloaded(
-                f"{waiting} prompt tokens are waiting, with the {num_prompt} of this request there would "
-                f"be more than {self._max_tokens}; try again later",
+                f"{waiting} prompt tokens are waiting, and the {num_prompt} of this request would exceed "
+                f"the limit of {self._max_tokens}; try again later",
                 waiting_tokens=waiting,
                 max_waiting_tokens=self._max_tokens,
             )
@@ -116,15 +118,15 @@ class RequestLimiter:
             )
 
     def check_sendable(self, request: EngineRequest) -> None:
-        """RequestTooLong if the log probabilities of the prompt could not be sent once they are computed."""
+        """Raise RequestTooLong if the prompt's log probabilities would exceed the size of a message."""
         if (num_alternatives := request.params.prompt_logprobs) is None:
             return
         size = prompt_logprobs_bytes(request.num_prompt, num_alternatives)
         most = min(MAX_UNREAD_LIMITS * self.max_unread_bytes, MAX_PROMPT_BYTES)
         if size > most:
             raise RequestTooLong(
-                f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most {most} "
-                f"bytes of memory, they would take {size}; ask for fewer alternatives, or shorten the prompt"
+                f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most "
+                f"{most} bytes of memory, got {size}; request fewer alternatives, or shorten the prompt"
             )
 
     def watch(
@@ -133,15 +135,15 @@ class RequestLimiter:
         fail: Callable[[BaseException], None],
         abort: Callable[[EngineRequest], None],
     ) -> None:
-        """Count a request until ``forget``; ``fail`` with QueueTimeout and ``abort`` it if it waits for too
-        long."""
+        """Count a request until ``forget``; if it waits too long, ``fail`` it with QueueTimeout and ``abort``
+        it."""
         self._num_samples += request.params.n
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
     def forget(self, request: EngineRequest) -> None:
-        """Count a request no longer: it has ended."""
+        """Stop counting a request, because it has ended."""
         self._num_samples -= request.params.n
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
@@ -157,14 +159,14 @@ class RequestLimiter:
             abort(request)
             fail(
                 QueueTimeout(
-                    f"the request waited for {self._timeout_s:g} s and was not begun (queue_timeout); "
-                    "try again later, or another server"
+                    f"the request was not admitted within {self._timeout_s:g} s (queue_timeout); try again "
+                    "later, or use another server"
                 )
             )
 
 
 def refusal_label(error: Exception) -> str:
-    """The label under which a refusal is counted."""
+    """Return the metric label of a refusal."""
     for kind, label in (
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),

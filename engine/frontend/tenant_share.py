@@ -1,4 +1,4 @@
-"""Shares of the queue, so that the tenant that sends most leaves room for the others."""
+"""Shares of the queue, so that one tenant's requests cannot fill it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ class TenantPlace:
         self._shares = shares
         self.tenant = tenant
         self.num_samples = 0
-        self.request: EngineRequest | None = None  # once its prompt is encoded
+        self.request: EngineRequest | None = None  # set when its prompt is encoded
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Number of its prompt's tokens, until the prompt is begun."""
+        """Number of prompt tokens of the request, until its first step."""
         request = self.request
         return 0 if request is None or self._shares.has_begun(request) else request.num_prompt
 
     def enter(self, num_samples: int) -> None:
-        """Count this request, once for each sample. Overloaded if its tenant has too much of the queue."""
+        """Count this request, once for each sample. Raises Overloaded if its tenant exceeds its share of the
+        queue."""
         self._shares.check_requests(self.tenant, num_samples)
         self.num_samples = num_samples
         self._shares.add(self)
 
     def admit(self, request: EngineRequest) -> None:
-        """Count the prompt's tokens. Overloaded if its tenant has its share already."""
+        """Count the prompt's tokens. Raises Overloaded if its tenant exceeds its share."""
         self._shares.check_tokens(self.tenant, request.num_prompt)
         self.request = request
 
 
 class TenantShares:
-    """The unfinished requests of each tenant. A tenant may have its share of the requests that may be
-    unfinished and of the prompt tokens that may wait, whether others want theirs or not: otherwise there
-    would be no room when they come. Lives on the event loop."""
+    """The unfinished requests of each tenant. Lives on the event loop.
+
+    A tenant may have its share of unfinished requests and of waiting prompt tokens even while others are
+    idle, so that their next requests find a place.
+    """
 
     def __init__(self, config: EngineConfig, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
@@ -53,7 +56,7 @@ class TenantShares:
 
     @contextlib.contextmanager
     def place(self, tenant: Tenant) -> Iterator[TenantPlace]:
-        """A place that may be entered, and is given up when the block ends."""
+        """Return a place that may be entered, and is left when the block ends."""
         place = TenantPlace(self, tenant)
         try:
             yield place
@@ -70,30 +73,31 @@ class TenantShares:
         self._places.setdefault(place.tenant.name, set()).add(place)
 
     def check_requests(self, tenant: Tenant, num_samples: int) -> None:
-        """Overloaded if one more unfinished request of so many samples is too much.
+        """Raise Overloaded if one more request with ``num_samples`` samples exceeds the tenant's share.
 
-        One that is its tenant's only one is let in however many samples it has."""
+        A tenant's only request is admitted with any number of samples.
+        """
         count = sum(place.num_samples for place in self._places.get(tenant.name, ()))
         most = tenant.part_of(self._max_requests)
         if tenant.share < 1 and count and count + num_samples > most:
             raise Overloaded(
-                f"{count} requests of this tenant are unfinished, each sample counted, and at most {most} "
-                f"may be, which is its share of {self._max_requests} (tenant_share); try again later",
+                f"{count} requests of this tenant are unfinished (each sample counts), but at most {most} "
+                f"may be, its share of {self._max_requests} (tenant_share); try again later",
                 unfinished_requests=count,
                 max_unfinished_requests=most,
             )
 
     def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
-        """Overloaded if so many prompt tokens more are too much. A prompt that none of its tenant's waits
-        before is let in however long it is."""
+        """Raise Overloaded if ``num_prompt`` more prompt tokens exceed the tenant's share. A tenant's only
+        waiting prompt is admitted whatever its length."""
         if tenant.share >= 1:
             return
         waiting = sum(place.num_waiting_tokens for place in self._places.get(tenant.name, ()))
         most = tenant.part_of(self._max_tokens)
         if waiting and waiting + num_prompt > most:
             raise Overloaded(
-                f"{waiting} prompt tokens of this tenant are waiting, with the {num_prompt} of this request "
-                f"there would be more than {most}, which is its share of {self._max_tokens} (tenant_share); "
+                f"{waiting} prompt tokens of this tenant are waiting, and the {num_prompt} of this request "
+                f"would exceed {most}, its share of {self._max_tokens} (tenant_share); "
                 "try again later",
                 waiting_tokens=waiting,
                 max_waiting_tokens=most,

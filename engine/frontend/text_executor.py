@@ -1,4 +1,4 @@
-"""Threads for work on text: encoding, decoding, rendering."""
+"""Threads for text work: encoding, decoding and rendering."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ NUM_THREADS = 2
 
 
 class TextExecutor:
-    """Runs functions beside the event loop that it is used on, on threads of its own, so that
-    texts wait for texts and for nothing else.
+    """Runs functions on its own threads, so that text work waits only for other text work.
 
-    A thread cannot be stopped: what runs on one after its caller has left still counts.
+    A thread cannot be stopped: a function whose caller has left still counts until it returns.
     """
 
     def __init__(
         self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
     ) -> None:
-        """``max_pending``: calls that run or wait, all tenants together, and ``max_tenant_share``: of one
-        that has a name (None: any number; then something else bounds them)."""
+        """Begin without threads. ``max_pending`` limits the calls that run or wait, and ``max_tenant_share``
+        those of one named tenant (None: no limit, because something else bounds them)."""
         self._name = name
         self._max_pending = max_pending
         self._max_tenant_share = max_tenant_share
@@ -37,8 +36,8 @@ class TextExecutor:
 
     @property
     def num_pending(self) -> int:
-        """Calls that run or wait."""
-        return sum(tuple(self._pending.values()))  # a copy: other threads count too
+        """Number of calls that run or wait."""
+        return sum(tuple(self._pending.values()))  # a copy, because other threads change it
 
     async def run(
         self,
@@ -47,14 +46,14 @@ class TextExecutor:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Answer:
-        """Return or raise what the function does; Overloaded when too many calls are pending. ``tenant``:
-        on whose behalf; "" where there are no tenants."""
+        """Return or raise the result of a function. Raises Overloaded if too many calls are pending.
+        ``tenant`` is the name of the caller's tenant, or ""."""
         self._check(tenant)
         loop = asyncio.get_running_loop()
         self._pending[tenant] += 1
 
         def done(_: Future[Answer]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody counts any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so counts no longer matter
                 loop.call_soon_threadsafe(self._forget, tenant)
 
         future = self._threads.submit(function, *args, **kwargs)
@@ -65,14 +64,14 @@ class TextExecutor:
         own, total = self._pending[tenant], self.num_pending
         if tenant and self._max_tenant_share is not None and own >= self._max_tenant_share:
             raise Overloaded(
-                f"{own} calls of this tenant to {self._name} text are pending and at most "
+                f"{own} calls of this tenant to {self._name} text are pending, but at most "
                 f"{self._max_tenant_share} may be; try again later",
                 pending_calls=own,
                 max_pending_calls=self._max_tenant_share,
             )
         if self._max_pending is not None and total >= self._max_pending:
             raise Overloaded(
-                f"{total} calls to {self._name} text are pending and at most {self._max_pending} may be; "
+                f"{total} calls to {self._name} text are pending, but at most {self._max_pending} may be; "
                 "try again later",
                 pending_calls=total,
                 max_pending_calls=self._max_pending,
@@ -84,5 +83,5 @@ class TextExecutor:
             del self._pending[tenant]  # names of tenants come and go
 
     def close(self) -> None:
-        """Begin nothing more; what runs goes on to its end."""
+        """Start no more functions; those that run continue to their end."""
         self._threads.shutdown(wait=False, cancel_futures=True)

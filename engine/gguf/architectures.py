@@ -29,7 +29,7 @@ _LLAMA_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_KNOWN_KEYS = {  # of every architecture, without its name
+_KNOWN_KEYS = {  # keys of every architecture, without its name
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.layer_norm_rms_epsilon", "attention.value_length", "block_count", "context_length",
     "embedding_length", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
@@ -49,7 +49,7 @@ class Metadata:
         return self.values.get(key, default)
 
     def of(self, key: str, default: Any = None) -> Any:
-        """Return the value of an architecture's key; lists must hold one number for all layers. Raises
+        """Return the value of an architecture's key; lists must have one number for all layers. Raises
         ModelLoadError if it is missing and has no default."""
         name = f"{self.architecture}.{key}"
         value = self.values.get(name, default)
@@ -68,17 +68,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one GGUF architecture becomes a model of mlx-lm.
-
-    model_type  mlx-lm's name
-    names       GGUF's name of a layer's tensor -> mlx-lm's
-    extra       more entries of config.json
-    keys        metadata keys, besides those of every architecture, that ``extra`` reads or that change
-                nothing
-    permuted    rows of Q and K are interleaved for llama.cpp's rotary embedding
-    norm_offset subtracted from the weights of norms (GGUF stores gemma's plus one)
-    dtype       of activations, unless the file has bf16 weights
-    """
+    """Conversion of one GGUF architecture to a model of mlx-lm."""
 
     model_type: str
     names: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NAMES)
@@ -179,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 def architecture_of(meta: Metadata) -> Architecture:
     """Return the architecture of a file. Raises ModelLoadError if it, or one of its settings, is not
-    served."""
+    supported."""
     name = meta.architecture
     if name not in ARCHITECTURES:
         raise ModelLoadError(
@@ -202,12 +192,12 @@ def architecture_of(meta: Metadata) -> Architecture:
 def config_of(
     meta: Metadata, tensors: Mapping[str, npt.NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Return config.json's content.
+    """Return the content of config.json.
 
     tensors  ``rope_*`` tensors by name, float32
-    shapes   of all tensors, outermost dimension first
+    shapes   shapes of all tensors, outermost dimension first
 
-    Raises ModelLoadError for what mlx-lm cannot compute.
+    Raises ModelLoadError for models that mlx-lm cannot compute.
     """
     architecture = architecture_of(meta)
     heads, width = meta.of("attention.head_count"), meta.of("embedding_length")
@@ -273,9 +263,8 @@ def _rope_scaling(
 
 
 def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of llama 3's rotary scaling that give these divisors of the frequencies. GGUF
-    stores
-    only the divisors; the settings that Meta published explain all files seen."""
+    """Return the settings of Llama 3's rotary scaling with these frequency divisors, which are all that GGUF
+    stores. Meta's published settings explain all files seen."""
     dims = 2 * len(factors)
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dims, 2) / dims)
     factor, low, high, trained = float(round(factors.max())), 1.0, 4.0, 8192
@@ -283,7 +272,7 @@ def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]
     expected = 1 / ((1 - smooth) / factor + smooth)
     if not np.allclose(expected, factors, rtol=1e-3):
         raise ModelLoadError(
-            "rope_freqs.weight must follow llama 3's scaling, got other divisors; give a folder of the "
+            "rope_freqs.weight must be Llama 3's frequency divisors, got others; give a folder of the "
             "model in safetensors"
         )
     return {

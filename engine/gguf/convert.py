@@ -23,7 +23,7 @@ from .tokenizer import end_ids, settings_of, tokenizer_of
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # of the conversion: a folder of another version is not used
+_VERSION = 1  # version of the conversion; folders of another version are not used
 _SHARD = 1 << 30  # bytes of tensors per file, so that one file's tensors are in memory at a time
 
 
@@ -45,8 +45,8 @@ def model_folder(file: Path) -> Path:
         made = Path(tempfile.mkdtemp(dir=home, prefix=".new-"))
     except OSError as error:
         raise ModelLoadError(
-            f"a GGUF file is converted into {home}, which cannot be written ({error.strerror}); set "
-            "XDG_CACHE_HOME to a folder that can"
+            f"{home}, into which GGUF files are converted, cannot be written ({error.strerror}); set "
+            "XDG_CACHE_HOME to a writable folder"
         ) from error
     try:
         _convert(reader, made)
@@ -67,7 +67,7 @@ def _open(file: Path) -> Any:
 
     try:
         return GGUFReader(file)
-    except Exception as error:  # whatever a damaged file makes of the reader
+    except Exception as error:  # a damaged file may make the reader raise anything
         raise ModelLoadError(f"{file} is not a readable GGUF file ({error}); download it again") from error
 
 
@@ -128,7 +128,7 @@ def _convert(reader: Any, folder: Path) -> None:
     wide = {name: count for name, count in kept.items() if name not in (*AFFINE, "F32", "F16", "BF16")}
     if wide:
         log.warning(
-            "tensors in %s have no counterpart in MLX and are stored in %s; --weights int8 or int4 makes "
+            "MLX has no format like %s, so such tensors are stored in %s; --weights int8 or int4 makes "
             "them smaller",
             ", ".join(f"{name} ({count})" for name, count in sorted(wide.items())), dtype,
         )  # fmt: skip
@@ -169,11 +169,10 @@ def _floats(tensor: Any) -> npt.NDArray[Any]:
 
     try:
         values: npt.NDArray[Any] = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-    except RuntimeError as error:  # what the package raises for a type that it has no code for
+    except RuntimeError as error:  # the package raises this for unsupported types
         raise ModelLoadError(
-            f"tensor {tensor.name!r} is in {tensor.tensor_type.name}, which cannot be read here; give a "
-            "file in another "
-            "quantization"
+            f"tensor {tensor.name!r} has the unsupported type {tensor.tensor_type.name}; give a file in "
+            "another quantization"
         ) from error
     return values.reshape([int(size) for size in reversed(tensor.shape)])
 

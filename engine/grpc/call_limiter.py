@@ -1,4 +1,4 @@
-"""Limits on calls that are served at once, counted from their headers on, and receipt of their messages."""
+"""Limits on concurrent calls, which count from their headers on, and receipt of their messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..frontend.text_executor import TextExecutor
 from .message_shape import SHORT_MESSAGE, Parse, parsed
 from .status import Context, abort_with, errors_as_status
 
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: no token is asked for, and no share is taken
-MAX_NAMING_BYTES = 4096  # of a message that only names a service or one of its types
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: calls need no token and count against no share
+MAX_NAMING_BYTES = 4096  # bytes of a message that only names a service or a type
 _NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
-BURST_CALLS = 256  # served, after which it is worth asking for memory that they left
-MAX_HEALTH_CALLS = 64  # streams of health at once
-PROBE_PATIENCE_S = 2.0  # for the message of a health check
+BURST_CALLS = 256  # calls after which freeing memory is worthwhile
+MAX_HEALTH_CALLS = 64  # concurrent health streams
+PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # documented, and not in the stubs
 
@@ -34,8 +34,9 @@ TenantOf: TypeAlias = Callable[[Context], Tenant]
 def refusing(handler: Any, error: OctavoError) -> Any:
     """Return a handler that ends every call of a method with the error.
 
-    It is one of *streaming requests*, whatever the method is: gRPC receives a single request, up to the
-    largest that is allowed, before it calls a handler, but those of a stream only as they are asked for.
+    It is always a handler of *streaming requests*. For a single request, gRPC receives the message, up to the
+    largest allowed size, before it calls a handler, but it receives messages of a stream only when the
+    handler reads them.
     """
 
     async def refuse(_requests: Any, context: Context) -> None:
@@ -46,7 +47,7 @@ def refusing(handler: Any, error: OctavoError) -> Any:
 
 
 def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
-    """Return ``behaviour`` as a handler in the place of ``handler``, with raw requests."""
+    """Return ``behaviour`` as a streaming handler of raw requests that replaces ``handler``."""
     shape = (
         grpc.stream_stream_rpc_method_handler
         if handler.response_streaming
@@ -59,9 +60,9 @@ def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
 class _Method:
     """A method as its servicer implements it.
 
-    holders     what its calls count as
+    holders     counter of its calls
     patience_s  how long its first message may take
-    only_names  its messages name a service or a type, and it has no work to wait for
+    only_names  its messages name a service or a type, so it has no work to wait for
     """
 
     behaviour: Callable[[Any, Context], Any]
@@ -76,12 +77,12 @@ class CallLimiter:
     """Admits calls of one server or several, of which a tenant may have its share, and only then receives
     their messages.
 
-    calls          those that are being served, but for health
+    calls          calls in progress, without health calls
     health_calls   calls of the health service: ``Watch`` may last, and ``Check`` is always answered
     """
 
     def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
-        """``patience_s``: how long a client may take to send the message of its call."""
+        """Begin without calls. ``patience_s``: how long a client may take to send the message of its call."""
         self.calls = Holders("calls", "calls are being served", max_calls)
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
@@ -94,14 +95,14 @@ class CallLimiter:
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
-        """Whether many calls were served, and most of those at once have ended; True once for each burst."""
+        """Whether many calls were served and most of those have ended; True once for each burst."""
         if self._num_served < BURST_CALLS or 2 * self.calls.total > self._most_calls:
             return False
         self._num_served = self._most_calls = 0
         return True
 
     def close(self) -> None:
-        """Parse nothing more."""
+        """Parse no more messages."""
         self._parser.close()
 
     def wrapped(self, handler: Any, name: str) -> Any:
@@ -123,7 +124,7 @@ class CallLimiter:
 
     @errors_as_status
     async def _serve(self, method: _Method, context: Context) -> Any:
-        """Answer a call, counted meanwhile. Nothing is done for one that was cancelled while it waited."""
+        """Serve and count a call. A call that was cancelled while it waited is not served."""
         if context.cancelled():
             raise asyncio.CancelledError
         is_counted = method.holders is self.calls
@@ -155,7 +156,8 @@ class CallLimiter:
         return await self._parsed(method, data)
 
     async def _messages(self, method: _Method, context: Context) -> AsyncIterator[Any]:
-        """The messages of a stream. GenerateMany may wait for its answers meanwhile: it has its own clock."""
+        """Yield the messages of a stream. GenerateMany may wait for its responses meanwhile, because it has
+        its own timeout."""
         read = functools.partial(self._read, method, context) if method.only_names else context.read
         while (data := await read()) is not END:
             message = await self._parsed(method, data)
@@ -163,22 +165,22 @@ class CallLimiter:
             yield message
 
     async def _read(self, method: _Method, context: Context) -> Any:
-        """Return a message as it came. Raise Overloaded if its client takes too long to send it."""
+        """Return a raw message. Raise Overloaded if the client takes too long to send it."""
         try:
             async with asyncio.timeout(method.patience_s):
                 return await context.read()
         except TimeoutError:
             raise Overloaded(
-                f"the message of a call must come within {method.patience_s:g} s, it did not; send it at "
-                "once, or start the server with a longer --write-timeout"
+                f"the message of a call must arrive within {method.patience_s:g} s, got none; send it "
+                "sooner, or start the server with a longer --write-timeout"
             ) from None
 
     async def _parsed(self, method: _Method, data: Any) -> Any:
-        """Return the message, parsed on another thread where that would hold up the event loop."""
+        """Return the parsed message; parsing uses another thread if it would block the event loop."""
         if method.only_names and len(data) > MAX_NAMING_BYTES:
             raise InvalidRequest(
-                f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only names a "
-                "service or a type"
+                f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only has to "
+                "name a service or a type"
             )
         if len(data) <= SHORT_MESSAGE:
             return parsed(data, method.parse)

@@ -1,4 +1,4 @@
-"""Page events as they come: read once from the engine, and handed to everybody who watches."""
+"""Page events, read once from the engine and sent to all watchers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .interface import Engine
 
 logger = logging.getLogger(__name__)
 
-BATCH = 512  # events that are fetched, and that a watcher gets, at once
+BATCH = 512  # most events per fetch, and per message to a watcher
 MAX_WATCHERS = 64
-PAUSE_S = 0.01  # between two fetches: what comes meanwhile is handed on together
-PROBE_S = 1.0  # the engine is asked that often though nothing has come: it may have died
-_KEPT = 4096  # events that slower watchers need not ask the engine for
+PAUSE_S = 0.01  # seconds between two fetches; events in between are sent together
+PROBE_S = 1.0  # seconds between checks without events, because the engine may have died
+_KEPT = 4096  # events kept here for slower watchers
 
 
 class PageEventHub:
-    """Follows the engine's page events while anybody watches. Lives on the event loop.
+    """Follows the engine's page events while there are watchers. Lives on the event loop.
 
-    Whatever happens to a watcher's call, one task alone ends the subscription, when nobody is left.
+    Only one task ends the subscription, when the last watcher has left, whatever happens to their calls.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -42,7 +42,7 @@ class PageEventHub:
         self._news = Notifier()
         self._left = Notifier()
         self._latest: deque[PageEvent] = deque(maxlen=_KEPT)
-        self._next = 0  # number of the event after the latest; 0: nothing is followed
+        self._next = 0  # number of the next event; 0: not following
 
     @property
     def num_watchers(self) -> int:
@@ -50,7 +50,7 @@ class PageEventHub:
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
-        """Register a watcher, which may read ``events_from`` until the block ends. Overloaded when there
+        """Register a watcher, which may read ``events_from`` until the block ends. Raises Overloaded if there
         are too many, in all or of its tenant.
 
         tokens   keep the tokens of pages that are published from now on
@@ -63,12 +63,12 @@ class PageEventHub:
             self._left.send()
 
     async def check_kept(self, number: int) -> None:
-        """EventsGone unless the events from ``number`` on are kept, or it is the next one."""
+        """Raise EventsGone unless events from ``number`` on are available, or it is the next one."""
         await self._engine.ask(PageEventsSince(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
-        """The events from ``number`` on, which are kept, in order, some at a time; an empty list when
-        nothing came for ``heartbeat_s``. FellBehind if the log lost some while the reader was busy."""
+        """Yield lists of events from ``number`` on, in order; an empty list after ``heartbeat_s`` without
+        events. Raises FellBehind if the log lost some while the reader was busy."""
         cursor = number
         while True:
             news = self._news.next()
@@ -91,8 +91,8 @@ class PageEventHub:
             return await self._engine.ask(PageEventsSince(number, BATCH))
         except EventsGone as error:
             raise FellBehind(
-                f"events came faster than they were read, and number {number} is gone; begin again "
-                "with what is cached now"
+                f"events were not read fast enough, and number {number} is gone; read what is cached now, "
+                "and watch from there"
             ) from error
 
     def _follow(self) -> None:
@@ -101,7 +101,7 @@ class PageEventHub:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Follow the log until nobody watches."""
+        """Follow the log until the last watcher has left."""
         try:
             while self.holders.total:
                 await self._fetch_while_watched()
@@ -109,7 +109,7 @@ class PageEventHub:
                 await self._engine.ask(UnsubscribeEvents())
         except Exception as error:
             if not isinstance(error, EngineDead):
-                logger.exception("page events can be followed no longer")
+                logger.exception("page events are no longer available")
             self._error = error
             self._forget()
             self._news.send()
@@ -118,12 +118,12 @@ class PageEventHub:
 
     async def _fetch_while_watched(self) -> None:
         self._next = (await self._engine.ask(SubscribeEvents())).number
-        self._news.send()  # to those who began before, and may have missed the last ones
+        self._news.send()  # wakes watchers that may have missed the last events
         while self.holders.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))
-            except EventsGone:  # too fast even for this; whoever needs what is lost falls behind
+            except EventsGone:  # events were lost even here, so watchers that need them fall behind
                 self._forget()
                 self._next = (await self._engine.ask(SubscribeEvents())).number
                 self._news.send()
@@ -142,7 +142,7 @@ class PageEventHub:
 
 
 async def _happens(change: asyncio.Future[None], within: float) -> bool:
-    """Whether it does, in so many seconds."""
+    """Whether the change occurs within this number of seconds."""
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(change), within)
         return True

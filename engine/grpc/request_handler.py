@@ -1,5 +1,5 @@
-"""Entry of every service's requests into the engine, so that limits, names and drain are one,
-and where responses go out to clients that may have stopped reading."""
+"""Entry of every service's requests into the engine, with common limits, ids and draining, and the writer of
+responses to clients that may not read."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .security import Security
 MessageT = TypeVar("MessageT")
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
-MAX_TEXT_CALLS = 256  # of Tokenize and Detokenize that run or wait
-MAX_TENANT_TEXT_CALLS = 64  # of them, of one tenant
+MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
+MAX_TENANT_TEXT_CALLS = 64  # Tokenize and Detokenize calls of one tenant
 MAX_REQUEST_ID = 256  # characters
-LONG_SCORES = 32  # tokens whose log probabilities take more than a millisecond to be written down
+LONG_SCORES = 32  # tokens whose log probabilities take over a millisecond to convert
 MAX_SALT = 1024  # characters
-MAX_ABORTED = 4096  # requests of one call
+MAX_ABORTED = 4096  # request ids in one call
 PRIORITY_KEY = "octavo-priority"  # of a call's metadata
 SALT_KEY = "octavo-cache-salt"  # of a call's metadata
 ADAPTER_KEY = "octavo-adapter"  # of a call's metadata
@@ -47,14 +47,14 @@ WRITE_TIMEOUT_S = 30.0
 
 
 class RequestHandler:
-    """Serves requests until ``draining`` is set; then refuses new ones.
+    """Serves requests until ``draining`` is set, and then refuses new ones.
 
-    Tenants do not see each other: request ids are theirs alone, and so are cached pages.
+    Tenants are isolated: each has its own request ids and cached pages.
 
-    texts    where text is tokenized and detokenized
-    writer   of responses that are streamed
-    page_events   for whoever watches the cache
-    num_prompt_tokens, num_cached_tokens   of the requests served so far
+    texts    threads for tokenizing and detokenizing
+    writer   writer of streamed responses
+    page_events   page events for watchers
+    num_prompt_tokens, num_cached_tokens   totals of the requests served so far
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class RequestHandler:
         *,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """``begin`` hears of each request, by the engine's id, with the metadata of its call;
-        ``write_timeout_s``: how long a client need not read."""
+        """Begin without requests. ``begin`` is called for each request with the engine's id and the call's
+        metadata; ``write_timeout_s``: how long a client may not read."""
         self._begin = begin
         self.draining = False
         self.engine = engine
@@ -74,15 +74,15 @@ class RequestHandler:
         self.texts = TextExecutor(
             "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
         )
-        self._messages = TextExecutor("answer")  # one at a time for each request
+        self._messages = TextExecutor("answer")  # converts at most one message per request at a time
         self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
-        self.last_request_at = 0.0  # seconds since the epoch; 0: none came yet
+        self.last_request_at = 0.0  # seconds since the epoch; 0: none yet
         self.generated = Rate()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._active: dict[tuple[str, str], str] = {}  # (tenant, its id): the engine's id
+        self._active: dict[tuple[str, str], str] = {}  # (tenant, tenant's id) -> engine's id
 
     @property
     def num_active(self) -> int:
@@ -111,7 +111,7 @@ class RequestHandler:
         name = (tenant, request_id)
         if name in self._active:
             raise InvalidRequest(
-                f"request_id {request_id!r} is being served already; choose another, or leave it out"
+                f"request_id {request_id!r} belongs to a running request; choose another, or leave it out"
             )
         engine_id = own_name(tenant, request_id)
         salt = self.salt_of(context, cache_salt)
@@ -142,49 +142,48 @@ class RequestHandler:
             del self._active[name]
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
-        """Make a message of a delta with ``make``, on another thread where that would hold up the event
+        """Return the message that ``make`` builds from a delta, on another thread if it would block the event
         loop."""
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
         return await self._messages.run("", make) if size > LONG_SCORES else make()
 
     def close(self) -> None:
-        """Begin nothing more on text or for answers."""
+        """Start no more text work or messages."""
         self.texts.close()
         self._messages.close()
 
     def tenant_of(self, context: Caller) -> str:
-        """Whose call this is; "" when there are no tokens."""
+        """Return the tenant of a call; "" on a server without tokens."""
         return self.security.tenant_of(context)
 
     def tenant(self, context: Caller) -> Tenant:
-        """Whose call this is, and what it may take of what all tenants share."""
+        """Return the tenant of a call, with its share of common resources."""
         name, tokens = self.tenant_of(context), self.security.tokens
         is_shared = tokens is not None and tokens.num_tenants > 1
         return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
 
     def tenant_salt(self, context: Caller) -> bytes:
-        """Return the prefix of the salts of the caller's tenant; b"" when there are no tokens."""
+        """Return the prefix of the caller's salts; b"" on a server without tokens."""
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
-        """Return the salt that keeps a request's cached pages apart: its tenant's salt and its own, from the
-        message or from the metadata, where proxies put it. InvalidRequest when those two differ, or are too
-        long."""
+        """Return the salt of a request's cached pages: its tenant's salt and its own, from the message or
+        from the metadata set by proxies. Raises InvalidRequest if these two differ or are too long."""
         given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
         salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
         if (longest := max(map(len, salts), default=0)) > MAX_SALT:
             raise InvalidRequest(
-                f"cache_salt must have at most {MAX_SALT} characters, got {longest}; a hash of it would do"
+                f"cache_salt must have at most {MAX_SALT} characters, got {longest}; use a hash of it"
             )
         if len(salts) > 1:
             raise InvalidRequest(
                 f"the request has {len(salts)} different cache salts, in cache_salt and in the metadata "
-                f"{SALT_KEY}; give one"
+                f"{SALT_KEY}; give one salt"
             )
         return self.tenant_salt(context) + "".join(salts).encode()
 
     def check_operator(self, context: Caller, action: str) -> None:
-        """Forbidden unless the caller may act on what all tenants share."""
+        """Raise Forbidden unless the caller is an operator."""
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
             raise Forbidden(
@@ -222,9 +221,9 @@ class RequestHandler:
     async def load_adapter(
         self, name: str, path: str, *, context: Caller, replace: bool = False
     ) -> AdapterInfo:
-        """Load an adapter from a folder below ``lora_dir``, with ``replace`` also in place of one of its
-        name. Forbidden for callers that are not operators, NotConfigured without that folder, InvalidRequest
-        for an adapter that cannot be served."""
+        """Load an adapter from a folder below ``lora_dir``; ``replace`` allows to replace one of the same
+        name. Raises Forbidden for callers that are not operators, NotConfigured without ``lora_dir``, and
+        InvalidRequest for an adapter that cannot be served."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
             raise NotConfigured("adapters are loaded from below --lora-dir; start the server with one")
@@ -241,18 +240,18 @@ class RequestHandler:
         return await self.engine.load_adapter(name, folder, replace=replace)
 
     async def unload_adapter(self, name: str, *, context: Caller) -> None:
-        """Forget an adapter. Forbidden for callers that are not operators, NotFound if there is none,
-        InvalidRequest while requests use it."""
+        """Unload an adapter. Raises Forbidden for callers that are not operators, NotFound for an unknown
+        name, and InvalidRequest while requests use it."""
         self.check_operator(context, "unload adapters")
         await self.engine.unload_adapter(name)
 
     async def abort(self, request_ids: Sequence[str], *, context: Caller) -> list[str]:
-        """End requests of the caller's tenant; the ids of those that were being served. InvalidRequest for
-        more ids than ``MAX_ABORTED``."""
+        """Abort requests of the caller's tenant; return the ids of those that were running. Raises
+        InvalidRequest for more than ``MAX_ABORTED`` ids."""
         if len(request_ids) > MAX_ABORTED:
             raise InvalidRequest(
-                f"at most {MAX_ABORTED} requests are aborted at once, got {len(request_ids)}; send several "
-                "calls"
+                f"at most {MAX_ABORTED} requests can be aborted in a call, got {len(request_ids)}; send "
+                "several calls"
             )
         tenant = self.security.tenant_of(context)
         found = [request_id for request_id in request_ids if (tenant, request_id) in self._active]
@@ -263,13 +262,13 @@ class RequestHandler:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """A tenant's name for something, as the engine knows it: tenants' names have no slash."""
+    """Return the engine's name of a tenant's object; tenant names contain no slash."""
     return f"{tenant}/{name}" if tenant else name
 
 
 def priority_of(context: Caller, priority: int) -> int:
-    """A request's priority, from the message or, where that says nothing, from the metadata.
-    InvalidRequest when that is no number."""
+    """Return a request's priority from the message or, if it has none, from the metadata. Raises
+    InvalidRequest unless that is a number."""
     given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
     if priority or not given:
         return priority
@@ -277,12 +276,12 @@ def priority_of(context: Caller, priority: int) -> int:
         return int(given[-1])
     except ValueError as error:
         raise InvalidRequest(
-            f"the metadata {PRIORITY_KEY} must be a whole number, got {given[-1]!r}; 0 is usual"
+            f"the metadata {PRIORITY_KEY} must be a whole number, got {given[-1]!r}; 0 is the default"
         ) from error
 
 
 def check_num_ids(num_ids: int, max_tokens: int) -> None:
-    """RequestTooLong for a prompt of so many token ids, before a list is made of them."""
+    """Raise RequestTooLong for too many token ids, before they are converted to a list."""
     if num_ids > max_tokens:
         raise RequestTooLong(
             f"the prompt has {num_ids} token ids, but the model's length is {max_tokens}; shorten the prompt"
@@ -290,8 +289,7 @@ def check_num_ids(num_ids: int, max_tokens: int) -> None:
 
 
 def checked_id(request_id: str) -> str:
-    """The id itself; InvalidRequest when it is too long to be carried around, or would break the
-    lines of a log."""
+    """Return a request id. Raises InvalidRequest if it is too long, or would break a log's lines."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidRequest(
             f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
@@ -306,7 +304,7 @@ def checked_id(request_id: str) -> str:
 
 
 class _Write:
-    """Write that is going on."""
+    """A write in progress."""
 
     __slots__ = ("expired", "since", "task")
 
@@ -317,10 +315,10 @@ class _Write:
 
 
 class ResponseWriter:
-    """Writes responses of all calls, and ends a call whose write has not moved for ``timeout_s``.
+    """Writes responses of all calls, and ends a call whose write takes longer than ``timeout_s``.
 
-    A write waits while a client, its connection's buffers full, does not read. It is timed without
-    a timer of its own: writes end in microseconds, and there is one for every token.
+    A write waits while its client does not read and the connection's buffers are full. Writes share one
+    timer, because there is a write for every token and most end in microseconds.
     """
 
     def __init__(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
@@ -329,7 +327,7 @@ class ResponseWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     async def write(self, context: Writable, response: Any) -> None:
-        """Hand a response to the transport. SlowReader if that takes too long."""
+        """Write a response. Raises SlowReader if that takes too long."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         write = _Write(task, loop.time())
@@ -339,9 +337,9 @@ class ResponseWriter:
         try:
             await context.write(response)
         except asyncio.CancelledError:
-            if write.expired and not task.uncancel():  # else somebody else cancelled it too
+            if write.expired and not task.uncancel():  # otherwise the task was also cancelled from elsewhere
                 raise SlowReader(
-                    f"the client has not read its output for {self.timeout_s:g} s; read faster, ask for "
+                    f"the client has not read its output for {self.timeout_s:g} s; read faster, request "
                     "less output, or start the server with a longer --write-timeout"
                 ) from None
             raise
@@ -349,7 +347,7 @@ class ResponseWriter:
             self._writes.pop(write, None)
 
     def _check(self) -> None:
-        """Cancel the writes that have taken too long; look again when the next may have."""
+        """Cancel overdue writes; schedule the next check."""
         loop, self._timer = asyncio.get_running_loop(), None
         now = loop.time()
         while self._writes:
@@ -382,7 +380,7 @@ class Rate:
             self._forget(now)
 
     def per_second(self) -> float:
-        """The rate now; since the beginning while that is less than a window ago."""
+        """Return the current rate; during the first window, the rate since the beginning."""
         now = self._clock()
         self._forget(now)
         span = min(self._window_s, now - self._began)

@@ -1,7 +1,7 @@
 """Security of the server: TLS, client certificates, and bearer tokens bound to tenants.
 
-Files are read at start, where a mistake ends the program, and again by ``reload``, where it is
-logged and what was in force stays in force. Certificates and tokens are never logged.
+Files are read at start, when a mistake ends the program, and again by ``reload``, when a mistake is logged
+and the old files stay in use. Certificates and tokens are never logged.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the server's certificate chain and key, and the CA of the clients' certificates,
-    which makes them obligatory (mTLS)."""
+    """PEM files: the server's certificate chain and key, and the CA of client certificates, which makes those
+    obligatory (mTLS)."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Read the files as they are now; InvalidConfig if that could not be served."""
+        """Read the files. Raises InvalidConfig if they are unusable."""
         cert, key = _read(self.cert, "--tls-cert"), _read(self.key, "--tls-key")
         ca = None if self.client_ca is None else _read(self.client_ca, "--tls-client-ca")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,10 +73,11 @@ def _read(path: Path, flag: str) -> bytes:
 
 
 def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]:
-    """SHA-256 of each token, and its tenant. A line is TOKEN, or TENANT TOKEN (or TENANT:TOKEN);
-    empty lines and # comments are skipped. A token without a tenant is a tenant of its own.
+    """Return the tenant of each token, by SHA-256 of the token. A line is TOKEN, or TENANT TOKEN (or
+    TENANT:TOKEN); empty lines and # comments are skipped. A token without a tenant is its own tenant.
 
-    InvalidConfig names the line, never its contents."""
+    Raises InvalidConfig with the line's number, but never its contents.
+    """
     found: dict[bytes, str] = {}
     text = _read(path, flag).decode(errors="replace")
     for number, line in enumerate(text.splitlines(), 1):
@@ -91,36 +92,35 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
             )
         if tenant is not None and not _TENANT.fullmatch(tenant):
             raise InvalidConfig(
-                f"line {number} of {flag} {path} names a tenant that has other than letters, "
-                "digits and ._-, or more than 64 of them"
+                f"line {number} of {flag} {path} must name a tenant of at most 64 letters, digits and ._-"
             )
         digest = hashlib.sha256(token.encode()).digest()
         if digest in found:
             raise InvalidConfig(f"line {number} of {flag} {path} repeats a token; remove one")
         found[digest] = tenant or f"token-{digest.hex()[:16]}"
     if not found:
-        raise InvalidConfig(f"{flag} {path} has no tokens: nobody could use the server; add one")
+        raise InvalidConfig(f"{flag} {path} must have at least one token, got none; add one")
     return found
 
 
 def read_key(key: str) -> dict[bytes, str]:
-    """Read a single token that is a tenant of its own; InvalidConfig without its contents."""
+    """Return a single token that is its own tenant. Raises InvalidConfig without its contents."""
     if not _TOKEN.fullmatch(key):
         raise InvalidConfig(
-            "the value of --api-key is no token; a token has letters, digits and -._~+/ and may end with ="
+            "the value of --api-key must be a token, which has letters, digits and -._~+/ and may end with ="
         )
     digest = hashlib.sha256(key.encode()).digest()
     return {digest: f"token-{digest.hex()[:16]}"}
 
 
 class Tokens:
-    """The tokens of a file, and one beside them, found by their SHA-256. Either may be None.
+    """The tokens of a file and an API key, by SHA-256. Either may be None.
 
-    num_tenants   tenants who have a token
+    num_tenants   number of tenants with a token
     """
 
     def __init__(self, path: Path | None, key: str | None = None, *, flag: str = "--auth-token-file") -> None:
-        """``flag``: the option that names the file, for messages."""
+        """Read the tokens. ``flag``: option that names the file, for messages."""
         self._path, self._flag = path, flag
         self._key = {} if key is None else read_key(key)
         self._tenants: Mapping[bytes, str] = {}
@@ -131,20 +131,22 @@ class Tokens:
         self.num_tenants = len(set(self._tenants.values()))
 
     def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-        """Whose call has this metadata; Unauthenticated if it has no token or a wrong one."""
+        """Return the tenant of a call's metadata. Raises Unauthenticated for a missing or wrong token."""
         given = [value for key, value in metadata or () if key == "authorization"]
         if len(given) != 1 or not isinstance(given[0], str):
-            raise Unauthenticated('no token; send one as metadata: authorization: "Bearer TOKEN"')
+            raise Unauthenticated(
+                'a call must have a token, got none; send it as metadata, authorization: "Bearer TOKEN"'
+            )
         scheme, _, token = given[0].partition(" ")
         digest = hashlib.sha256(token.strip().encode()).digest()
-        found = self._tenants.get(digest)  # how long that takes tells about the digest, not about the token
+        found = self._tenants.get(digest)  # the look-up's time may reveal the digest, but not the token
         if scheme.lower() != "bearer" or found is None:
             raise Unauthenticated("the token is not valid here; ask the operator for one")
         return found
 
 
 class Security:
-    """TLS and tokens of one server; either may be None. InvalidConfig when files are unusable."""
+    """TLS and tokens of a server; either may be None. Raises InvalidConfig for unusable files."""
 
     def __init__(
         self,
@@ -154,29 +156,29 @@ class Security:
         api_key: str | None = None,
         salts: TenantSalts | None = None,
     ) -> None:
-        """``api_key`` is a token beside those of the file, if there is one.
-        ``salts`` keep tenants' cached pages apart; by default they last as long as this object."""
+        """Read the files. ``api_key`` is accepted in addition to the file's tokens. ``salts`` separate
+        tenants' cached pages; by default they last as long as this object."""
         self.tls = tls
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
         self._certificates = None if tls is None else tls.read()
-        self._taken = self._certificates  # by gRPC, last
+        self._taken = self._certificates  # the certificates that gRPC took last
         self._credentials: grpc.ServerCredentials | None = None
 
     def reload(self) -> None:
-        """Read the files again: for new connections and new calls. Running ones go on."""
+        """Read the files again, for new connections and calls."""
         try:
             certificates = None if self.tls is None else self.tls.read()
             if self.tokens is not None:
                 self.tokens.reload()
         except InvalidConfig as error:
-            logger.error("not reloaded, what was in force stays: %s", error)
+            logger.error("reloading failed, the old certificates and tokens stay in use: %s", error)
             return
         self._certificates = certificates
         logger.info("certificates and tokens were read again")
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """TLS credentials whose certificates follow ``reload``; None without TLS."""
+        """Return TLS credentials whose certificates follow ``reload``; None without TLS."""
         if self.tls is None:
             return None
         assert self._certificates is not None
@@ -189,7 +191,7 @@ class Security:
         return self._credentials
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, on threads of its own, before each handshake; None: as the last time."""
+        """Return changed certificates, or None; gRPC calls this on its threads before each handshake."""
         current, taken = self._certificates, self._taken
         self._taken = current
         return None if current is taken else current
@@ -198,22 +200,22 @@ class Security:
         return [] if self.tokens is None else [_Gate(self.tokens)]
 
     def warn_of_strangers(self, address: Address) -> None:
-        """Say so in the log when anybody who reaches the address may use the server."""
+        """Log a warning if anyone who can reach the address may use the server."""
         checks_certificates = self.tls is not None and self.tls.client_ca is not None
         if self.tokens is None and not checks_certificates and not address.is_local:
             logger.warning(
-                "anybody who reaches %s may use this server: give --auth-token-file, or --tls-client-ca, or "
+                "anyone who can reach %s may use this server: give --auth-token-file, or --tls-client-ca, or "
                 "listen on 127.0.0.1",
                 address,
             )
 
     def tenant_of(self, context: Caller) -> str:
-        """Whose call this is; "" when there are no tokens."""
+        """Return the tenant of a call; "" on a server without tokens."""
         return "" if self.tokens is None else self.tokens.tenant_of(context.invocation_metadata())
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Lets calls with a valid token pass, and health checks."""
+    """Interceptor that admits calls with a valid token, and health checks."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

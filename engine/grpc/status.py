@@ -1,8 +1,8 @@
-"""From the engine's errors to gRPC statuses, with details a program can read.
+"""Conversion of the engine's errors to gRPC statuses with machine-readable details.
 
-Details follow google.rpc (https://google.aip.dev/193): BadRequest for the caller's mistakes,
-ErrorInfo with domain "octavo" for the rest, RetryInfo for "not now". Nothing unforeseen reaches a
-client: it gets a fixed text, and the traceback goes to the log.
+Details follow google.rpc (https://google.aip.dev/193): BadRequest for the caller's mistakes, ErrorInfo with
+domain "octavo" for other errors, RetryInfo for errors that a retry may solve. For an unexpected error the
+client gets a fixed text, and the traceback goes to the log.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ..api.errors import (
 logger = logging.getLogger(__name__)
 
 DOMAIN = "octavo"
-RETRY_S = 1  # when a full server may be asked again
-INTERNAL_TEXT = "internal error of the server; its log says more"
-MAX_TEXT = 2000  # characters of a message: it travels three times in headers, of which a client takes 8 KiB
-LAST_WORD_S = 1.0  # for the status of a call whose client does not read
-_DETAILS_KEY = "grpc-status-details-bin"  # where gRPC carries a google.rpc.Status
+RETRY_S = 1  # seconds after which to retry at a full server
+INTERNAL_TEXT = "internal server error; see the server's log"
+MAX_TEXT = 2000  # characters of a message, which is sent three times in headers of at most 8 KiB
+LAST_WORD_S = 1.0  # seconds to send the status of a call whose client does not read
+_DETAILS_KEY = "grpc-status-details-bin"  # metadata key of a google.rpc.Status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Servicer = TypeVar("Servicer")
@@ -65,12 +65,12 @@ client raises for it."""
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """The canonical code of an error; INTERNAL for what nobody foresaw."""
+    """Return the canonical code of an error; INTERNAL for unexpected errors."""
     return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def text_of(error: Exception) -> str:
-    """Return the text that a client may read; an unforeseen error is logged here and not shown."""
+    """Return the error's text for the client; an unexpected error is only logged."""
     if isinstance(error, OctavoError):
         text = str(error)
         if len(text) <= MAX_TEXT:
@@ -81,7 +81,7 @@ def text_of(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """Code, message and details of an error."""
+    """Return code, message and details of an error."""
     code, text = code_of(error), text_of(error)
     details: list[message.Message] = []
     if code is grpc.StatusCode.INVALID_ARGUMENT:
@@ -112,7 +112,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
 def errors_as_status(
     handler: Callable[[Servicer, Request, Context], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-    """Whatever a handler raises ends its call with the right status; cancellation passes through."""
+    """Wrap a handler so that its errors end the call with their status; cancellation passes through."""
 
     @functools.wraps(handler)
     async def guarded(servicer: Servicer, request: Request, context: Context) -> Response:
@@ -134,10 +134,10 @@ def errors_as_status(
 
 
 async def _leave_with(context: Context, error: SlowReader) -> NoReturn:
-    """``abort_with``, without waiting for the client to take the status: gRPC keeps it, after what was
-    written, for as long as the connection lasts. Nothing of the call stays on this side."""
+    """End the call as ``abort_with`` does, without waiting for the client to receive the status. gRPC keeps
+    it while the connection lasts; nothing of the call stays here."""
     try:
         await asyncio.wait_for(abort_with(context, error), LAST_WORD_S)
     except TimeoutError:
-        raise asyncio.CancelledError from None  # how a handler ends without a status of its own
+        raise asyncio.CancelledError from None  # ends a handler without setting a status
     raise AssertionError("abort_with returns by raising")

@@ -1,9 +1,9 @@
-"""Salts that keep tenants' cached pages apart: one per tenant, which no other tenant can compute.
+"""Secret salts that separate tenants' cached pages.
 
-A page's digest, which watchers see and files on disk are named by, is made from the tokens and the
-salt. If the salt could be computed from the tenant's name, whoever sees a digest could try prompts until
-one fits. So salts are made with a random key. It lies beside the pages that outlive the server, for they
-are only found again under the same salts.
+A page's digest, which watchers see and which names files on disk, is computed from the tokens and the salt.
+If the salt could be computed from the tenant's name, anyone with a digest could try prompts until one
+matches. So salts are made with a random key. It is stored next to pages that outlive the server, which are
+found again only under the same salts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ KEY_BYTES = 32
 
 
 class TenantSalts:
-    """Salts of fixed length made with one key; without one, with a new random key."""
+    """Salts of fixed length, made with one key (by default a new random one)."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
 
     def of(self, tenant: str) -> bytes:
-        """Return the prefix of a tenant's salts: HMAC-SHA-256 of its name; b"" for no tenant."""
+        """Return the prefix of a tenant's salts, HMAC-SHA-256 of its name; b"" for no tenant."""
         if not tenant:
             return b""
         return hmac.digest(self._key, b"octavo tenant\0" + tenant.encode(), hashlib.sha256)
 
 
 def load_tenant_salts(folder: Path | None) -> TenantSalts:
-    """Salts by the key in a folder, which is made, readable by this user alone, if there is none; without
-    a folder, by a key of this process. InvalidConfig if the file cannot be used."""
+    """Return salts made with the key in a folder, which is created if missing and readable only by this user;
+    without a folder, with a key of this process. Raises InvalidConfig if the file cannot be used."""
     if folder is None:
         return TenantSalts()
     path = folder / KEY_FILE
@@ -52,15 +52,15 @@ def load_tenant_salts(folder: Path | None) -> TenantSalts:
         ) from error
     if len(key) != KEY_BYTES:
         raise InvalidConfig(
-            f"the key of tenants' cache salts, {path}, has {len(key)} bytes and must have {KEY_BYTES}; "
-            "remove it to get a new one: tenants' pages that are kept there are then not found any more"
+            f"the key of tenants' cache salts, {path}, has {len(key)} bytes but must have {KEY_BYTES}; "
+            "remove it to get a new key, with which tenants' pages on disk can no longer be found"
         )
     return TenantSalts(key)
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key whole under another name first: several servers may begin with one folder at once,
-    and all take the key of the first."""
+    """Write a new key under a temporary name first, so that servers that start at the same time all use the
+    first one's."""
     unfinished = path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -39,17 +39,17 @@ class ChatMessage(RequestModel):
     annotations: list[Any] | None = None
     audio: dict[str, Any] | None = None
     function_call: dict[str, Any] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # of LiteLLM: copies of what the message has
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's copies of the message's fields
 
     def check_served(self, where: str) -> None:
-        """Raise FieldError for what a message may have in the OpenAI API and not here."""
+        """Raise FieldError for fields of the OpenAI API that are not supported here."""
         for name in ("refusal", "audio", "function_call"):
             only(f"{where}.{name}", getattr(self, name), ())
         only(f"{where}.annotations", self.annotations, ([],))
 
 
 class ConversationFields(RequestModel):
-    """What a prompt is made of: the messages, and what their chat template gets beside them."""
+    """The messages and other inputs of a chat template."""
 
     messages: list[ChatMessage] | None = None
     chat_template: str | None = None
@@ -89,9 +89,11 @@ class ChatRequest(SamplingFields, ConversationFields):
     def check_served(self) -> None:
         super().check_served()
         only("echo", self.echo, (False,))
-        only("add_special_tokens", self.add_special_tokens, (False,), "the chat template writes them")
-        only("functions", self.functions, (), "tools are their successor")
-        only("function_call", self.function_call, (), "tool_choice is its successor")
+        only(
+            "add_special_tokens", self.add_special_tokens, (False,), "the chat template writes special tokens"
+        )
+        only("functions", self.functions, (), "use tools")
+        only("function_call", self.function_call, (), "use tool_choice")
         only("modalities", self.modalities, (["text"],))
         for name in ("audio", "prediction", "web_search_options", "prompt_cache_retention"):
             only(name, getattr(self, name), ())
@@ -101,14 +103,14 @@ class ChatRequest(SamplingFields, ConversationFields):
 
 
 class FunctionCall(AnswerModel):
-    """The function that a tool call names; in a stream, what of it is new."""
+    """The function of a tool call; in a stream, its new part."""
 
     name: str | None
     arguments: str
 
 
 class ToolCall(AnswerModel):
-    """A call of a tool; in a stream, what of it is new. ``index`` is for streams alone."""
+    """A tool call; in a stream, its new part. ``index`` is set only in streams."""
 
     id: str | None
     type: Literal["function"] | None
@@ -117,7 +119,7 @@ class ToolCall(AnswerModel):
 
 
 class ReplyMessage(AnswerModel):
-    """What the model says."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -128,7 +130,7 @@ class ReplyMessage(AnswerModel):
 
 
 class ReplyDelta(AnswerModel):
-    """What of it is new."""
+    """The new part of the model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -141,7 +143,7 @@ ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(AnswerModel):
-    """One sample. ``stop_reason``, ``token_ids``: vLLM's."""
+    """One sample. ``stop_reason`` and ``token_ids`` are vLLM's."""
 
     index: int
     message: ReplyMessage
@@ -152,7 +154,7 @@ class ChatChoice(AnswerModel):
 
 
 class ChatCompletion(AnswerModel):
-    """An answer as a whole."""
+    """A whole response."""
 
     id: str
     object: Literal["chat.completion"]
@@ -165,7 +167,7 @@ class ChatCompletion(AnswerModel):
 
 
 class ChunkChoice(AnswerModel):
-    """What is new of one sample."""
+    """The new part of one sample."""
 
     index: int
     delta: ReplyDelta

@@ -23,7 +23,7 @@ from .plain_events import PlainEvents
 from .prompts import prompt_cut
 from .request_model import only
 
-DEFAULT_MAX_TOKENS = 16  # of the OpenAI API
+DEFAULT_MAX_TOKENS = 16  # the OpenAI API's default
 
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
@@ -48,8 +48,8 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
 
 
 def prompts_of(name: str, given: PromptField) -> list[Prompt]:
-    """Return the prompts of a field that takes text, token ids, or a list of either. FieldError for none and
-    for too many."""
+    """Return the prompts of a field with text, token ids, or a list of either. Raise FieldError for none or
+    too many."""
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [cast(Prompt, given)]
     if not 1 <= len(given) <= MAX_PROMPTS:
@@ -95,15 +95,15 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
 
 
 async def _check_json_object(services: Services, request: CompletionRequest, prompts: list[Prompt]) -> None:
-    """Refuse any JSON object where a prompt asks for none, as the OpenAI API does in chats: the model would
-    go on with its text within a string of the object, up to max_tokens."""
+    """Refuse json_object if a prompt does not mention JSON, as the OpenAI API does for chats. The model would
+    otherwise continue its text within a string up to max_tokens."""
     if request.response_format is None or request.response_format.type != "json_object":
         return
     for prompt in prompts:
         if "json" not in (await _text_of(services, prompt)).lower():
             raise FieldError(
                 "response_format",
-                'response_format json_object must come with prompts that have the word "JSON", got '
+                'response_format json_object must come with prompts that contain the word "JSON", got '
                 f"{prompt!r:.60}; ask for JSON in the prompt, or give a json_schema",
             )
 
@@ -116,10 +116,10 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
 
 
 class _Answer:
-    """Writes the answer of one request.
+    """Writes the response to one request.
 
-    prompt_ids, texts   of the prompts, where they are part of the answer
-    without_output      nothing but the prompts is
+    prompt_ids, texts   ids and texts of the prompts, if the response includes them
+    without_output      the response has only the prompts
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _Answer:
         return not self._request.echo or index in self._echoed
 
     def _plain(self, index: int, text: str) -> bytes:
-        """An event of a sample that has no more than text."""
+        """Return the event of a sample that has only text."""
         fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
         return self._completion([CompletionChoice.model_construct(**fields)])
 
@@ -230,7 +230,9 @@ class _Answer:
         found = writer.write(())
         if echoes:
             if delta.prompt_logprobs is None:
-                raise InvalidRequest("the prompt's log probabilities did not come with its output; ask again")
+                raise InvalidRequest(
+                    "the prompt's log probabilities are missing from the output; send the request again"
+                )
             writer.add_first(found, delta.prompt_logprobs.first_id)
             writer.add(found, delta.prompt_logprobs.rest)
         writer.add(found, shown_logprobs(delta, self.params))

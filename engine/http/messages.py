@@ -35,12 +35,14 @@ from .turns import (
     unseen,
 )
 
-_BILLING = "x-anthropic-billing-header"  # a text of Claude Code for Anthropic's server alone, new each time
+_BILLING = (
+    "x-anthropic-billing-header"  # Claude Code's text for Anthropic's server; it changes with every request
+)
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 
 async def serve_messages(services: Services, request: MessagesRequest, exchange: Exchange) -> None:
-    """Answer a request, whole or as a stream of events."""
+    """Serve a request, whole or as a stream of events."""
     request.check_served()
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
@@ -69,7 +71,7 @@ def _params(services: Services, request: MessagesRequest) -> SamplingParams:
     keep_likeliest(given)
     thinking, output = request.thinking, request.output_config
     thinks = services.handler.engine.tokenizer.chat_format.reasoning is not None
-    if thinking is not None and thinks:  # other models keep every budget
+    if thinking is not None and thinks:  # other models ignore the budget
         given["max_reasoning_tokens"] = 0 if thinking.type == "disabled" else thinking.budget_tokens
     if output is not None and output.format is not None:
         if output.format.type != "json_schema" or output.format.schema_ is None:
@@ -99,7 +101,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
         services,
         ChatPrompt(
             messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun
-        ),  # an answer that the client has begun goes on
+        ),  # continue a reply that the client has begun
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),
@@ -108,7 +110,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
 
 
 def _choice(kind: str, name: str | None) -> str | Mapping[str, Any]:
-    """A tool choice in the form of the OpenAI API."""
+    """Return a tool choice in the form of the OpenAI API."""
     if kind == "tool":
         return {"type": "function", "function": {"name": name}}
     found = {"auto": "auto", "any": "required", "none": "none"}.get(kind)
@@ -120,13 +122,12 @@ def _choice(kind: str, name: str | None) -> str | Mapping[str, Any]:
 
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
-    """A tool in the form of the OpenAI API."""
+    """Return a tool in the form of the OpenAI API."""
     if tool.type not in (None, "custom"):
         raise FieldError(
             f"tools[{index}].type",
-            f'tools[{index}].type must be "custom" here, got {tool.type!r:.60}; tools of the '
-            "server's own are not "
-            "served",
+            f'tools[{index}].type must be "custom" here, got {tool.type!r:.60}; built-in '
+            "server tools are not available",
         )
     parameters = tool.input_schema or {"type": "object", "properties": {}}
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
@@ -151,7 +152,7 @@ def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dic
 
 
 def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages after the edits of ``context_management``."""
+    """Return the messages after the edits of ``context_management``."""
     edits = request.context_management.edits if request.context_management is not None else None
     for edit in edits or ():
         if (kept := edit.kept_turns) is not None:
@@ -265,14 +266,14 @@ def _given(value: str | None, where: str) -> str:
 
 
 class _Answer:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
         self._id = new_id("msg")
         self._answer = TurnAnswer(turn, self._id, name)
         self._name = name
         self._shows_thinking = shows_thinking
-        self._places: dict[int, int] = {}  # of blocks that are shown
+        self._places: dict[int, int] = {}  # places of shown blocks
 
     async def whole(self, exchange: Exchange) -> None:
         answer = self._answer
@@ -344,7 +345,7 @@ class _Answer:
         }
 
     def _end(self) -> dict[str, Any]:
-        """Return why the answer ended, and its tokens."""
+        """Return the stop reason and the token counts."""
         last = self._answer.last
         assert last is not None
         reason, sequence = "end_turn", None
@@ -366,7 +367,7 @@ class _Answer:
         }
 
 
-_SIGNATURE = "octavo"  # thinking is not signed here, and clients want some text
+_SIGNATURE = "octavo"  # placeholder, because thinking is not signed here but clients require a signature
 
 
 async def _send(exchange: Exchange, name: str, **fields: Any) -> None:

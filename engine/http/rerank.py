@@ -1,4 +1,4 @@
-"""/v1/rerank, in the form of Jina's and Cohere's APIs, as vLLM has it."""
+"""/v1/rerank, in the form of Jina's, Cohere's and vLLM's APIs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class DocumentText(RequestModel):
 
 
 class RerankRequest(RequestModel):
-    """A request of /v1/rerank. ``instruction``, ``template``, ``yes``, ``no``: how the model is asked."""
+    """A request of /v1/rerank. ``instruction``, ``template``, ``yes`` and ``no`` define the question to the
+    model."""
 
     query: str
     documents: list[str | DocumentText]
@@ -41,13 +42,13 @@ class RerankRequest(RequestModel):
 
 
 class RerankDocument(AnswerModel):
-    """A document, as it was given."""
+    """A document of the request."""
 
     text: str
 
 
 class RerankResult(AnswerModel):
-    """A document's place in the list that was sent, and how relevant it is, from 0 to 1."""
+    """A document's index in the request, and its relevance from 0 to 1."""
 
     index: int
     relevance_score: float
@@ -62,7 +63,7 @@ class RerankUsage(AnswerModel):
 
 
 class RerankAnswer(AnswerModel):
-    """The best documents first."""
+    """Ranked documents, the best first."""
 
     id: str
     model: str
@@ -74,7 +75,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
     """Answer with all documents' scores; with an error if one fails."""
     name = services.check_model(request.model, exchange)
     for field in ("max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"):
-        only(field, getattr(request, field), (), "documents are read whole")
+        only(field, getattr(request, field), (), "documents are not truncated")
     check_top_n(request.top_n)
     words = {
         word: value

@@ -1,4 +1,4 @@
-"""/v1/responses, in the form of the OpenAI API, without anything stored."""
+"""/v1/responses, in the form of the OpenAI API, without storage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 async def serve_responses(services: Services, request: ResponsesRequest, exchange: Exchange) -> None:
-    """Answer a request, whole or as a stream of events."""
+    """Serve a request, whole or as a stream of events."""
     request.check_served()
     name = services.check_model(request.model, exchange)
     answer = _Answer(await _turn(services, request), request, name)
@@ -87,7 +87,7 @@ def _structured(request: ResponsesRequest) -> StructuredOutput | None:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-    """A tool choice in the form of chat completions."""
+    """Return a tool choice in the form of chat completions."""
     if isinstance(choice, Mapping) and choice.get("type") == "function" and "name" in choice:
         return {"type": "function", "function": {"name": choice["name"]}}
     return choice
@@ -96,7 +96,8 @@ def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] |
 def _functions(
     tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
 ) -> Iterator[tuple[FunctionTool, str | None]]:
-    """Yield functions, each with its namespace. FieldError for tools that the client does not execute."""
+    """Yield functions, each with its namespace. Raise FieldError for tools that the client does not
+    execute."""
     for index, tool in enumerate(tools or ()):
         here = f"{where}[{index}]"
         if tool.type == "namespace" and namespace is None and tool.name:
@@ -106,8 +107,8 @@ def _functions(
         else:
             raise FieldError(
                 f"{here}.type",
-                f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; tools of '
-                "the server's own are not served, so switch it off in the client",
+                f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; '
+                "built-in server tools are not available, so turn it off in the client",
             )
 
 
@@ -117,7 +118,7 @@ def _full_name(name: str | None, namespace: str | None) -> str | None:
 
 
 def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
-    """A tool in the form of chat completions."""
+    """Return a tool in the form of chat completions."""
     function: dict[str, Any] = {"name": _full_name(tool.name, namespace)}
     for field in ("description", "parameters", "strict"):
         if (value := getattr(tool, field)) is not None:
@@ -126,7 +127,8 @@ def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
 
 
 def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
-    """Messages in the form of chat completions; what an assistant did before its text is one message."""
+    """Return messages in the form of chat completions; an assistant's items before its text become one
+    message."""
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
@@ -152,7 +154,7 @@ def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
-    """The role and the fields of an item's message."""
+    """Return the role and the fields of an item's message."""
     match item.type:
         case "message" | None:
             role = _ROLES.get(item.role or "")
@@ -205,7 +207,8 @@ def _encoded(text: str) -> str:
 
 
 def _decoded(content: str | None) -> str:
-    """The reasoning that an earlier answer had; not encrypted, for it is the client's own."""
+    """Return the reasoning of an earlier response; it is encoded but not encrypted, because it is the
+    client's own."""
     try:
         return base64.b64decode(content or "", validate=True).decode()
     except ValueError:
@@ -213,7 +216,7 @@ def _decoded(content: str | None) -> str:
 
 
 class _Answer:
-    """Writes the answer to one request."""
+    """Writes the response to one request."""
 
     def __init__(self, turn: Turn, request: ResponsesRequest, name: str) -> None:
         self._id = new_id("resp")
@@ -221,7 +224,7 @@ class _Answer:
         self._request = request
         self._name = name
         self._created = int(time.time())
-        self._ids: dict[int, str] = {}  # of items, by block
+        self._ids: dict[int, str] = {}  # ids of items, by block
         self._namespaces = {
             _full_name(tool.name, space): {"name": tool.name, "namespace": space}
             for tool, space in _functions(request.tools)
@@ -363,5 +366,5 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _given(model: Any) -> dict[str, Any]:
-    """The fields that a client has sent."""
+    """Return the fields that a client has sent."""
     return dict(model.model_dump(exclude_unset=True, by_alias=True))

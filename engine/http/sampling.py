@@ -1,4 +1,4 @@
-"""Fields about how tokens are sampled: those of the OpenAI API, and vLLM's beside them."""
+"""Sampling fields of the OpenAI API and of vLLM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTS = {
 
 
 def _without_underscore(name: str) -> str:
-    """The field's name where Python, or pydantic, has one of its own."""
+    """Return the field's name, without the underscore that avoids a name of Python's or pydantic's."""
     return name.rstrip("_")
 
 
@@ -74,7 +74,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's ``structured_outputs``: one of them."""
+    """vLLM's ``structured_outputs``, of which one field may be set."""
 
     json_: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -164,7 +164,7 @@ class SamplingFields(RequestModel):
             "best_of",
             self.best_of,
             (1 if self.n is None else self.n,),
-            "the best of more samples is not chosen",
+            "best_of is not supported",
         )
         only("use_beam_search", self.use_beam_search, (False,))
         only("length_penalty", self.length_penalty, (1.0,), "beams are not searched")
@@ -178,14 +178,14 @@ class SamplingFields(RequestModel):
 
     @property
     def has_plain_events(self) -> bool:
-        """Whether the events of a stream have no more than new text, but for the first and the last one."""
+        """Whether all stream events except the first and the last have only new text."""
         counts_always = self.stream_options is not None and self.stream_options.continuous_usage_stats
         return not (
             counts_always or self.return_token_ids or getattr(self, "logprobs", None) not in (None, False)
         )
 
     def structured(self) -> StructuredOutput | None:
-        """Return what the output must look like. Raise InvalidRequest when several fields say so."""
+        """Return the output's constraint. Raise InvalidRequest if several fields set one."""
         named: dict[str, StructuredOutput | None] = {}
         if self.response_format is not None:
             named["response_format"] = self.response_format.structured()
@@ -205,7 +205,7 @@ class SamplingFields(RequestModel):
         given = {name: value for name, value in named.items() if value is not None}
         if len(given) > 1:
             raise InvalidRequest(
-                f"at most one field may say what the output looks like, got {' and '.join(given)}; give one"
+                f"at most one field may constrain the output, got {' and '.join(given)}; give one"
             )
         return next(iter(given.values()), None)
 
@@ -217,7 +217,7 @@ class SamplingFields(RequestModel):
         logprobs: int | None,
         structured: StructuredOutput | None,
     ) -> SamplingParams:
-        """Return the parameters; ``defaults`` are those that the model's files recommend."""
+        """Return the sampling parameters; ``defaults``: those recommended by the model's files."""
         self.check_served()
         given: dict[str, Any] = {"temperature": 1.0, **defaults}
         given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
@@ -225,7 +225,7 @@ class SamplingFields(RequestModel):
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.seed is not None:
-            given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's are signed
+            given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's seeds are signed
         if self.logit_bias is not None:
             _check_count("logit_bias", self.logit_bias)
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}

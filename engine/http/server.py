@@ -1,4 +1,4 @@
-"""The HTTP server: what listens, in the event loop of the engine and of gRPC."""
+"""The HTTP server, in the event loop of the engine and of gRPC."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ MAX_CONNECTIONS = 8192  # those that have been idle for longest are closed beyon
 BACKLOG = 1024  # connections that wait to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
 SWEEP_S = 1.0
-CLOSE_GRACE_S = 2.0  # for last answers to leave after the engine has ended every request
+CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
 
 
 class HttpServer:
-    """Serves one engine over HTTP, through the handler that gRPC has. ``start`` and ``stop`` are called once
-    each."""
+    """Serves one engine over HTTP, through gRPC's request handler. Call ``start`` and ``stop`` once each."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class HttpServer:
         return len(self._state.connections)
 
     async def start(self, bound: socket.socket, tls: TlsFiles | None = None) -> None:
-        """Accept connections from a socket that is bound, and may listen already."""
+        """Accept connections from a bound socket, which may be listening already."""
         self._config.load()
         self._tls = None if tls is None else TlsContext(tls)
         self._sweep()
@@ -112,8 +111,8 @@ class HttpServer:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Close what listens and, after a moment for last answers, every connection. The engine has been
-        stopped before."""
+        """Close the listening socket and, after a moment for last responses, every connection. The engine
+        must have stopped before."""
         if self._server is None:
             return
         self._server.close()
@@ -147,7 +146,7 @@ class HttpServer:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Close connections that take too long, and those idle for longest where there are too many."""
+        """Close slow connections, and the longest idle ones if there are too many."""
         date = formatdate(time.time(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date), (b"server", b"octavo")]
         now = time.monotonic()
@@ -160,11 +159,11 @@ class HttpServer:
 
 
 class TlsContext:
-    """TLS by the files that gRPC has, too. InvalidConfig when they are unusable."""
+    """TLS with the files of gRPC. Raises InvalidConfig if they are unusable."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        files.read()  # which says what is wrong with them
+        files.read()  # raises with the reason
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(files.cert, files.key)
         self.context.set_alpn_protocols(["http/1.1"])
@@ -173,9 +172,9 @@ class TlsContext:
             self.context.verify_mode = ssl.CERT_REQUIRED
 
     def reload(self) -> None:
-        """Read the files again. A broken one changes nothing."""
+        """Read the files again. An invalid file changes nothing."""
         try:
             self._files.read()
             self.context.load_cert_chain(self._files.cert, self._files.key)
         except InvalidConfig as error:
-            logger.error("HTTP: not reloaded, what was in force stays: %s", error)
+            logger.error("HTTP: reloading failed, the old certificates and tokens stay in use: %s", error)

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them."""
+"""/tokenize and /detokenize, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenizeRequest(ConversationFields):
 
 
 class TokenizeAnswer(AnswerModel):
-    """Token ids, and how many there may be."""
+    """Token ids, and the model's limit."""
 
     count: int
     max_model_len: int
@@ -78,7 +78,7 @@ async def serve_detokenize(services: Services, request: DetokenizeRequest, excha
     if len(request.tokens) > longest:
         raise RequestTooLong(
             f"tokens must be at most {longest} ids ({TEXT_LENGTHS} times the model's length), got "
-            f"{len(request.tokens)}; send them in pieces"
+            f"{len(request.tokens)}; send several requests"
         )
 
     def decode(tokens: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""The prefix cache as people ask about it: what requests found, what is pinned, what changes."""
+"""Inspection of the prefix cache: look-ups of requests, pins and events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTotals:
-    """Totals of the cache; counts are since the start, in tokens unless named otherwise."""
+    """Totals of the cache since the start, in tokens unless named otherwise."""
 
     enabled: bool
     page_size: int
@@ -34,19 +34,19 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Positions that a pin keeps, and the pages of all pins."""
+    """Positions that a pin keeps, and pages of all pins."""
 
     num_tokens: int
     pinned_pages: int
 
 
 class PrefixCacheInspector:
-    """Everything about the cache that nobody needs in order to compute; lives on the engine's thread.
+    """Cache information that computing does not need; used on the engine's thread.
 
-    is_watched     whether somebody is to be told of events
-    lookups   the latest requests, by the engine's request id
-    reused    the prefixes that were found, and how often
-    log_id    names this engine's event log: its numbers mean nothing to another's
+    is_watched  whether events are announced to watchers
+    lookups     the latest requests, by the engine's request id
+    reused      reused prefixes with their numbers of hits
+    log_id      name of this engine's event log; event numbers are only valid within one log
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -59,10 +59,10 @@ class PrefixCacheInspector:
         self._num_query = self._num_hit = 0
         self._misses: Counter[str] = Counter()
         self.is_watched = False
-        self._announced = 1  # number of the next event when watchers were told last
+        self._announced = 1  # number of the next event at the last announcement
 
     def record(self, request_id: str, lookup: Lookup) -> None:
-        """A request's prompt was looked up."""
+        """Record the look-up of a request's prompt."""
         self.lookups.add(request_id, lookup, now=time.monotonic())
         self._num_query += lookup.num_tokens
         self._num_hit += lookup.num_hit
@@ -72,7 +72,7 @@ class PrefixCacheInspector:
 
     @property
     def num_pinned(self) -> int:
-        """Pages that pins hold."""
+        """Number of pages that pins hold."""
         return self._pins.num_pages
 
     def totals(self) -> CacheTotals:
@@ -90,62 +90,63 @@ class PrefixCacheInspector:
         )
 
     def prefixes(self, salt_prefix: bytes) -> list[ReusedPrefix]:
-        """Return the prefixes of salts that begin like this."""
+        """Return the reused prefixes of salts that begin with ``salt_prefix``."""
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
-        """Return the lookup of a request and its tokens; NotFound when it is not among the latest."""
+        """Return the look-up of a request and its tokens. Raises NotFound unless it is among the latest."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
-                "no request of this id was admitted lately: the latest "
-                f"{len(self.lookups)} are remembered; ask sooner, and spell it as its responses do"
+                f"no request with this id was admitted recently: only the latest {len(self.lookups)} are "
+                "recorded; call this sooner, and copy the id from the response"
             )
         return remembered
 
     def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
-        """Keep what is cached of these tokens. NotConfigured without room for pins, Overloaded
-        without enough of it, NotFound when nothing is cached; then nothing has changed."""
+        """Pin the cached pages of these tokens. Raises NotConfigured if pins are off, Overloaded beyond a
+        limit, and NotFound if nothing is cached, with no change."""
         most = self.blocks.max_pinned
         if not most:
-            raise NotConfigured("no page may be pinned; start the server with --max-pinned-pages N")
+            raise NotConfigured("pins are turned off; start the server with --max-pinned-pages N")
         if limit is not None and not self._pins.has_name_left(name, limit.owner):
-            raise Overloaded(f"at most {MAX_NAMES} prefixes may be pinned by you; unpin one of them first")
+            raise Overloaded(f"you can pin at most {MAX_NAMES} prefixes; unpin one of them first")
         kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:
             raise NotFound(
-                f"nothing of these {len(tokens)} tokens is cached, so there is nothing to pin; only full "
-                f"pages of {self.blocks.page_size} are cached: send the prompt first, with this salt"
+                f"none of these {len(tokens)} tokens is cached, so there is nothing to pin; only full "
+                f"pages of {self.blocks.page_size} are cached, so send the prompt first, with the same salt"
             )
         if kept is None and limit is not None and limit.max_pages < most:
             raise Overloaded(
-                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you, {self._pins.num_pages} by "
-                f"all, and the pin needs more than the {limit.max_pages} or {most} that may be; unpin "
+                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you and "
+                f"{self._pins.num_pages} in all, so this pin would exceed your limit of {limit.max_pages} "
+                f"or the total of {most}; unpin "
                 "something, or start the server with a larger --max-pinned-pages or --tenant-share"
             )
         if kept is None:
             raise Overloaded(
-                f"{self._pins.num_pages} pages are pinned and at most {most} may be, the pin needs more; "
+                f"{self._pins.num_pages} pages are pinned, and this pin would exceed the limit of {most}; "
                 "unpin something, or start the server with a larger --max-pinned-pages"
             )
         return Pinned(kept, self._pins.num_pages)
 
     def unpin(self, name: str, *, shown: str) -> int:
-        """Let a pin go; pages of all pins afterwards. NotFound, naming it as ``shown``, if there is none."""
+        """Release a pin; return the pages of all remaining pins. Raises NotFound, with the name ``shown``."""
         if not self._pins.unpin(name):
-            raise NotFound(f"nothing is pinned as {shown!r}; `octavo cache stats` lists the pins")
+            raise NotFound(f"no pin is called {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
 
     def pins(self, owner: str | None = None) -> dict[str, int]:
-        """Return the positions kept, by name, of one owner's pins (None: of all)."""
+        """Return the pinned positions by name, of one owner (None: of all)."""
         return self._pins.kept(owner)
 
     def flush(self) -> int:
-        """Forget every cached page that nobody holds; how many there were."""
+        """Discard every cached page without a holder; return their number."""
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
-        """Somebody is to be told of events from now on; number of the next one.
+        """Announce events from now on; return the number of the next one.
 
         tokens   keep the tokens of pages that are published from now on
         """
@@ -155,12 +156,12 @@ class PrefixCacheInspector:
         return self.blocks.events.next_number
 
     def has_news(self) -> bool:
-        """Whether watchers are to be told: events came since this was asked last."""
+        """Whether events occurred since the last call."""
         if not self.is_watched or self._announced == self.blocks.events.next_number:
             return False
         self._announced = self.blocks.events.next_number
         return True
 
     def events(self, number: int, limit: int) -> list[PageEvent]:
-        """The events from a number on; EventsLost when they are not kept."""
+        """Return the events from a number on. Raises EventsLost if they are not available."""
         return self.blocks.events.since(number, limit)

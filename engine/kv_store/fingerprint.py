@@ -1,4 +1,4 @@
-"""A name for what a model computes, so that K/V of one model is never given to another."""
+"""Fingerprint of a model's computation, so that K and V of one model are never used for another."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ Stamp = list[int]
 
 
 def model_fingerprint(path: Path, *, weights: str, exact: bool, remembered: Path | None = None) -> str:
-    """SHA-256, hexadecimal, over ``config.json`` and every byte of every weight file: one edited row of
-    an embedding is another model.
+    """Return a hexadecimal SHA-256 over ``config.json`` and every byte of every weight file, so that any edit
+    makes another model.
 
-    Files are hashed on several threads, and once: what was found is remembered for as long as a file
-    does not change.
+    Files are hashed on several threads. The digest of a file is stored and reused until it changes.
 
-    weights, exact   as configured: both change what the linear layers compute. The backend is not
-                     part of it: backends agree to rounding.
-    remembered       where file digests are kept; None: in the user's cache folder
+    weights, exact   settings that change the linear layers. The backend is left out: backends agree to
+                     rounding
+    remembered       file of stored digests; None: in the user's cache folder
     """
     remembered = _default_memory() if remembered is None else remembered
     total = hashlib.sha256(f"octavo model 2\0{weights}\0{exact}\0".encode())
@@ -49,13 +48,13 @@ def _default_memory() -> Path:
 
 
 class _Digests:
-    """Digests of files that have been hashed before."""
+    """Digests of files that were hashed before."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, tuple[Stamp, str]] = {}
         self._has_changed = False
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # then all are hashed
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # else all are hashed
             for name, (stamp, digest) in json.loads(path.read_bytes()).items():
                 self._known[str(name)] = (list(stamp), str(digest))
 
@@ -65,7 +64,7 @@ class _Digests:
         if known is not None and known[0] == stamp:
             return known[1].encode()
         digest = _hash_file(file)
-        if _stamp(file) == stamp:  # or it was changed while it was read
+        if _stamp(file) == stamp:  # otherwise the file changed while it was read
             self._known[name] = (stamp, digest)
             self._has_changed = True
         return digest.encode()
@@ -81,7 +80,9 @@ class _Digests:
                 json.dump(self._known, stream)
             unfinished.replace(self._path)
         except OSError as error:
-            logger.info("weights are hashed again at the next start: %s", error)
+            logger.info(
+                "the hash of the weights cannot be stored and is computed again at the next start: %s", error
+            )
             with contextlib.suppress(OSError):
                 unfinished.unlink()
 
@@ -92,7 +93,7 @@ def _stamp(file: Path) -> Stamp:
 
 
 def _hash_file(file: Path) -> str:
-    """SHA-256 over the BLAKE2b digests of the file's chunks, which threads hash side by side."""
+    """Return the SHA-256 over the BLAKE2b digests of the file's chunks, which several threads hash."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size

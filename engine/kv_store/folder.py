@@ -4,9 +4,8 @@
 
 Each group of layers has pages of its own kind, and so have snapshots of recurrent state.
 
-Several servers can use one folder: what is kept in memory about it (``ShardIndex``) only tells where
-to look. A shard is written under another name and renamed, it never changes afterwards, and it goes by
-being removed, which whoever is reading it does not notice.
+Several servers can share a folder, so the index in memory (``ShardIndex``) is only a hint. A shard is written
+under a temporary name and renamed. It never changes afterwards, and removing it does not disturb its readers.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from .page_files import SUFFIX, BadPages, read_run, write_run
 from .page_runs import PageLayoutKey, PageRun
 from .shard_index import KIND, SHARD, ShardIndex, entries, is_folder
 
-STALE_S = 600.0  # a file that is being written is not older than this
-KEPT_SHARE = 0.9  # of the budget, after shards were removed: so it does not happen at every write
+STALE_S = 600.0  # seconds: older temporary files were abandoned
+KEPT_SHARE = 0.9  # share of the budget left after pruning, so that not every write prunes
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
@@ -41,17 +40,17 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What ``prune`` removed, and what is left."""
+    """What ``prune`` removed, and what remains."""
 
     num_removed: int
     num_bytes: int
 
 
 class ShardFolder:
-    """Shards of one model's pages, in a folder whose budget of bytes counts all kinds together."""
+    """Shards of one model's pages, in a folder with one budget of bytes for all kinds of pages."""
 
     def __init__(self, root: Path, kind: PageLayoutKey, *, max_bytes: int) -> None:
-        """Raises OSError if the folder cannot be made."""
+        """Open the folder, creating it if needed. Raises OSError if that fails."""
         self.kind = kind
         self.max_bytes = max_bytes
         self._root = root
@@ -68,28 +67,29 @@ class ShardFolder:
         return self._folders[group] / name[:2] / f"{name}{SUFFIX}"
 
     def has(self, digest: Digest, group: int = 0) -> bool:
-        """Whether there is such a shard, as far as is known; asks no disk."""
+        """Whether the index has such a shard; does not access the disk."""
         return self._index.has(digest.hex(), group)
 
     def has_of_other_kind(self, digest: Digest) -> bool:
-        """Whether there is a page of these tokens that another model, or another page format, made, as far
-        as is known; asks no disk."""
+        """Whether the index has a page of these tokens in another format or of another model; does not access
+        the disk."""
         return self._index.has_of_other_kind(digest.hex())
 
     def doubt(self, digests: Sequence[Digest], group: int) -> None:
-        """``has`` is false for these until they are written again: a page beside them is damaged."""
+        """Treat these shards as missing until they are written again, because a page next to them is
+        damaged."""
         self._index.doubt([digest.hex() for digest in digests], group)
 
     def refresh(self) -> None:
-        """Learn what other processes have written and removed. Takes as long as the disk does."""
+        """Update the index with changes of other processes. Takes as long as the disk does."""
         self._index.refresh()
 
     def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
-        """Write the shard of one page of a group, whose kind the run has; returns its bytes. OSError if it
-        cannot be written.
+        """Write the shard of one page of a group, whose kind the run has; return its bytes. Raises OSError if
+        it cannot be written.
 
-        Not synced: a crash of the machine may lose or tear what was written last, which reading
-        finds out. The end of the process, however sudden, loses only what was not written.
+        The file is not synced. A crash of the machine may lose or damage the latest shards, which reading
+        detects. A sudden end of the process loses only unwritten pages.
         """
         path = self.path(digest, group)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,18 +106,18 @@ class ShardFolder:
         return num_bytes
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        """The bytes [page_bytes] of the page of these tokens.
+        """Return the bytes [page_bytes] of the page of these tokens.
 
-        Raises FileNotFoundError if there is none, OSError if it cannot be read, and BadPages if it
-        is not what it should be: then it is removed.
+        Raises FileNotFoundError if there is none, OSError if it cannot be read, and BadPages, after removing
+        it, if it is invalid.
         """
         path = self.path(digest, group)
         try:
             run = read_run(path)
             if not run.kind.matches(self._kinds[group]) or run.parts[0].indices != (0,):
-                raise BadPages("foreign", f"{path} holds other pages than this server's")
+                raise BadPages("foreign", f"{path} holds pages of another model or page format")
             if run.parent != parent or run.token_ids != token_ids:
-                raise BadPages("altered", f"{path} holds the page of other tokens")
+                raise BadPages("altered", f"{path} holds a page of other tokens")
         except BadPages:
             self._index.discard(digest.hex(), self._folders[group])
             with contextlib.suppress(OSError):
@@ -131,16 +131,16 @@ class ShardFolder:
         return page
 
     def touch(self, digest: Digest) -> None:
-        """It was used just now, in every group; nothing happens where it is gone."""
+        """Note a use of the page in every group; missing shards are ignored."""
         for group in range(len(self._folders)):
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest, group))
 
     def prune(self, *, is_full: bool = False) -> Pruned:
-        """Count all shards; if they take more than the budget, remove those used longest ago. Files
-        that were being written when a process ended go, too. What is no shard is left alone.
+        """Count all shards; beyond the budget, remove those used longest ago. Abandoned temporary files are
+        removed, too. Other files are left alone.
 
-        is_full   the disk took no more: what is there is all that it has room for
+        is_full   the disk is full: the present shards are all that fit
         """
         files = sorted(self._scan(), key=lambda file: file.used_ns)
         total, removed = sum(file.num_bytes for file in files), 0
@@ -149,7 +149,7 @@ class ShardFolder:
             for file in files:
                 if total <= budget * KEPT_SHARE:
                     break
-                with contextlib.suppress(OSError):  # somebody else was quicker
+                with contextlib.suppress(OSError):  # another process was faster
                     file.path.unlink()
                     removed += 1
                 self._index.discard(file.path.stem, file.path.parent.parent)

@@ -1,4 +1,4 @@
-"""Memory beside the pool as the scheduler's connector: there the pages of those that give way are kept."""
+"""Host memory as the scheduler's connector: it keeps pages of preempted sequences."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .prefetch import FetchedPage, PrefetchJob
 from .rate import Rate
 from .transfer import PageAccess, PageTransfer
 
-STEP_BYTES = 64 * 1024**2  # put into the pool per step
+STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
 
 
 @dataclass(slots=True)
 class _Return:
-    """A sequence's way back: what is known of its pages, and which of them are still to come."""
+    """A sequence that waits for its pages, and the pages still to be copied."""
 
     fetch: PrefetchJob
-    missing: deque[tuple[int, int]]  # group and index
+    missing: deque[tuple[int, int]]  # (group, index) of pages still to be copied
 
 
 class HostTier:
-    """A ``KVConnector`` in front of another one. Pages are found by what is in them: whoever has such a
-    beginning may get it from here, and what was copied out once is not copied again.
+    """A ``KVConnector`` in front of another one. Pages are found by digest, so any sequence with the same
+    prefix may use them, and no page is copied twice.
 
-    max_bytes   of the copies; those used longest ago make room
-    behind      is asked for what is not here
+    max_bytes   limit of the copies; those used longest ago are evicted
+    behind      connector for pages that are not here
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raise InvalidConfig if ``max_bytes`` of memory are not free now: pages are taken much later."""
+        """Raise InvalidConfig if ``max_bytes`` of memory are not free now; they are only taken later."""
         if max_bytes > (free := available_memory()):
             raise InvalidConfig(
-                f"swap_memory must be at most the {format_size(free)} that are free here, got "
-                f"{format_size(max_bytes)}; give less"
+                f"swap_memory must be at most the {format_size(free)} of free memory, got "
+                f"{format_size(max_bytes)}; lower it"
             )
         self._access = access
         self._blocks = blocks
@@ -60,9 +60,9 @@ class HostTier:
         self._max_bytes = max_bytes
         self._behind = behind or NoConnector()
         self._clock = clock
-        self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # with their groups
+        self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # by (digest, group)
         self._num_bytes = 0
-        self._page_bytes = [0] * len(blocks.parts)  # as far as any were seen
+        self._page_bytes = [0] * len(blocks.parts)  # 0 until one was seen
         self._returns: dict[Sequence, _Return] = {}
         self._out, self._in = Rate(), Rate()
         self._num_out = self._num_in = 0
@@ -87,7 +87,7 @@ class HostTier:
         count = self._blocks.num_findable(digests)
         needed = self._needed(count)
         if (num_bytes := self._bytes_of(needed)) > self._max_bytes:
-            most = count * self._max_bytes // num_bytes  # its beginning, then
+            most = count * self._max_bytes // num_bytes  # then only its beginning
             count = self._blocks.num_findable(digests[:most])
             needed = self._needed(count)
         new = [part for part in needed if (digests[part[1]], part[0]) not in self._pages]
@@ -121,7 +121,7 @@ class HostTier:
             while each.missing and left > 0:
                 group, index = each.missing.popleft()
                 data = self._pages.get((each.fetch.digests[index], group))
-                if data is None:  # others have made room for theirs
+                if data is None:  # evicted for other copies
                     each.missing.clear()
                     break
                 left -= data.nbytes
@@ -151,7 +151,7 @@ class HostTier:
         return (digest, group) in self._pages
 
     def _needed(self, count: int) -> list[tuple[int, int]]:
-        """Group and index of what a sequence needs to go on after so many pages."""
+        """Return (group, index) of the pages that a sequence needs to continue after ``count`` pages."""
         return [
             (group, index)
             for group in range(len(self._blocks.parts))
@@ -168,7 +168,9 @@ class HostTier:
             pages = [self._blocks.find(digests[index], group) for index in indices]
             rows = self._access.read_pages([PageId(page) for page in pages if page is not None], group)
             for index, row in zip(indices, rows, strict=True):
-                self._pages[digests[index], group] = row.copy()  # of its own, so that it can be freed alone
+                self._pages[digests[index], group] = (
+                    row.copy()
+                )  # a separate copy, so that it can be freed alone
                 self._page_bytes[group] = row.nbytes
                 num_bytes += row.nbytes
         self._num_out += len(parts)

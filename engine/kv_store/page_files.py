@@ -1,27 +1,27 @@
-"""Pages in a file: consecutive pages of one sequence, with all it takes to trust them again.
+"""Files of pages: consecutive pages of one sequence, with the data needed to check them.
 
-A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, ``pages.1``, ... uint8
-[n, page_bytes], laid out as in ``octavo.kernels.page_bytes``. What they are is in the metadata:
+A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, ``pages.1``, ... uint8 [n,
+page_bytes], in the layout of ``octavo.kernels.page_bytes``. The metadata describe them:
 
     octavo      "pages 3": this format
     model       fingerprint of the model that computed them
-    context     what else K/V depends on
+    context     other settings on which K and V depend
     page_size
     formats     JSON, per group: [k_format, v_format]
-    states      JSON, of models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. Then
-                there is one more tensor: states after some of the pages, with their numbers of tokens
+    states      JSON, for models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. One
+                more tensor then has states after some of the pages, with their numbers of tokens
     layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
-    indices     JSON, per group: which of the sequence's pages in this file its tensor holds, rising;
-                groups with a window may hold a few
+    indices     JSON, per group: ascending indices of the sequence's pages in its tensor; groups with a
+                window may have only a few
     parent      digest of the page before the first one, hexadecimal
     token_ids   JSON: page_size ids for each of the sequence's pages in this file
-    salt        hexadecimal; absent where only the parent's digest is known
+    salt        hexadecimal; absent if only the parent's digest is known
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
 
-so that a file that was cut, overwritten or edited is told from one that was not. The format of
-the file is https://huggingface.co/docs/safetensors; it is written and read here because the
-library keeps Python's other threads waiting while it does. It is read, not mapped: a file that is
-cut while it is mapped, or on a medium that fails, ends the process with SIGBUS.
+The checksum detects files that were cut, overwritten or edited. The file format is
+https://huggingface.co/docs/safetensors. It is written and read here because the library blocks Python's other
+threads meanwhile. Files are read instead of mapped, because a mapped file that is cut or fails ends the
+process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from octavo.kernels.page_bytes import PageBytes
 from .page_runs import VERSION, PageLayoutKey, PagePart, PageRun, StateKind
 
 SUFFIX = ".safetensors"
-ALIGNMENT = 64  # of the pages in the file
+ALIGNMENT = 64  # bytes: alignment of the pages in the file
 _MALFORMED = (
     ValueError,
     TypeError,
@@ -57,11 +57,11 @@ _MALFORMED = (
 
 
 class BadPages(Exception):
-    """A file that cannot be used. ``reason`` is a label for counting.
+    """An unusable file. ``reason`` is a label for counting.
 
-    torn      not whole
-    altered   whole, but not what was written
-    foreign   written by something else, or a version that this one does not read
+    torn      the file is incomplete
+    altered   the file is complete, but changed since it was written
+    foreign   written by another program or version
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -70,8 +70,8 @@ class BadPages(Exception):
 
 
 def write_run(path: Path, run: PageRun) -> None:
-    """Write a file that is not there yet; OSError if that fails. It is not whole before this returns:
-    write it under another name and rename it."""
+    """Write a new file; raises OSError if that fails. It is incomplete until this returns, so write it under
+    a temporary name and rename it."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),
@@ -101,7 +101,7 @@ def _tensor(group: int) -> str:
 
 
 def sync(path: Path) -> None:
-    """Return when a file's or folder's contents are on the medium."""
+    """Flush a file's or folder's contents to the medium."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -110,36 +110,36 @@ def sync(path: Path) -> None:
 
 
 def read_run(path: Path) -> PageRun:
-    """Read a file and check all of it. Raises OSError if it cannot be read, and BadPages."""
+    """Read and check a file. Raises OSError if it cannot be read, and BadPages if it is invalid."""
     try:
         with path.open("rb") as file:
             metadata, parts = _read(file)
     except _MALFORMED as error:
-        raise BadPages("torn", f"{path} is no whole file of pages: {error!r}") from None
+        raise BadPages("torn", f"{path} is not a complete file of pages: {error!r}") from None
     if metadata.get("octavo") != VERSION:
         raise BadPages(
-            "foreign", f"{path} does not hold pages as this version writes them ({VERSION}); save it again"
+            "foreign", f"{path} has another format version than this server's ({VERSION}); save it again"
         )
     if metadata.get("checksum") != _checksum(metadata, parts):
         raise BadPages("altered", f"{path} has changed since it was written: its checksum does not match")
     try:
         return _parse(metadata, parts)
-    except _MALFORMED as error:  # written by another program
-        raise BadPages("foreign", f"{path} does not describe its pages: {error}") from None
+    except _MALFORMED as error:  # probably written by another program
+        raise BadPages("foreign", f"{path} has an invalid description of its pages: {error}") from None
 
 
 def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
-    """Metadata and pages; OSError, or one of _MALFORMED for what is not whole."""
+    """Return metadata and pages. Raises OSError, or one of _MALFORMED for an incomplete file."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= size - 8:
-        raise ValueError(f"its header claims {length} bytes of {size}")
+        raise ValueError(f"its header claims {length} bytes, but the file has {size}")
     header = json.loads(file.read(length))
     metadata: dict[str, str] = header.pop("__metadata__")
     num_bytes, start = size - 8 - length, 0
     data = np.empty(num_bytes, np.uint8)
-    if (num_read := file.readinto(data.data)) != num_bytes:  # it was cut meanwhile
-        raise ValueError(f"{num_read} bytes of pages instead of {num_bytes} could be read")
+    if (num_read := file.readinto(data.data)) != num_bytes:  # the file was cut meanwhile
+        raise ValueError(f"only {num_read} of {num_bytes} bytes of pages could be read")
     parts = []
     for group in range(len(header)):
         tensor = header[_tensor(group)]
@@ -150,12 +150,12 @@ def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
         parts.append(data[start:stop].reshape(num_pages, page_bytes))
         start = stop
     if start != num_bytes:
-        raise ValueError(f"its pages take {start} bytes of {num_bytes}")
+        raise ValueError(f"its pages take {start} bytes, but {num_bytes} are stored")
     return dict(metadata), parts
 
 
 def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
-    """One of _MALFORMED for what does not fit together."""
+    """Return the run. Raises one of _MALFORMED for inconsistent metadata."""
     states = None
     pages_of_groups = list(parts)
     if "states" in metadata:
@@ -206,7 +206,7 @@ def _entries(text: str) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 
 def _check_part(run: PageRun, page_bytes: int, part: PagePart) -> None:
-    """ValueError unless these are pages of the run."""
+    """Raise ValueError unless these are pages of the run."""
     if part.pages.shape != (len(part.indices), page_bytes):
         raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {page_bytes} bytes")
     rising = all(a < b for a, b in pairwise((-1, *part.indices, run.num_pages)))

@@ -1,4 +1,4 @@
-"""Pages outside a pool: of which kind they are, and whose."""
+"""Pages outside of a pool: their kind and their sequence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VERSION = "pages 3"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """What makes the states of recurrent layers of two engines interchangeable.
+    """Properties that make the recurrent states of two engines interchangeable.
 
-    page_size   a snapshot stands where a page of so many positions ends
+    page_size   positions per page; snapshots are taken at page ends
     entries     name, shape and dtype of every array of a slot, in the order of its bytes
-    nbytes      of a snapshot
+    nbytes      bytes of a snapshot
     """
 
     page_size: int
@@ -30,13 +30,13 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class PageLayoutKey:
-    """What makes the pages of two engines interchangeable.
+    """Properties that make the pages of two engines interchangeable.
 
     model     fingerprint of the model
-    specs     of the pool of each group of layers; how many pages they have does not matter
-    context   what else K/V depends on; of one group's pages, the kind of all groups
-    states    of recurrent layers, if there are any: they count as one more group, behind the others, whose
-              pages are snapshots of the state at the page's end
+    specs     specification of each group's pool; the number of pages does not matter
+    context   other settings on which K and V depend; for one group's pages, the kinds of all groups
+    states    recurrent states, if any: they count as one more group at the end, whose pages are snapshots of
+              the state at the page's end
     """
 
     model: str
@@ -48,17 +48,17 @@ class PageLayoutKey:
     def page_size(self) -> int:
         if self.specs:
             return self.specs[0].page_size
-        assert self.states is not None, "a kind of no pages and no states"
+        assert self.states is not None, "a kind must have pages or states"
         return self.states.page_size
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Bytes of one page in each group, and of a snapshot behind them."""
+        """Bytes of one page in each group, and then of a snapshot."""
         states = () if self.states is None else (self.states.nbytes,)
         return tuple(spec.page_bytes for spec in self.specs) + states
 
     def group(self, index: int) -> PageLayoutKey:
-        """The kind of one group's pages: those that queries read at the same time make it what it is."""
+        """Return the kind of one group's pages, which depends on the groups that queries read with it."""
         if len(self.part_bytes) == 1:
             return self
         if index == len(self.specs):
@@ -66,12 +66,12 @@ class PageLayoutKey:
         return PageLayoutKey(self.model, (self.specs[index],), context=self.key)
 
     def matches(self, other: PageLayoutKey) -> bool:
-        """Whether pages of one can be put into pools of the other as they are."""
+        """Whether pages of one can be put into pools of the other unchanged."""
         same = (self.model, self.context) == (other.model, other.context)
         return same and _unsized(self) == _unsized(other) and self.states == other.states
 
     def describe(self) -> str:
-        """Format and page size, for people."""
+        """Return format and page size as text."""
         spec = self.specs[0]
         name = spec.k_format if spec.k_format == spec.v_format else f"{spec.k_format}/{spec.v_format}"
         return f"{name} pages of {spec.page_size} tokens"
@@ -96,15 +96,15 @@ class PageLayoutKey:
 
     @property
     def key(self) -> str:
-        """A name for folders: 32 hexadecimal digits."""
+        """Return 32 hexadecimal digits for folder names."""
         return hashlib.sha256(json.dumps(self.metadata(), sort_keys=True).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """Some of a run's pages, in one group of layers, or the states after them.
+    """Some of a run's pages in one group of layers, or the states after them.
 
-    indices   which of the run's, rising
+    indices   ascending indices into the run
     pages     [len(indices), page_bytes]
     """
 
@@ -117,9 +117,9 @@ class PageRun:
     """Consecutive full pages of one sequence.
 
     parent      digest of the page before the first one; at a sequence's start the salt's root
-    token_ids   of the pages' positions
-    parts       one for each group of layers, and one of states behind them if there are any
-    salt        None where it is not known
+    token_ids   token ids of the pages' positions
+    parts       one part per group of layers, and then one of states, if any
+    salt        salt of the sequence; None if unknown
     """
 
     kind: PageLayoutKey
@@ -130,7 +130,7 @@ class PageRun:
 
     @property
     def num_pages(self) -> int:
-        """Pages whose tokens are in the run, whether or not each group has them."""
+        """Number of pages with tokens in the run, whether or not each group has them."""
         return len(self.token_ids) // self.kind.page_size
 
 

@@ -1,4 +1,4 @@
-"""Reading shards on a thread of its own: what comes back is in memory, and checked."""
+"""A thread that reads and checks shards."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from .rate import Rate
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 1.0  # reading one page may take that long; then its prompt is computed
-WAIT_S = 10.0  # one prompt waits for its pages that long at most; the rest is computed
-MAX_STUCK = 2  # threads that are left behind in a read before no more is read
+STALL_S = 1.0  # seconds per page, after which its prompt is computed
+WAIT_S = 10.0  # seconds that a prompt waits for its pages; then the rest is computed
+MAX_STUCK = 2  # hanging threads after which nothing more is read
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
 
 class _Worker:
-    """A thread that reads, and what it is doing."""
+    """A reading thread and its current read."""
 
     def __init__(self, run: Callable[[_Worker], None]) -> None:
-        self.is_stuck = False  # left behind: what it may still read is for nobody
+        self.is_stuck = False  # left behind: the result of its read is dropped
         self.fetch: PrefetchJob | None = None
-        self.began: float | None = None  # to read a page
+        self.began: float | None = None  # start of the current read
         self.thread = threading.Thread(target=run, args=(self,), name="octavo-store-reader", daemon=True)
         self.thread.start()
 
 
 class ShardReader:
-    """Reads one prompt after the other, ahead of whoever takes the pages, within a bound of bytes.
+    """Reads the pages of one prompt after the other in advance, within a limit of bytes.
 
-    A read that hangs costs its prompt ``STALL_S``. Its thread is left behind and another one goes on;
-    when ``MAX_STUCK`` of them hang, nothing is read until one comes back.
+    A read that hangs costs its prompt ``STALL_S``. Its thread is left behind, and another one continues. When
+    ``MAX_STUCK`` of them hang, nothing is read until one returns.
 
-    rate     of reading
-    groups   what a prefix consists of
-    wake     called from a thread when there is something to take
+    rate     speed of reading
+    groups   parts of a prefix
+    wake     called from a thread when pages are available
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ShardReader:
         self._wake = wake
         self._changed = threading.Condition()
         self._queue: deque[PrefetchJob] = deque()
-        self._started: dict[PrefetchJob, float] = {}  # those that have not ended, and when they came
+        self._started: dict[PrefetchJob, float] = {}  # start times of jobs that have not ended
         self._num_staged = 0
         self._num_stuck = 0
         self._closing = False
@@ -78,14 +78,14 @@ class ShardReader:
         return self._worker is None
 
     def start(self, fetch: PrefetchJob) -> None:
-        """Read its pages, as many as let it go on farther."""
+        """Start reading a prompt's pages."""
         with self._changed:
             self._queue.append(fetch)
             self._started[fetch] = time.monotonic()
             self._changed.notify_all()
 
     def take(self, fetch: PrefetchJob, num_bytes: int) -> list[FetchedPage]:
-        """The next pages that are there, while they are fewer bytes than this, and then one more."""
+        """Return the next available pages: those below ``num_bytes`` in total, and one more."""
         pages: list[FetchedPage] = []
         taken = 0
         while fetch.pages and taken < num_bytes:
@@ -97,7 +97,7 @@ class ShardReader:
         return pages
 
     def cancel(self, fetch: PrefetchJob) -> None:
-        """Nobody wants it any more."""
+        """Stop reading pages that are no longer needed."""
         with self._changed:
             self._end(fetch)
         while self.take(fetch, self._staged_bytes):
@@ -113,7 +113,7 @@ class ShardReader:
         self._watch.join(CLOSE_S)
 
     def _watch_disk(self) -> None:
-        """Give up what takes too long."""
+        """Give up reads that take too long."""
         while True:
             with self._changed:
                 while not (self._started or self._closing):
@@ -127,14 +127,17 @@ class ShardReader:
                 self._wake()
 
     def _give_up(self, now: float) -> bool:
-        """End what has waited too long, and leave a stuck thread behind; whether there was any."""
+        """End jobs that have waited too long, and leave a stuck thread behind; return whether there was
+        any."""
         late = [fetch for fetch, since in self._started.items() if now - since > WAIT_S]
         worker = self._worker
         if worker is not None and worker.began is not None and now - worker.began > STALL_S:
             worker.is_stuck = True
             self._num_stuck += 1
             self._counters.drop("read_failed")
-            logger.warning("a page has not been read from the cache folder for %g s: it is computed", STALL_S)
+            logger.warning(
+                "reading a page from the cache folder has taken %g s; the page is computed instead", STALL_S
+            )
             if worker.fetch is not None:
                 late.append(worker.fetch)
             if self._num_stuck < MAX_STUCK:
@@ -142,13 +145,13 @@ class ShardReader:
             else:
                 self._worker = None
                 late += self._queue
-                logger.warning("the cache folder hangs: nothing is read from it until it answers")
+                logger.warning("the cache folder does not respond; no pages are read until it does")
         for fetch in late:
             self._end(fetch)
         return bool(late)
 
     def _end(self, fetch: PrefetchJob) -> None:
-        """Nothing comes any more."""
+        """Note that no more pages of a job will arrive."""
         self._started.pop(fetch, None)
         fetch.ended = True
         if fetch in self._queue:
@@ -158,9 +161,9 @@ class ShardReader:
         while (fetch := self._next(worker)) is not None:
             try:
                 self._read_all(fetch, worker)
-            except Exception:  # a prompt whose pages cannot be read is computed
+            except Exception:  # the prompt is computed instead
                 self._counters.drop("read_failed")
-                logger.exception("reading pages of a prompt failed")
+                logger.exception("reading the pages of a prompt from disk failed")
             with self._changed:
                 worker.fetch = worker.began = None
                 if worker.is_stuck and not self._come_back(worker):
@@ -169,7 +172,8 @@ class ShardReader:
             self._wake()
 
     def _come_back(self, worker: _Worker) -> bool:
-        """A thread that was left behind has read after all: whether it is needed again."""
+        """Note that a thread that was left behind has finished its read; return whether it is needed
+        again."""
         self._num_stuck -= 1
         if self._worker is not None:
             return False
@@ -187,8 +191,8 @@ class ShardReader:
             return worker.fetch
 
     def _read_all(self, fetch: PrefetchJob, worker: _Worker) -> None:
-        """Whatever cannot be read is looked at as if it had never been there, and the rest is planned
-        anew: a shorter beginning may need other pages."""
+        """Read a job's pages. A page that cannot be read counts as missing, and the rest is planned again,
+        because a shorter prefix may need other pages."""
         while plan := fetch.plan(self._groups, self._folder.has):
             for group, index in plan:
                 if fetch.ended:
@@ -219,13 +223,13 @@ class ShardReader:
             logger.warning("a page cannot be read from the cache folder: %s", error)
         except BadPages as error:
             self._counters.drop(error.reason)
-            logger.warning("a page in the cache folder is dropped: %s", error)
-        # The prompt is computed from here on: let that replace the pages behind it, unread.
+            logger.warning("an invalid page in the cache folder is ignored: %s", error)
+        # The prompt is computed from here on, which replaces the following pages without reading them.
         self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 
     def _stage(self, fetch: PrefetchJob, page: FetchedPage) -> bool:
-        """Hand one page over when there is room; False if nobody wants it."""
+        """Deliver one page when there is space; return False if it is no longer needed."""
         num_bytes = page.data.nbytes
         with self._changed:
             while self._num_staged and self._num_staged + num_bytes > self._staged_bytes:

@@ -1,4 +1,4 @@
-"""Saved pages as an engine's own: cut where pages are left out, and converted."""
+"""Conversion of saved pages to an engine's own: split at missing pages, and converted to its format."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Segment:
 
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
-    """What a run that begins at position ``start`` of its sequence has for pools of ``kind``, group by group.
+    """Yield the segments that a run, which begins at position ``start``, has for pools of ``kind``, by group.
 
-    Raises InvalidRequest for what cannot be converted.
+    Raises InvalidRequest if it cannot be converted.
     """
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
@@ -31,8 +31,8 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
     partial = any(len(part.indices) < run.num_pages for part in run.parts[:num_groups])
     if new > old and partial and end % new:
         raise InvalidRequest(
-            f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new}, and of "
-            f"layers with a window they hold only what is seen from there; start with --page-size {old}"
+            f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new}, and "
+            f"layers with a sliding window lack earlier positions; start with --page-size {old}"
         )
     for group, part in enumerate(run.parts[:num_groups]):
         for first, stop in _consecutive(part.indices):
@@ -43,7 +43,7 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
                 pages = _converted(run, kind, group, pages, skip=at * new - position)
             if len(pages):
                 yield Segment(group, at, pages)
-    if run.kind.states is not None:  # no page's: as it was, wherever a page ends here
+    if run.kind.states is not None:  # states are taken unchanged, wherever pages end here
         for index, state in zip(run.parts[-1].indices, run.parts[-1].pages, strict=True):
             position = start + (index + 1) * old
             if position % new == 0:
@@ -51,7 +51,7 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
 
 
 def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Bounds, in ``indices``, of its runs of consecutive numbers."""
+    """Yield the bounds, in ``indices``, of runs of consecutive numbers."""
     first = 0
     for at in range(1, len(indices) + 1):
         if at == len(indices) or indices[at] != indices[at - 1] + 1:

@@ -1,4 +1,4 @@
-"""Pages out of the pool and into it, on the engine's thread, and what is known of those that are there."""
+"""Copies of pages between the pools and memory, on the engine's thread, and the tokens of cached pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .page_runs import PageLayoutKey, PagePart
 
 
 class PageAccess(Protocol):
-    """A model's pools, as bytes: those of groups of pages, and behind them slots of recurrent state.
-    Called from the engine's thread, between steps."""
+    """A model's pools as bytes: groups of pages, and then slots of recurrent state. Called from the engine's
+    thread, between steps."""
 
     @property
     def page_layout_key(self) -> PageLayoutKey: ...
@@ -27,7 +27,7 @@ class PageAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """Pages that can be found now and could not before, those that could, and those there was no room for."""
+    """Numbers of pages that became cached, were cached already, and did not fit."""
 
     num_new: int
     num_known: int
@@ -36,11 +36,11 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The longest cached beginning of a sequence: nothing is held, so it may be evicted at once.
+    """The longest cached prefix of a sequence. It is not held, so it may be evicted at once.
 
-    num_pages   full pages after which a sequence could go on
-    needed      per group of layers: which of these pages it would read, rising; behind them, the page
-                after which a state
+    num_pages   number of full pages after which a sequence could continue
+    needed      ascending indices of the pages that it would read, by group of layers; then the page after
+                which a state is needed
     """
 
     num_pages: int
@@ -50,7 +50,7 @@ class CachedPrefix:
 class PageTransfer:
     """Reads and inserts pages of a core's pool.
 
-    remember   keep the tokens of published pages, so that ``list_pages`` can tell them all
+    remember   keep the tokens of published pages for ``list_pages``
     """
 
     def __init__(self, access: PageAccess, blocks: BlockManager, *, remember: bool = False) -> None:
@@ -65,17 +65,19 @@ class PageTransfer:
 
     @property
     def kind(self) -> PageLayoutKey:
-        """NotConfigured without a prefix cache."""
+        """The kind of this pool's pages. Raises NotConfigured without a prefix cache."""
         self._check()
         return self._access.page_layout_key
 
     def _check(self) -> None:
-        """NotConfigured without a prefix cache."""
+        """Raise NotConfigured without a prefix cache."""
         if not self._blocks.prefix_cache:
-            raise NotConfigured("the prefix cache is off, so no page is found; leave --no-prefix-cache out")
+            raise NotConfigured(
+                "the prefix cache is off, so no page can be saved; leave --no-prefix-cache out"
+            )
 
     def find_prefix(self, digests: Sequence[Digest]) -> CachedPrefix:
-        """How much is cached of a sequence with these pages."""
+        """Return how much of a sequence with these pages is cached."""
         self._check()
         blocks = self._blocks
         count, groups = blocks.num_findable(digests), range(len(blocks.parts))
@@ -85,8 +87,8 @@ class PageTransfer:
     def read(
         self, digests: Sequence[Digest], wanted: Sequence[Sequence[int]] | None = None
     ) -> tuple[PagePart, ...]:
-        """Copies of what can be found now, per group of layers, states behind them; ``wanted`` says which
-        of ``digests`` in each (None: all). What is gone is left out."""
+        """Return copies of cached pages, by group of layers, and then states. ``wanted`` has the indices of
+        ``digests`` for each (None: all). Missing pages are left out."""
         parts = []
         for group in range(len(self._blocks.parts)):
             indices = range(len(digests)) if wanted is None else wanted[group]
@@ -106,11 +108,10 @@ class PageTransfer:
         digests: list[Digest] | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Inserted:
-        """Put pages ``first``, ``first + 1``, ... of a sequence, of this pool's kind, where they are cached
-        and held by nobody. All or none: they need room and, in a group without a window, the pages
-        before them.
+        """Cache pages ``first``, ``first + 1``, ... of a sequence, of this pool's kind, without a holder: all
+        or none. They need free pages and, in a group without a window, the pages before them.
 
-        digests   of the sequence's pages up to the last of these, if they are known
+        digests   digests of the sequence's pages up to the last of these, if known
         """
         blocks, count = self._blocks, len(pages)
         end = first + count
@@ -126,5 +127,5 @@ class PageTransfer:
         return Inserted(new, count - new, 0)
 
     def list_pages(self) -> dict[Digest, PageContents]:
-        """What is remembered of pages that some group has, and of those before them, which name them."""
+        """Return the known contents of cached pages and of the pages before them."""
         return self._blocks.page_index.worth_keeping()

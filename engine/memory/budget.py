@@ -1,7 +1,4 @@
-"""Bytes: of pages, of weights on disk, of the machine. No MLX.
-
-The pool's arithmetic is exact: ``page_bytes * num_pages`` is what the pool holds.
-"""
+"""Bytes of pages, of weights on disk, and of the machine. No MLX."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from .weight_files import weight_files
 
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
-SHORT_SEQUENCE_TOKENS = 256  # where pages were counted by somebody who knows their sequences
+SHORT_SEQUENCE_TOKENS = 256  # tokens per sequence, if the user has set the number of pages
 
 
 def format_size(size: int) -> str:
-    """Three significant digits in binary units: 2147483648 -> "2.00 GiB"."""
+    """Return a size with three significant digits in binary units: 2147483648 -> "2.00 GiB"."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1000:
@@ -36,7 +33,8 @@ def format_size(size: int) -> str:
 
 
 def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_format: str) -> int:
-    """Bytes of one page over all layers, K and V; InvalidConfig if a format cannot hold them."""
+    """Return the bytes of one page over all layers, K and V. Raises InvalidConfig if a format does not fit
+    them."""
     try:
         return sum(
             page_format(name).page_bytes(dim, page_size=page_size, num_kv_heads=layer.num_kv_heads)
@@ -55,8 +53,8 @@ def workspace_bytes(
     vocab_size: int,
     activation_bytes: int = 2,
 ) -> int:
-    """A step's largest arrays, estimated: four of the widest activations that live at once in
-    a layer, and the logits of every running sequence, twice."""
+    """Return an estimate of a step's largest arrays: four of a layer's widest activations, and twice the
+    logits of all running sequences."""
     flat = text_config(config)
     hidden = int(flat.get("hidden_size") or flat.get("n_embd") or 4096)
     inner = int(flat.get("intermediate_size") or 4 * hidden)
@@ -66,12 +64,12 @@ def workspace_bytes(
 
 
 def available_memory() -> int:
-    """Bytes this process may still use: free memory, or what its control group leaves."""
+    """Return the bytes that this process may still use: free memory, or the rest of its control group."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
         free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: all of the machine's memory is the best that is known
+    except (OSError, KeyError):  # not Linux: use all of the machine's memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = Path("/sys/fs/cgroup")
     for limit_name, usage_name in (
@@ -88,7 +86,7 @@ def available_memory() -> int:
 
 
 def weights_bytes(path: Path) -> int:
-    """Bytes of all tensors in the folder's safetensors files, from their headers."""
+    """Return the bytes of all tensors in the folder's safetensors files, from their headers."""
     return sum(
         tensor["data_offsets"][1] - tensor["data_offsets"][0]
         for file in weight_files(path)
@@ -97,22 +95,18 @@ def weights_bytes(path: Path) -> int:
 
 
 def tensors_of(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Name -> {dtype, shape, data_offsets} of a safetensors file, checked against its size.
-
-    The format: 8 bytes little-endian length of a JSON header, the header, then the data
-    (https://huggingface.co/docs/safetensors). ModelLoadError if the file is damaged.
-    """
+    """Return name -> {dtype, shape, data_offsets} of a safetensors file, checked against its size."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > size - 8:
-                raise ValueError(f"its header claims {length} bytes of {size}")
+                raise ValueError(f"its header claims {length} bytes, but the file has {size}")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         end = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
         if end > size:
-            raise ValueError(f"it should be {end} bytes long and is {size}")
+            raise ValueError(f"it must be {end} bytes long, but has {size}")
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

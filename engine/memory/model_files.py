@@ -21,17 +21,16 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The folder of a model: one of ``EMBEDDED``, then an existing folder, then a
-    Hugging Face id, downloaded unless it is in the local cache. ``revision``: of a Hugging Face id.
-    A GGUF file, a folder with one, or ``ID/FILE.gguf`` of Hugging Face is converted: see
-    ``gguf.model_folder``.
+    """Return the folder of a model: one of ``EMBEDDED``, an existing folder, or a Hugging Face id, downloaded
+    unless cached. ``revision``: of a Hugging Face id. A GGUF file, a folder with one, or ``ID/FILE.gguf`` of
+    Hugging Face is converted, see ``gguf.model_folder``.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
     path = EMBEDDED.get(name) or Path(name).expanduser()
     if path.exists() and revision is not None:
         raise InvalidConfig(
-            f"revision {revision!r} is of a Hugging Face repository, and model {name!r} is a folder here; "
+            f"revision must come with a Hugging Face id, got {revision!r} for the local model {name!r}; "
             "leave it out"
         )
     if not path.exists():
@@ -106,16 +105,15 @@ def _download(name: str, revision: str | None) -> Path:
     except EntryNotFoundError as error:
         if isinstance(error, LocalEntryNotFoundError):
             raise _unreachable(name) from error
-        raise ModelLoadError(
-            f"model {name!r}: its repository has no such file; give one that it has"
-        ) from error
+        raise ModelLoadError(f"model {name!r}: its repository has no such file; check the name") from error
     except RevisionNotFoundError as error:
         raise ModelLoadError(
-            f"model {name!r} has no revision {revision!r}; give a branch, a tag or a commit of it"
+            f"model {name!r} has no revision {revision!r}; give one of its branches, tags or commits"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelLoadError(
-            f"model {name!r} is neither a folder here nor a repository on Hugging Face that you may read"
+            f"model {name!r} must be a local folder or a Hugging Face repository that you may read; check "
+            "the name, or log in"
         ) from error
     except (LocalEntryNotFoundError, OSError) as error:
         raise _unreachable(name) from error
@@ -123,8 +121,8 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _unreachable(name: str) -> ModelLoadError:
     return ModelLoadError(
-        f"model {name!r} is not a folder here and Hugging Face cannot be reached; "
-        "check the name, or download the model and give its folder"
+        f"model {name!r} is not a local folder, and Hugging Face cannot be reached; check the name, or "
+        "download the model and give its folder"
     )
 
 
@@ -135,14 +133,14 @@ def read_config(path: Path) -> dict[str, Any]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(
-            f"{path} has no config.json; a model folder holds one beside its weights"
+            f"{path} has no config.json; give a model folder, which has config.json next to its weights"
         ) from None
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{file} names no model_type; it must be a model's configuration")
+        raise ModelLoadError(f"{file} has no model_type; give a model's configuration")
     return normalized(config, str(file))
 
 
@@ -153,15 +151,15 @@ def model_length(
     setting: str = "max_model_len",
     max_kv_size: int | None = None,
 ) -> int:
-    """Positions a sequence may have: ``wanted``, or what the model says, or 4,096 if it does not.
+    """Return the maximum positions of a sequence: ``wanted``, or the model's length, or 4,096 if unknown.
 
-    Raises InvalidConfig for more than the model was made for; where queries see ``max_kv_size``
-    positions, that number counts.
+    Raises InvalidConfig for more than the model was trained for; with ``max_kv_size``, that number is checked
+    instead.
     """
     lengths = lengths_of(config)
     seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
     if seen is not None and lengths is not None and seen > lengths[1]:
         raise InvalidConfig(
-            f"{setting} is {seen}, but the model was made for {lengths[1]} positions; give at most that"
+            f"{setting} must be at most {lengths[1]}, for which the model was trained, got {seen}; lower it"
         )
     return wanted or (DEFAULT_MODEL_LEN if lengths is None else lengths[0])

@@ -1,5 +1,5 @@
-"""Plan of what fits into a memory budget, before a model is served; bytes of pages equal those that the
-engine allocates. No MLX: whoever asks says what the model caches."""
+"""Plan of what fits into a memory budget, with the same bytes of pages that the engine allocates. No MLX: the
+caller provides the model's caches."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def plan(
 
 
 class _Drafts:
-    """Memory of a drafter: another model, or the head of the one that is planned."""
+    """Memory of a drafter: another model, or the MTP head of the planned model."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _Drafts:
         layers: Sequence[LayerSpec],
         observe: Callable[[Path], ObservedCaches],
     ) -> None:
-        self.weights_bytes = 0  # of a head, in those of the model
+        self.weights_bytes = 0  # a head's weights are part of the model's
         self._settings = settings
         self._layers: tuple[LayerSpec, ...] = ()
         self._state_bytes = 0
@@ -155,8 +155,9 @@ class _Drafts:
             self._layers = (replace(head_layer(layers), window=None),)
 
     def beside(self, pair: FormatPair) -> Callable[[int], int]:
-        """Bytes beside so many pages of the model in this format. InvalidConfig if it cannot be."""
-        if not self._layers:  # of a draft model, states alone
+        """Return a function from a number of pages to the drafter's bytes in this format. Raises
+        InvalidConfig if the format does not fit."""
+        if not self._layers:  # a draft model with only recurrent states
             return lambda _: self._state_bytes
         size = sizing(
             self._layers,
@@ -180,9 +181,9 @@ def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None
 def _format_plan(
     size: Sizing, budget: int, positions: int, settings: EngineConfig, observed: ObservedCaches
 ) -> dict[str, Any]:
-    """Pages are those of the first group. "per page" and "per token" are bytes of all groups, before a
-    sequence has outgrown any window; residual windows, which are groups of their own, are not in them.
-    Slots of recurrent states come out of the same budget, as they do without --state-memory."""
+    """Return the plan for one format. Pages are those of the first group. "per page" and "per token" are
+    bytes of all groups for sequences within their windows, without residual windows. Slots of recurrent
+    states come out of the same budget."""
     states = None
     if observed.slot_bytes and budget:
         states = plan_states(
@@ -195,7 +196,7 @@ def _format_plan(
     running = 0 if states is None else slots
     if sum(size.group_bytes):
         pages = max(size.pages_within(budget - (0 if states is None else states.nbytes)), 0)
-    else:  # no attention: pages take nothing
+    else:  # without attention pages have no bytes
         pages = running * -(-positions // size.page_size)
     bytes_per_page = size.page_bytes
     groups: list[dict[str, Any]] = [
@@ -234,7 +235,7 @@ def _seen(group: Mapping[str, Any]) -> str:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """A plan as a table for people."""
+    """Return a plan as a table."""
     width = max(map(len, ("format", *result["formats"]))) + 2
     drafts = f"draft model {format_size(result['draft_weights_bytes'])}, "
     lines = [
@@ -265,13 +266,13 @@ def render(result: Mapping[str, Any]) -> str:
         if group["residual"]
     )
     lines += _of_formats(
-        (name, f"and {format_size(row['draft_bytes'])} for what drafts")
+        (name, f"and {format_size(row['draft_bytes'])} for the draft model")
         for name, row in result["formats"].items()
         if row["draft_bytes"]
     )
     lines += [
-        f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} pages of "
-        "their own per sequence, however long"
+        f"{group['layers']} layers see {_seen(group)}: {group['pages_per_sequence']} separate pages per "
+        "sequence, whatever its length"
         for group in groups
         if group["window"] is not None and not group["residual"]
     ]
@@ -292,7 +293,7 @@ def render(result: Mapping[str, Any]) -> str:
         )
     lines += [f"not for this model: {reason}" for reason in result["refused"].values()]
     if not result["fits"]:
-        lines.append("nothing is left for pages: give more memory, or a model with smaller weights")
+        lines.append("no memory is left for pages; give more memory, or a model with smaller weights")
     return "\n".join(lines)
 
 
@@ -312,7 +313,7 @@ def _layers(number: int) -> str:
 
 
 def _of_formats(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines about formats; those of which the same is to be said share one."""
+    """Return remarks about formats, one line for formats with equal remarks."""
     names: dict[str, list[str]] = {}
     for name, remark in remarks:
         names.setdefault(remark, []).append(name)

@@ -38,8 +38,8 @@ def weight_files(path: Path) -> list[Path]:
         )
     if complete:
         raise ModelLoadError(
-            f"{path} has {len(complete)} complete sets of shards and no {INDEX} that names one; "
-            "remove the files of the other sets"
+            f"{path} has {len(complete)} complete sets of weight files and no {INDEX} to choose one; "
+            "remove the other sets"
         )
     for count, files in sets.items():
         prefix, _, digits = _parts(files[0])
@@ -53,7 +53,7 @@ def weight_files(path: Path) -> list[Path]:
     if files := _beside(path):
         return files
     others = [file.name for kind in _OTHER_FORMATS for file in sorted(path.glob(kind))]
-    instead = f" and {_listed(others)} in a format that is not read here" if others else ""
+    instead = f" but {_listed(others)} in an unsupported format" if others else ""
     raise ModelLoadError(
         f"{path} has no model*.safetensors file{instead}; "
         "a model folder holds config.json, its weights and a tokenizer"
@@ -82,7 +82,7 @@ def indexed_files(path: Path) -> list[str]:
 
 
 def _numbered(path: Path) -> dict[int, list[Path]]:
-    """Return the shards by the number of shards that their names say there are."""
+    """Return the shards by the total number of shards in their names."""
     sets: dict[int, list[Path]] = {}
     for file in sorted(path.glob("model*.safetensors")):
         if _SHARD.fullmatch(file.name):

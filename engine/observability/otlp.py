@@ -1,4 +1,4 @@
-"""OTLP export of spans and metrics, as OpenTelemetry's variables configure it."""
+"""Export of spans and metrics over OTLP, configured by OpenTelemetry's variables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..api.errors import InvalidConfig
 
 
 def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return where OpenTelemetry's own variables send ``signal`` ("traces", "metrics") over OTLP; None if
-    they do not say so, or switch it off. InvalidConfig for an exporter or a protocol that is not there."""
+    """Return the OTLP endpoint that OpenTelemetry's variables set for ``signal`` ("traces", "metrics"); None
+    if unset or turned off. Raises InvalidConfig for an unsupported exporter or protocol."""
     name = signal.upper()
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -28,7 +28,7 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
             pass
         case _:
             raise InvalidConfig(
-                f"OTEL_{name}_EXPORTER={exporter} is not supported; use otlp, or none to send none"
+                f"OTEL_{name}_EXPORTER={exporter} is not supported; use otlp, or none to turn it off"
             )
     protocol = variables.get(f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL") or variables.get(
         "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -47,9 +47,9 @@ _EXPORTERS = {  # by the signal: the part of the SDK, and what sends it
 
 
 def otlp_exporter(signal: str, endpoint: str) -> Any:
-    """OpenTelemetry's exporter of ``signal`` to a collector that speaks OTLP over gRPC. Further settings
-    (headers, certificates, timeouts) are its own, in the variables ``OTEL_EXPORTER_OTLP_*``. InvalidConfig
-    without the extra ``tracing``, or when the endpoint is no http(s) address."""
+    """Return OpenTelemetry's exporter of ``signal`` to a collector with OTLP over gRPC. Further settings
+    (headers, certificates, timeouts) come from the variables ``OTEL_EXPORTER_OTLP_*``. Raises InvalidConfig
+    without the extra ``tracing``, or if the endpoint is not an http(s) address."""
     sdk, module, name = _EXPORTERS[signal]
     try:
         importlib.import_module(f"opentelemetry.sdk.{sdk}")

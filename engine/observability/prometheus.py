@@ -1,7 +1,7 @@
-"""Prometheus metrics: one observation per engine step, read over HTTP on a port of their own.
+"""Prometheus metrics, updated once per engine step and served over HTTP on their own port.
 
-Names, labels and buckets are an interface: dashboards and alerts are built on them. Base
-units, no colons, no request ids in labels.
+Names, labels and buckets are a stable interface for dashboards and alerts. Units are base units; names have
+no colons, and labels no request ids.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ MISS_REASONS = (
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-SCRAPE_INTERVAL_S = 0.1  # rendering takes milliseconds, in which nothing else in this process runs
+SCRAPE_INTERVAL_S = 0.1  # seconds; rendering blocks this process for milliseconds
 
 
 class Metrics:
-    """An Observer that keeps Prometheus metrics on a registry of its own."""
+    """Observer with Prometheus metrics in its own registry."""
 
     def __init__(self, *, with_vllm_names: bool = False) -> None:
-        """``with_vllm_names``: the gauges that gateways read, under vLLM's names too."""
+        """Create the metrics. ``with_vllm_names``: also export gauges for gateways under vLLM's names."""
         self._with_vllm_names = with_vllm_names
         self._info: EngineInfo | None = None
         self._gauges = Gauges()
@@ -81,17 +81,17 @@ class Metrics:
         )
         self._residual = gauge(
             "kv_residual_pages",
-            "Pages of the residual window (16 bits) by state, if there is a window.",
+            "Pages of the residual window (16 bits) by state.",
             "state",
         )
         self._states = gauge(
             "state_slots",
-            "State slots of recurrent layers by state (held, snapshot, empty), if the model has such layers.",
+            "State slots of recurrent layers by state (held, snapshot, empty).",
             "state",
         )
         self._holders = gauge(
             "holders",
-            "Calls, streams, pages and others held now, by kind; 0 when nothing is served or pinned.",
+            "Calls, streams, pages and other resources in use, by kind; all 0 when the server is idle.",
             "kind",
         )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
@@ -102,30 +102,30 @@ class Metrics:
         )
         self._evicted = counter("evicted_pages", "Cached pages evicted and reused for other tokens.")
         self._preemptions = counter(
-            "preemptions", "Running sequences whose pages were released because the pool was full."
+            "preemptions", "Running sequences that were preempted because the page pool was full."
         )
-        self._prompt = counter("prompt_tokens", "Tokens of the prompts of ended requests.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._generated = counter("generated_tokens", "Tokens generated.")
         self._requests = counter("requests", "Ended requests.", "finish_reason")
-        self._rejected = counter("rejected_requests", "Requests refused at submission.", "reason")
-        self._drafts = counter("drafts", "Steps of a sequence that computed at least one draft token.")
+        self._rejected = counter("rejected_requests", "Requests refused on arrival, by reason.", "reason")
+        self._drafts = counter("drafts", "Times that a step verified draft tokens of a sequence.")
         self._draft_tokens = counter("spec_drafted_tokens", "Draft tokens computed.")
         self._accepted = counter("spec_accepted_tokens", "Draft tokens accepted.")
         self._accepted_at = counter(
             "spec_accepted_tokens_per_position",
-            "Draft tokens accepted, by position among the drafts of a step; the first is 0.",
+            "Draft tokens accepted, by position in the draft, from 0.",
             "position",
         )
         self._draft_counts = DraftCounts()
-        self._step_seconds = histogram("step_seconds", "Duration of one engine step.", TOKEN_BUCKETS)
+        self._step_seconds = histogram("step_seconds", "Duration of an engine step.", TOKEN_BUCKETS)
         self._step_predicted = histogram(
             "step_predicted_seconds",
-            "Duration of a step that the scheduler predicted, with --target-itl.",
+            "Predicted duration of a step, if the scheduler has a latency target.",
             TOKEN_BUCKETS,
         )
         self._step_tokens = histogram(
             "step_tokens",
-            "Tokens computed in one engine step, for steps that computed any of the kind.",
+            "Tokens of a kind in an engine step; steps without such tokens are left out.",
             STEP_TOKEN_BUCKETS,
             "kind",
         )
@@ -136,14 +136,16 @@ class Metrics:
             "inter_token_seconds", "Time between two tokens of one sequence.", TOKEN_BUCKETS
         )
         self._queue = histogram(
-            "queue_seconds", "Time from submission to the first computation.", TTFT_BUCKETS
+            "queue_seconds", "Time from submission to the first step of a request.", TTFT_BUCKETS
         )
         self._request_seconds = histogram(
             "request_seconds", "Time from submission to the end of a request.", REQUEST_BUCKETS
         )
         self._build_info = Info("octavo_build", "The software's version.", registry=registry)
         self._build_info.info({"version": octavo.__version__})
-        self._cache_info = Info("octavo_cache_config", "How the KV cache is set up.", registry=registry)
+        self._cache_info = Info(
+            "octavo_cache_config", "Settings of the KV cache, as labels.", registry=registry
+        )
         self._tenants = TenantMetrics(registry)
         self._store = StoreCollector()
         self._swap = SwapCollector()
@@ -161,7 +163,7 @@ class Metrics:
                 metric.labels(value)
 
     def describe(self, info: EngineInfo) -> None:
-        """Say what is being served, once it is known."""
+        """Set the labels of the served model, once it is known."""
         self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
         self._build_info.info(versions)
@@ -201,7 +203,7 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
         for request in record.ended:
-            # What a client brings about by its parameters must not raise the operator's alert.
+            # Failures caused by a client's parameters must not raise the operator's alert.
             self._requests.labels("invalid" if request.invalid else request.finish_reason.value).inc()
             self._prompt.inc(request.prompt_tokens)
             self._request_seconds.observe(request.total_s)
@@ -240,12 +242,12 @@ class Metrics:
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def set_holders(self, counts: Mapping[str, int]) -> None:
-        """Set how much clients and requests hold now, by kind."""
+        """Set the numbers of resources that clients and requests hold, by kind."""
         for kind, count in counts.items():
             self._holders.labels(kind).set(count)
 
     def render(self) -> bytes:
-        """Everything in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
             text += render_vllm(self._gauges, self._info, self._draft_counts)
@@ -253,9 +255,10 @@ class Metrics:
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
-        """Content type and text of an answer to a scrape, which is fresh also while no step runs.
+        """Return content type and text for a scrape, up to date even without steps.
 
-        All scrapers of one server share an answer every ``SCRAPE_INTERVAL_S``."""
+        All scrapers of a server share an answer every ``SCRAPE_INTERVAL_S``.
+        """
         if self._scraped is None:
             self._scraped = SharedAnswer(lambda: self._scrape(probes), SCRAPE_INTERVAL_S)
         return self._scraped()
@@ -267,16 +270,16 @@ class Metrics:
 
 
 class Probes(Protocol):
-    """Questions of the HTTP port to the server, from its own threads."""
+    """Queries of the HTTP port about the server, from its own threads."""
 
     def gauges(self) -> Gauges: ...
 
     def holders(self) -> Mapping[str, int]:
-        """Return how much clients and requests hold now, by kind."""
+        """Return the numbers of resources that clients and requests hold, by kind."""
         ...
 
     def alive(self) -> str | None:
-        """Return why the process should be restarted; None while it is well."""
+        """Return why the process should be restarted; None if it is healthy."""
         ...
 
     def ready(self) -> str | None:
@@ -299,10 +302,11 @@ class MetricsServer:
         tls: ssl.SSLContext | None = None,
         may_read: Callable[[str], bool] | None = None,
     ) -> None:
-        """Listen at once; InvalidConfig when the address cannot be listened on.
+        """Listen at once. Raises InvalidConfig if the address cannot be listened on.
 
-        tls        HTTPS only
-        may_read   whether metrics are for who sends this ``Authorization`` ("" for none); probes are for all
+        tls        serve only HTTPS
+        may_read   function: whether an ``Authorization`` header ("" for none) may read metrics; probes are
+                   open
         """
         try:
             self._server = _HTTPServer(address, _routes(metrics, probes), tls, may_read)
@@ -359,7 +363,7 @@ class _HTTPServer(ThreadingHTTPServer):
         super().__init__((address.host, address.port), _Handler)
 
     def get_request(self) -> tuple[socket, Any]:
-        """The handshake is left to the thread of the connection: a silent client must not stop others."""
+        """Leave the handshake to the connection's thread, so that a silent client does not block others."""
         connection, peer = super().get_request()
         if self._tls is not None:
             connection = self._tls.wrap_socket(
@@ -368,7 +372,7 @@ class _HTTPServer(ThreadingHTTPServer):
         return connection, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that breaks the connection off, or does not speak TLS, is nobody else's business."""
+        """Ignore a client that breaks the connection off, or does not speak TLS."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -382,7 +386,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == METRICS_PATH and may_read and not may_read(self.headers.get("Authorization", "")):
             route = _refuse
         status, content_type, body = route() if route else (404, "text/plain", b"not found\n")
-        with contextlib.suppress(ConnectionError):  # whoever asked has gone
+        with contextlib.suppress(ConnectionError):  # the client has left
             self.send_response(status)
             if status == 401:
                 self.send_header("WWW-Authenticate", "Bearer")
@@ -392,4 +396,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not worth a line each."""
+        """Do nothing: scrapes are not logged."""

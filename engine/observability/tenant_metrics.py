@@ -16,35 +16,35 @@ OTHERS = "(others)"
 
 
 class TenantMetrics:
-    """Nothing is kept of those who have no name: where nobody has a token, all are one."""
+    """Metrics by named tenant; requests without a tenant are not counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("tenant",)
         self._running = Gauge(
             "octavo_tenant_requests_running",
-            "Sequences of a tenant being computed, at most a second ago.",
+            "Running sequences by tenant, updated at least once per second.",
             labels,
             registry=registry,
         )
         self._waiting = Gauge(
             "octavo_tenant_requests_waiting",
-            "Sequences of a tenant waiting for room, at most a second ago.",
+            "Waiting sequences by tenant, updated at least once per second.",
             labels,
             registry=registry,
         )
         self._tokens = Counter(
             "octavo_tenant_served_tokens",
-            "Tokens of a tenant: prompt tokens that were computed, and generated ones.",
+            "Computed prompt tokens and generated tokens, by tenant.",
             (*labels, "kind"),
             registry=registry,
         )
-        self._labels: dict[str, str] = {}  # of the tenants that have one of their own
+        self._labels: dict[str, str] = {}  # labels of tenants with their own label
         self._counters: dict[tuple[str, str], Counter] = {}
         self._loads: Mapping[str, TenantLoad] = {}
 
     def set_loads(self, loads: Mapping[str, TenantLoad]) -> None:
-        """Set how much each tenant has running and waiting now. They are looked at once: a mapping is
-        replaced when it changes."""
+        """Set the running and waiting sequences of each tenant. A mapping is read once, because a change
+        replaces it."""
         if loads is self._loads:
             return
         self._loads = loads
@@ -59,7 +59,7 @@ class TenantMetrics:
                 gauge.labels(label).set(count)
 
     def count(self, tokens: Mapping[str, TenantTokens]) -> None:
-        """Count what a step has computed for each tenant."""
+        """Count a step's tokens for each tenant."""
         for tenant, counts in tokens.items():
             label = self._label(tenant)
             for kind, number in counts._asdict().items():
@@ -71,7 +71,7 @@ class TenantMetrics:
         label = self._labels.get(tenant)
         if label is None:
             if len(self._labels) >= MAX_TENANTS:
-                self._labels[OTHERS] = OTHERS  # zero when nobody is left
+                self._labels[OTHERS] = OTHERS  # zero when no tenant is left
                 return OTHERS
             label = self._labels[tenant] = tenant
         return label

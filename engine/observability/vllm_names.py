@@ -1,10 +1,4 @@
-"""The gauges by which schedulers of inference gateways choose a worker, under vLLM's names.
-
-The endpoint picker of the Gateway API's inference extension, and llm-d's scheduler on top of it,
-read queue depth, running requests, cache usage and the shape of the cache from ``/metrics``; their
-defaults are these four names (the model server protocol of that project). They carry colons, which
-Prometheus keeps for recording rules and its linter refuses, so they are off unless asked for.
-"""
+"""Gauges under vLLM's names, by which inference gateways choose a worker."""
 
 from __future__ import annotations
 
@@ -27,11 +21,11 @@ class _Sample:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts of speculative decoding, since the start."""
+    """Counts of speculative decoding since the start."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
-    accepted_at: Counter[int] = field(default_factory=Counter)  # by place among a step's drafts
+    accepted_at: Counter[int] = field(default_factory=Counter)  # accepted drafts by position in a step
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """Count the drafts of one sequence in a step, and how many of them were accepted."""
@@ -51,25 +45,26 @@ def render_vllm(gauges: Gauges, info: EngineInfo, drafts: DraftCounts) -> bytes:
     config = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
     samples = (
         _Sample("num_requests_running", "Sequences being computed.", model, gauges.num_running),
-        _Sample("num_requests_waiting", "Sequences waiting for room.", model, gauges.num_waiting),
+        _Sample("num_requests_waiting", "Sequences waiting to be admitted.", model, gauges.num_waiting),
         _Sample(
             "kv_cache_usage_perc",
             "Share of the KV pool's pages held by sequences; 1 is all of them.",
             model,
             gauges.pages_held / (pages or 1),
         ),
-        _Sample("cache_config_info", "How the KV cache is set up.", model | config, 1),
+        _Sample("cache_config_info", "Settings of the KV cache, as labels.", model | config, 1),
     )
     counters = (
-        ("num_drafts", "Steps of a sequence with drafts.", drafts.num_drafts),
+        ("num_drafts", "Times that a step verified draft tokens of a sequence.", drafts.num_drafts),
         ("num_draft_tokens", "Draft tokens computed.", drafts.num_draft_tokens),
-        ("num_accepted_tokens", "Draft tokens that held.", drafts.accepted_at.total()),
+        ("num_accepted_tokens", "Draft tokens accepted.", drafts.accepted_at.total()),
     )
     spec = [
         _Sample(f"spec_decode_{name}_total", text, model, value, "counter") for name, text, value in counters
     ]
     per_position = [
-        _Sample("spec_decode_num_accepted_tokens_per_pos_total", "The same by place.",
+        _Sample("spec_decode_num_accepted_tokens_per_pos_total",
+        "Draft tokens accepted, by position in the draft.",
                 model | {"position": str(position)}, count, "counter")
         for position, count in sorted(drafts.accepted_at.items())
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""A small model of the same tokenizer that guesses the next tokens of many sequences at once.
+"""A small model with the same tokenizer that drafts the next tokens of many sequences at once.
 
-It has pages of its own and a block manager over them, with a prefix cache. What was fed to it and turned
-out to be right stays; K/V behind the first wrong guess is written over. Only committed tokens are published.
+It has its own pages and a block manager with a prefix cache. Positions of accepted tokens are kept, and K and
+V after the first rejected draft are overwritten. Only committed tokens are published.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .draft_tables import Ask, Average, DraftTables, Guesses, States
 
 
 class _Row(NamedTuple):
-    """What one sample computes in a round. ``place`` of the ask; ``most``: guesses that it gets."""
+    """Computation for one sample in a round. ``place``: index of its request; ``most``: number of drafts to
+    make."""
 
     place: int
     ask: Ask
@@ -29,11 +30,11 @@ class _Row(NamedTuple):
 
 
 class DraftModel:
-    """Serves samples of another model with guesses. Every call comes from the engine's thread.
+    """Drafts tokens for samples of another model. Called only on the engine's thread.
 
-    max_tokens   rows of one forward at most: a long prompt is read in as many calls as it takes, in which
-                 nothing is guessed for its sample
-    vocab_size   of the model that checks: other ids are not guessed
+    max_tokens   maximum number of rows in a forward: a long prompt is read over several calls, in which its
+                 sample gets no drafts
+    vocab_size   vocabulary of the target model: other ids are not drafted
     """
 
     def __init__(
@@ -53,17 +54,17 @@ class DraftModel:
         self._tables = DraftTables(blocks)
 
     def rows_of(self, step: SchedulerOutput) -> None:
-        """A draft model reads tokens, not hidden states."""
+        """Return None: a draft model reads tokens instead of hidden states."""
 
     def record(self, states: States) -> None:  # noqa: ARG002
-        raise AssertionError("a draft model asks for no hidden states")
+        raise AssertionError("a draft model uses no hidden states")
 
     def begin(self, sequence: Served) -> Guesses:
         return Guesses(sequence)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """For each, as many guesses as asked for; fewer where the model has to read first, has no pages, or
-        fails."""
+        """Return as many drafts as requested for each sample; fewer if the model must read first, has no
+        pages, or fails."""
         asks, given = list(asks), dict[int, list[int]]()
         budget = self._max_tokens
         rows: list[_Row] = []
@@ -87,7 +88,7 @@ class DraftModel:
         return [tuple(given.get(index, ())) for index in range(len(asks))]
 
     def close(self, guesses: Guesses) -> None:
-        """Give the pages of a sample back; what it published may be found again."""
+        """Release the pages of a sample; published ones stay cached."""
         self._tables.close(guesses)
 
     def shut_down(self) -> None:
@@ -95,12 +96,13 @@ class DraftModel:
         self._runner.close()
 
     def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
-        """Bring a sample's table to where its tokens are as they were fed, with room for what follows."""
+        """Roll a sample's table back to the tokens that it was fed correctly, and reserve pages for new
+        ones."""
         guesses, tokens = ask.guesses, ask.tokens
         end = len(tokens) + ask.count - 1
         served = guesses.served
         new = tokens if served is None else tokens[served.num_written :]
-        if max(new) >= self._runner.info.vocab_size:  # a marker that it does not know
+        if max(new) >= self._runner.info.vocab_size:  # a token outside of its vocabulary
             guesses.failed = True
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
@@ -121,8 +123,8 @@ class DraftModel:
         return self._tables.reserve(guesses, end, busy)
 
     def _keep_state(self, row: _Row, given: list[int]) -> _Row:
-        """Keep the state after this row beside that after the next one, for nobody knows which is right; the
-        row is the last one where there is no slot for it."""
+        """Keep the state after this row and after the next one, because either may be correct; without a slot
+        for that, the row is the last one."""
         table = row.work.sequence.table
         assert table is not None
         if table.state is None or not row.work.samples or len(given) + 1 >= row.most:
@@ -133,7 +135,7 @@ class DraftModel:
         return row
 
     def _round(self, rows: list[_Row], given: dict[int, list[int]]) -> list[_Row]:
-        """One forward; the rows of the next one."""
+        """Compute one forward; return the rows of the next one."""
         rows = [self._keep_state(row, given[row.place]) for row in rows]
         step = SchedulerOutput(tuple(row.work for row in rows))
         states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
@@ -152,7 +154,7 @@ class DraftModel:
                 self.close(guesses)
                 continue
             guesses.fed += served.tokens[item.start : item.stop]
-            if token is None:  # the rest is read next time
+            if token is None:  # the rest is read in the next call
                 assert served.table is not None
                 self.blocks.commit(served.table, served.tokens, item.stop)
                 continue
@@ -168,14 +170,14 @@ class DraftModel:
 
 
 def _stands_at(table: PageTable, position: int, *, num_fed: int) -> bool:
-    """Whether a table of which ``num_fed`` positions were computed can go on after ``position``: K and V can,
-    and of states those that were kept."""
+    """Whether a table with ``num_fed`` computed positions can continue after ``position``: always for K and
+    V, and for states only if one was kept there."""
     state = table.state
     return state is None or position == num_fed or any(position == kept for kept, _ in state.drafted)
 
 
 def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:
-    """How many tokens of both are the same, of which ``start`` are known to be."""
+    """Return how many leading tokens are equal, of which ``start`` are known to be."""
     count, most = start, min(len(fed), len(tokens))
     while count < most and fed[count] == tokens[count]:
         count += 1

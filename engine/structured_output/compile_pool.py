@@ -1,8 +1,8 @@
-"""Threads that compile schemas and grammars, each behind a helper process that vets them first.
+"""Threads that compile schemas and grammars, each with a helper process that vets them first.
 
-A source is compiled in the helper process, under limits of time, memory and stack; only one that
-stays within them is compiled once more here, because a compiled grammar cannot leave the process that made
-it. llguidance releases the interpreter meanwhile. The threads are daemons: nobody waits for them at the end.
+A source is first compiled in the helper process, under limits of time, memory and stack. If it stays within
+them, it is compiled again here, because a compiled grammar cannot leave its process. llguidance releases the
+interpreter lock meanwhile. The threads are daemons, so they do not delay the end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_stack_size_lock = threading.Lock()  # the size of new threads' stacks is one setting of the process
+_stack_size_lock = threading.Lock()  # the stack size of new threads is a global setting of the process
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A parser at its beginning, the bits of the tokens that may come first, and CPU seconds it took."""
+    """A parser at its start, the mask of the first token, and the CPU seconds of compiling."""
 
     matcher: LLMatcher
     first_mask: bytes
@@ -39,12 +39,12 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """One source on its way, and what became of it."""
+    """One source to compile, and its outcome."""
 
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
-    vetter: Vetter | None = None  # while it is being vetted
+    vetter: Vetter | None = None  # set while the source is being vetted
     is_cancelled: bool = False
 
 
@@ -59,22 +59,22 @@ class CompilePool:
         )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._num_unfinished = 0  # jobs that wait or are being compiled
+        self._num_unfinished = 0  # jobs that wait or are compiled
         self._is_closed = False
-        self.vetters: list[Vetter] = []  # one of each thread that has needed one
+        self.vetters: list[Vetter] = []  # vetters of threads that have used one
 
     def submit(self, job: CompileJob, tenant: str) -> None:
-        """Raises Overloaded or EngineStopping."""
+        """Queue a job. Raises Overloaded or EngineStopping."""
         with self._lock:
             if self._is_closed:
-                raise EngineStopping("the engine was stopped, and compiles no schemas or grammars any more")
+                raise EngineStopping("the engine was stopped and no longer compiles schemas or grammars")
             self._queue.put(job, tenant)
             self._num_unfinished += 1
             if len(self._threads) < min(self._num_unfinished, self._limits.num_helpers):
                 self._start_thread()
 
     def cancel(self, job: CompileJob) -> None:
-        """Nobody waits for it any more: take it out of the queue, or end the process that vets it."""
+        """Remove a job from the queue, or end the process that vets it, because no request waits for it."""
         waited = self._queue.remove(job)
         with self._lock:
             job.is_cancelled = True
@@ -85,7 +85,7 @@ class CompilePool:
             job.outcome.set_exception(_cancelled())
 
     def close(self) -> None:
-        """End the helper processes, and with them the threads; returns at once."""
+        """End the helper processes, and so the threads; returns at once."""
         with self._lock:
             self._is_closed = True
             left = self._queue.close()
@@ -95,7 +95,7 @@ class CompilePool:
             job.outcome.set_exception(_cancelled())
 
     def join(self, timeout_s: float) -> None:
-        """After ``close``: wait until the helper processes are gone, but not for ever."""
+        """After ``close``, wait a bounded time until the helper processes have ended."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -119,7 +119,9 @@ class CompilePool:
                     outcome = self._compile(vetter, job)
                 except OctavoError as error:
                     job.outcome.set_exception(error)
-                except BaseException as error:  # a panic of the library, say: it must not end the thread
+                except (
+                    BaseException
+                ) as error:  # for example a panic of the library, which must not end the thread
                     logger.exception("compiling %s failed", job.kind)
                     job.outcome.set_exception(RequestFailed(f"compiling {job.kind} failed: {error}"))
                 else:
@@ -152,7 +154,7 @@ class CompilePool:
         return Compiled(matcher, mask, vetted.cpu_s)
 
     def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
-        """In the helper process; once more if that was ended for reasons that are not the source's."""
+        """Vet a source in the helper process; retry once if that was ended for other reasons."""
         for is_last in (False, True):
             with self._lock:
                 if job.is_cancelled:
@@ -172,4 +174,4 @@ class CompilePool:
 
 
 def _cancelled() -> EngineStopping:
-    return EngineStopping("compiling was cancelled: nobody waits for it, or the engine was stopped")
+    return EngineStopping("compiling was cancelled, because its requests ended or the engine was stopped")

@@ -1,8 +1,7 @@
-"""From a schema or grammar to a constraint on tokens, by the library llguidance.
+"""Compilation of schemas and grammars to constraints on tokens, with the library llguidance.
 
-llguidance follows an Earley parser over a lexer of regular-expression derivatives, so nothing
-is precomputed per vocabulary: compiling takes about a millisecond and a mask tens of
-microseconds, also for 150,000 tokens.
+llguidance runs an Earley parser over a lexer of regular-expression derivatives, so nothing is precomputed per
+vocabulary. Compiling takes about a millisecond and a mask tens of microseconds, also for 150,000 tokens.
 """
 
 from __future__ import annotations
@@ -30,18 +29,20 @@ from .vetter import Refused
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
-MAX_CACHED = 64  # compiled grammars that are kept
-MAX_CACHED_CHARACTERS = 2**17  # of their sources, together: masks in a string keep some 400 bytes a character
-MAX_CACHED_CPU_S = 2.0  # that compiling them took, together: up to some 30 MB for each second
+MAX_CACHED = 64  # number of compiled grammars to cache
+MAX_CACHED_CHARACTERS = (
+    2**17
+)  # total characters of cached sources; masks in a string keep about 400 bytes per character
+MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each may keep 30 MB
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
 
-_Key: TypeAlias = tuple[str, str]  # kind and source
+_Key: TypeAlias = tuple[str, str]  # (kind, source)
 
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """What one request waits for: ``constraint``, at its beginning, or why there is none."""
+    """Result for one request: ``constraint``, at its start, or the reason for its absence."""
 
     constraint: Future[Constraint] = field(default_factory=Future)
 
@@ -54,16 +55,16 @@ class _Cached:
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A compilation and those who wait for it."""
+    """A running compilation and the requests that wait for it."""
 
     job: CompileJob
     waiting: set[Compilation] = field(default_factory=set)
 
 
 class ConstraintCompiler:
-    """Compiles for one model's tokenizer, in helper processes first. Safe to use from several threads.
+    """Compiles for one model's tokenizer, first in helper processes. Thread-safe.
 
-    The latest constraints and refusals are kept. ``close`` ends the helper processes; they also end with
+    The latest constraints and refusals are cached. ``close`` ends the helper processes; they also end with
     this object, and with the process.
     """
 
@@ -82,15 +83,15 @@ class ConstraintCompiler:
         self._finalizer = weakref.finalize(self, _close, self.pool, self._mask_threads)
 
     def prepare(self) -> None:
-        """Make the library's view of the tokenizer now, which may take a second, rather than with the
-        first constraint. Models that structured output is not possible with say so when it is asked for."""
+        """Load the library's tokenizer now, which may take a second, instead of with the first constraint. An
+        unsupported model is reported only at the first use."""
         try:
             self._tokenizer.get()
         except InvalidRequest:
             return
 
     def compile(self, structured: StructuredOutput, tenant: str = "") -> Constraint:
-        """A constraint at its beginning. Raises what ``begin`` and its outcome raise."""
+        """Return a constraint at its start. Raises the errors of ``begin`` and of its outcome."""
         waits = self.begin(structured, tenant)
         try:
             return waits.constraint.result()
@@ -98,10 +99,10 @@ class ConstraintCompiler:
             self.forget(waits)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
-        """Compile for one who waits, and says with ``forget`` when it does so no longer.
+        """Start compiling for one request, which calls ``forget`` at its end.
 
-        Its outcome may be InvalidRequest naming the field and what is wrong with it, or RequestFailed.
-        Raises Overloaded when too many sources wait, or too many of this tenant, and EngineStopping.
+        The outcome may be InvalidRequest with the field and its fault, or RequestFailed. Raises Overloaded if
+        too many sources wait, in all or of this tenant, and EngineStopping.
         """
         key, waits = (structured.kind, structured.source), Compilation()
         with self._lock:
@@ -120,12 +121,13 @@ class ConstraintCompiler:
                 self.pool.submit(under_way.job, tenant)
                 self._under_way[key] = under_way
             under_way.waiting.add(waits)
-        if is_new:  # outside the lock: it may be called at once
+        if is_new:  # outside of the lock, because it may be called at once
             under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Whoever waited has left, or has its answer. A compilation that nobody waits for is given up."""
+        """Note that a request has its result or has left. A compilation without waiting requests is
+        cancelled."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:
@@ -137,12 +139,12 @@ class ConstraintCompiler:
         self.pool.cancel(found.job)
 
     def close(self) -> None:
-        """End the helper processes and the masks' threads. Who waits is told; nothing can be compiled any
-        more."""
+        """End the helper processes and the masks' threads. Waiting requests fail, and nothing more is
+        compiled."""
         self._finalizer()
 
     def _on_done(self, under_way: _UnderWay, outcome: Future[Compiled | Refused]) -> None:
-        """On a thread of the pool, or on that of the one who closes it."""
+        """Handle an outcome, on a thread of the pool or of the caller of ``close``."""
         job, made, error = under_way.job, None, outcome.exception()
         if error is None:
             try:
@@ -185,13 +187,13 @@ class ConstraintCompiler:
         raise InvalidRequest(refusal)
 
     def _unfit(self, made: Constraint) -> str | None:
-        """Why nothing can be said under it from the beginning."""
+        """Return why the constraint allows no output, or None."""
         try:
             beginnings = np.flatnonzero(made.allowed(may_end=False))
         except ConstraintFailed as error:
             return str(error)
         only_ends = np.isin(beginnings, self._end_ids).all()
-        return "it allows nothing but the empty output" if only_ends else None
+        return "it allows only the empty output" if only_ends else None
 
     def _keep(self, key: _Key, made: _Cached) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Where one sample stands in its grammar."""
+"""Position of one sample in its grammar."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 
 
-TOO_COSTLY = "another output under it is too costly to follow"
+TOO_COSTLY = "another output with it is too costly to check"
 
 
 class ConstraintFailed(Exception):
-    """The grammar got too costly to follow, or was not followed; the message is for the caller."""
+    """The grammar became too expensive to check, or the output left it; the message is for the caller."""
 
 
 class Constraint:
-    """Which tokens may come next. Follows the tokens of one sample: ``accept`` each one in turn.
+    """The tokens that may come next. Follows the tokens of one sample: call ``accept`` for each.
 
-    Lives as long as the sample: preemption recomputes K/V and leaves it alone. A copy is
-    independent of the original. What it costs is charged to its request's budget.
+    It lives as long as the sample, and is unaffected by preemption. A copy is independent of the original.
+    Its cost is charged to the request's budget.
     """
 
     __slots__ = (
@@ -59,28 +59,28 @@ class Constraint:
         budget: MaskBudget | None = None,
         lexer: SharedLexer | None = None,
     ) -> None:
-        """``first_mask``: bits of the tokens that may come first, if they are known. ``end_ids``: tokens
-        that end an output where the grammar lets it end."""
+        """Begin at the start. ``first_mask``: mask of the first token, if known. ``end_ids``: tokens that end
+        an output when the grammar allows it."""
         self._matcher = matcher
         self._kind = kind
         self._bits = first_mask
-        self._job: MaskJob | None = None  # that computes them
-        self._drafts: tuple[int, ...] = ()  # guesses at the next tokens
-        self._behind: list[bytes] = []  # bits once the first of them is accepted, the first two, ...
+        self._job: MaskJob | None = None  # job that computes the next mask
+        self._drafts: tuple[int, ...] = ()  # drafts of the next tokens
+        self._behind: list[bytes] = []  # masks after the first draft, the first two drafts, ...
         self._threads = threads
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._budget = budget or MaskBudget()
-        self._is_lost = False  # a token could not be accepted
+        self._is_lost = False  # whether a token could not be accepted
         self._lexer = lexer or SharedLexer()
 
     def copy(self) -> Constraint:
-        """One with a budget of its own. Not while ``prepare`` is at work."""
+        """Return a copy with its own budget. Not allowed while ``prepare`` is running."""
         [copy] = self.copies(1)
         return copy
 
     def copies(self, num_samples: int) -> list[Constraint]:
-        """As many, for the samples of one request, which share a budget."""
+        """Return copies for the samples of one request, which share a budget."""
         budget = MaskBudget(num_samples)
         return [
             Constraint(
@@ -98,19 +98,19 @@ class Constraint:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether another copy's mask takes so long that nobody waits for it any more."""
+        """Whether another copy's mask takes so long that it is no longer awaited."""
         return self._lexer.num_stuck > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is whole and nothing may follow but its end."""
+        """Whether the output is complete, so that only its end may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Guesses at the next tokens, ``most`` at most: of ``drafts`` those up to the first that may not
-        come, and what the grammar forces after them. Between ``accept`` and ``prepare``.
+        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by tokens that
+        the grammar forces. Call it between ``accept`` and ``prepare``.
 
-        No guess ends the output: nothing is drawn behind one that does.
+        No draft ends the output, because nothing is sampled after one that does.
         """
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
@@ -118,7 +118,7 @@ class Constraint:
         began = time.thread_time()
         try:
             tokens = self._followed(drafts[:most], most)
-        except BaseException as error:  # the library's own panics are not Exceptions
+        except BaseException as error:  # the library's panics are not Exceptions
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             tokens = []
@@ -126,7 +126,7 @@ class Constraint:
         return tuple(tokens)
 
     def _followed(self, drafts: Sequence[int], most: int) -> list[int]:
-        matcher = self._matcher.deep_copy()  # what goes wrong with a guess is nothing to the output
+        matcher = self._matcher.deep_copy()  # an error in a draft must not affect the output
         tokens = list(drafts[: matcher.try_consume_tokens(list(drafts))])
         if not (matcher.is_error() or matcher.is_stopped()):
             forced = matcher.compute_ff_tokens()[: most - len(tokens)]
@@ -136,8 +136,8 @@ class Constraint:
         return [] if matcher.is_error() else tokens
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """Begin to find out, on another thread, what may come next, and what behind each of ``drafts``, which
-        ``completed`` gave. A request that has spent its budget waits for its turn, see ``is_late``."""
+        """Start computing, on another thread, the next mask and the masks after each of ``drafts``, which
+        ``completed`` returned. A request over its budget has to wait, see ``is_late``."""
         self._prepare(drafts, may_be_put_off=True)
 
     def _prepare(self, drafts: Sequence[int] = (), *, may_be_put_off: bool = False) -> None:
@@ -149,32 +149,31 @@ class Constraint:
             self._threads.submit(self._job, may_be_put_off=may_be_put_off)
 
     def drop(self) -> None:
-        """Give up the next mask: the sample has ended."""
+        """Give up the next mask, because the sample has ended."""
         if self._job is not None:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """What may come once the next tokens have been these, the first ones of those that were
-        prepared."""
-        assert tuple(drafts) == self._drafts[: len(drafts)], "nobody has asked the grammar about these drafts"
+        """Return the masks after these accepted drafts, which are the first of those prepared."""
+        assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
     def _bits_behind(self, num_drafts: int, *, may_be_late: bool) -> bytes:
         self._next_bits(may_be_late=may_be_late)
         if num_drafts > len(self._behind):
-            raise ConstraintFailed(f"{self._kind} was not followed that far")
+            raise ConstraintFailed(f"{self._kind} was not checked up to this token")
         return self._behind[num_drafts - 1]
 
     @property
     def is_late(self) -> bool:
-        """Whether the next mask is being computed for so long that steps go on without this sample."""
+        """Whether the next mask takes so long that steps continue without this sample."""
         job = self._job
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """[V] tokens that may come next, never none of them. Without ``may_end`` the end tokens
-        are not among them, unless nothing else may follow. Waits for ``prepare``, but not for ever.
-        ConstraintFailed if nobody can say, or if it costs too much. ``may_be_late``: see ``MaskThreads``."""
+        """Return [V] allowed next tokens, at least one. Without ``may_end``, end tokens are left out unless
+        nothing else is allowed. Waits for ``prepare`` for a bounded time. Raises ConstraintFailed if the mask
+        is not available or too expensive. ``may_be_late``: see ``MaskThreads``."""
         return self._mask(self._next_bits(may_be_late=may_be_late), may_end=may_end)
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
@@ -192,30 +191,30 @@ class Constraint:
     def _next_bits(self, *, may_be_late: bool = False) -> bytes:
         if self._bits is None or self._job is not None:
             if self._is_lost or self.is_stuck:
-                raise ConstraintFailed(f"{self._kind} could not be followed: {TOO_COSTLY}")
+                raise ConstraintFailed(f"{self._kind} could not be checked: {TOO_COSTLY}")
             self._prepare()
             assert self._job is not None
             try:
                 self._bits = self._threads.wait(self._job, may_be_late=may_be_late)
                 self._behind = self._job.behind
             except MaskFailed as error:
-                raise ConstraintFailed(f"{self._kind} could not be followed: {error}") from error
+                raise ConstraintFailed(f"{self._kind} could not be checked: {error}") from error
             self._job = None
         return self._bits
 
     def accept(self, token: int) -> None:
-        """The sample's next token is ``token``; one that was not allowed shows in ``allowed``.
+        """Advance by the sample's next token; a forbidden one shows in ``allowed``.
 
-        The library holds the interpreter meanwhile. It takes about what the mask before has taken, and
-        that is bounded.
+        The library holds the interpreter lock meanwhile. It takes about as long as the mask before, which is
+        bounded.
         """
-        assert self._job is None, "a token was accepted before the mask that allows it was there"
+        assert self._job is None, "a token was accepted before its mask was computed"
         held = bool(self._behind) and token == self._drafts[0]
-        self._bits = self._behind[0] if held else None  # of what follows it
+        self._bits = self._behind[0] if held else None  # mask after this token
         self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
-            return  # and the next mask says so
+            return  # the next mask reports it
         began = time.thread_time()
         self._matcher.consume_token(token)
         self._budget.charge(time.thread_time() - began)
@@ -223,7 +222,7 @@ class Constraint:
 
 
 class BehindDrafts:
-    """What may come behind guesses at a sample's next tokens. Good until the next ``accept``."""
+    """Masks after drafts of a sample's next tokens. Valid until the next ``accept``."""
 
     __slots__ = ("_constraint", "_num_drafts")
 
@@ -232,7 +231,8 @@ class BehindDrafts:
         self._num_drafts = num_drafts
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """As ``Constraint.allowed``. ConstraintFailed also where looking so far ahead was given up."""
+        """Return the mask as ``Constraint.allowed`` does. Raises ConstraintFailed also if it was not computed
+        that far ahead."""
         constraint = self._constraint
         bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

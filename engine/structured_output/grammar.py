@@ -1,7 +1,7 @@
-"""From a schema, pattern or list of choices to llguidance's own form of a grammar.
+"""Conversion of schemas, patterns and lists of choices to llguidance's form of a grammar.
 
-Runs in the helper processes (``vetting_process``) alone: sources are the clients' own, and both this
-module's passes over them and the library's take time and memory that nobody has bounded yet.
+Runs only in helper processes (``vetting_process``): sources come from clients, and neither this module's
+passes nor the library's have bounded time and memory yet.
 """
 
 from __future__ import annotations
@@ -24,21 +24,27 @@ from .limits import (
 )
 from .schema_check import check_schema
 
-# Between the elements of JSON: models that may write any white space tend to write nothing else.
+# White space between JSON elements; without a limit, some models write nothing else.
 WHITESPACE = r"[ \n]?"
 _RULE = re.compile(r"^\s*[?!]?[\w.\-]+(?:\[[^\]\n]*\])?(?:\.\d+)?\s*(?:::=|:)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/')
-_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # of a regular expression: what is between them is literal
-_PROSE = {"title", "description", "$comment", "examples", "default"}  # of a schema: no tokens follow them
+_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # operators of a regular expression; text between them is literal
+_PROSE = {
+    "title",
+    "description",
+    "$comment",
+    "examples",
+    "default",
+}  # keywords of a schema that do not affect tokens
 _TAG_KEYS = {"type", "triggers", "structures"}
 
 
 def grammar_of(kind: str, source: str) -> str:
-    """llguidance's form of what a request's field ``kind`` holds (the names of ``StructuredOutput``).
-    ValueError for what is not well formed, or too large to be worth a try."""
+    """Return llguidance's form of a request field ``kind`` (names of ``StructuredOutput``). Raises ValueError
+    for an invalid or oversized source."""
     made = _grammar_of(kind, source)
     if len(made) > MAX_GRAMMAR_BYTES:
-        raise ValueError(f"it becomes a grammar of {len(made)} bytes, at most {MAX_GRAMMAR_BYTES} may be")
+        raise ValueError(f"its grammar has {len(made)} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed")
     return made
 
 
@@ -67,11 +73,11 @@ def _grammar_of(kind: str, source: str) -> str:
         case "structural_tag":
             return _tag_grammar(_parsed(source))
         case _:
-            raise ValueError(f"{kind!r} is no kind of structured output")
+            raise ValueError(f"structured output has no kind {kind!r}")
 
 
 def _schemas_in(grammar: str) -> Iterator[Any]:
-    """Yield the JSON schemas that a grammar in Lark has as ``%json``; what is no JSON the library refuses."""
+    """Yield the JSON schemas that a Lark grammar has as ``%json``; the library refuses invalid JSON."""
     for place in re.finditer(r"%json\s*", grammar):
         with contextlib.suppress(ValueError):
             yield json.JSONDecoder().raw_decode(grammar, place.end())[0]
@@ -97,7 +103,7 @@ def _parsed(source: str) -> Any:
 
 
 def _check_size(value: object) -> None:
-    """ValueError for JSON that is too deep, too large, or has too many rules of its own."""
+    """Raise ValueError for JSON that is too deep, too large, or has too many rules."""
     num_values, references = 0, set()
     for depth, level in enumerate(_levels(value), start=1):
         if depth > MAX_DEPTH:
@@ -128,19 +134,21 @@ def _levels(value: object) -> Iterator[list[object]]:
 
 
 def _check_literals(values: Iterable[object]) -> None:
-    """ValueError for a string that is too long: each mask in it takes the longer the more of it is left."""
+    """Raise ValueError for a string that is too long, because each mask in it takes time in proportion to the
+    rest."""
     longest = max((len(each.encode()) for each in values if isinstance(each, str)), default=0)
     if longest > MAX_LITERAL_BYTES:
-        raise ValueError(f"it has a literal of {longest} bytes, at most {MAX_LITERAL_BYTES} may be")
+        raise ValueError(f"it has a literal of {longest} bytes, but at most {MAX_LITERAL_BYTES} are allowed")
 
 
 def _check_number(what: str, number: int, most: int) -> None:
     if number > most:
-        raise ValueError(f"it has {number} {what}, at most {most} may be")
+        raise ValueError(f"it has {number} {what}, but at most {most} are allowed")
 
 
 def _tag_grammar(value: Any) -> str:
-    """Of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first form of tags."""
+    """Return the grammar of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first
+    form of tags."""
     from llguidance import StructTag
 
     if not isinstance(value, dict) or not isinstance(value.get("structures"), list):
@@ -167,7 +175,7 @@ def _tag(structure: Any, triggers: list[str]) -> Any:
     begin, schema = structure["begin"], structure.get("schema")
     trigger = next((trigger for trigger in triggers if trigger and begin.startswith(trigger)), None)
     if trigger is None:
-        raise ValueError(f"{begin!r} begins with none of the triggers {triggers!r}")
+        raise ValueError(f"{begin!r} must begin with one of the triggers {triggers!r}")
     if not isinstance(schema, dict):
         raise ValueError(f"the schema of {begin!r} must be an object")
     check_schema(schema)

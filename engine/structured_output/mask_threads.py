@@ -1,10 +1,10 @@
-"""Computes masks on threads of their own, beside the forward: llguidance releases the interpreter meanwhile.
+"""Threads that compute masks during the forward; llguidance releases the interpreter lock meanwhile.
 
-A step waits for a mask, but not long: a mask that takes too long fails its request and is left to its thread.
-There are two threads, and one more for each of the few that are stuck.
+A step waits for a mask for a bounded time. A mask that takes too long fails its request and is left to its
+thread. There are two threads, and one more for each of the few that are stuck.
 
-A request that has spent its budget waits. Its masks are put off: they are begun one after the other, with a
-rest after each, and steps go on without its rows. All such requests together take ``SPENT_SHARE`` of one CPU.
+The masks of a request over its budget are put off: they are computed one after the other with pauses, and
+steps continue without the request's rows. All such requests together take ``SPENT_SHARE`` of one CPU.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 NUM_THREADS = 2
-MAX_STUCK = 4  # threads that are busy with a mask that nobody waits for any more
+MAX_STUCK = 4  # threads that may be stuck in masks that are no longer awaited
 MAX_MASK_S = 0.1  # CPU seconds of one mask
-MAX_WAIT_S = 2.0  # for one mask, however busy the machine is
-SLOW_MASK_S = 0.005  # of a mask that takes so long, none is computed for drafts
-MAX_WAITS_S = 0.25  # seconds that steps waited for masks, from which on a half-spent budget counts as spent
+MAX_WAIT_S = 2.0  # seconds to wait for one mask, however busy the machine is
+SLOW_MASK_S = 0.005  # CPU seconds of a mask beyond which no masks are computed for drafts
+MAX_WAITS_S = 0.25  # seconds that steps waited for masks, after which half a budget counts as spent
 SPENT_SHARE = 0.1  # of one CPU, for the masks of all requests that have spent their budgets
-WAITS_SHARE = 0.25  # of the time that passes is taken off that
-_LOOK_S = 0.005  # how often a mask that is waited for is looked at
+WAITS_SHARE = 0.25  # share of elapsed time that reduces that sum
+_LOOK_S = 0.005  # seconds between checks of an awaited mask
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
 
 
 class MaskFailed(Exception):
-    """There is no mask, and the message says why."""
+    """The mask could not be computed; the message has the reason."""
 
 
 class MaskLate(Exception):
-    """The mask is still being computed, and its request has to wait for it alone."""
+    """The mask is still being computed, and its request waits for it alone."""
 
 
 class SharedLexer:
-    """What copies of one compiled grammar share: a lexer behind a lock of the library's.
+    """State shared by copies of a compiled grammar: a lexer behind a lock of the library.
 
-    A mask holds the lock, and accepting a token waits for it with the interpreter held. So while a mask of
-    one copy is stuck, nobody may touch the others.
+    A mask holds the lock, and accepting a token waits for it with the interpreter lock held. So while a mask
+    of one copy is stuck, the others must not be used.
     """
 
     __slots__ = ("num_stuck",)
 
     def __init__(self) -> None:
-        self.num_stuck = 0  # masks that nobody waits for any more
+        self.num_stuck = 0  # masks that are no longer awaited
 
 
 class MaskJob:
-    """One mask on its way, and those behind drafts. The matcher is the job's alone until it is done.
+    """One mask to compute, and those after drafts. The matcher belongs to the job until it is done.
 
-    ``behind[k]`` is the mask once the first k + 1 drafts have been accepted, by a copy of the matcher. It may
-    end early: a draft that costs too much, or cannot be followed, concerns nobody but itself.
+    ``behind[k]`` is the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The
+    list may be shorter: an expensive or forbidden draft only ends it.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class MaskJob:
         drafts: Sequence[int] = (),
         bits: bytes | None = None,
     ) -> None:
-        """``bits``: the first mask's, if they are known."""
+        """Create a job. ``bits``: the first mask, if known."""
         self._matcher = matcher
         self._drafts = drafts
         self.lexer = lexer
@@ -99,12 +99,12 @@ class MaskJob:
         self.bits = bits
         self.behind: list[bytes] = []
         self.error: str | None = None
-        self.done = threading.Lock()  # held until it is: a lock is cheaper than an event
+        self.done = threading.Lock()  # locked until the job is done; cheaper than an event
         self.done.acquire()
-        self.is_left = False  # whoever waited has gone, while it was being computed
+        self.is_left = False  # the waiting request left during the computation
         self.is_needed = True
-        self.is_late = False  # steps go on without its request
-        self.is_put_off = False  # its request has spent its budget, and the mask is not begun
+        self.is_late = False  # steps continue without its request
+        self.is_put_off = False  # not begun, because its request is over its budget
         self.submitted_at = time.monotonic()
         self._clock: int | None = None
         self._began: float | None = None
@@ -147,13 +147,13 @@ class MaskJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not done and its request has to wait for it alone."""
+        """Whether it is not done and its request must wait for it alone."""
         if not self.done.locked():
             return False
         return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
 
     def taken_s(self) -> float:
-        """CPU seconds that it has taken so far; seconds where the system has no clocks of threads."""
+        """CPU seconds so far; wall seconds on systems without CPU clocks of threads."""
         began = self._began
         try:
             return 0.0 if began is None else _now(self._clock) - began
@@ -173,17 +173,17 @@ _Jobs: TypeAlias = "queue.PriorityQueue[tuple[float, int, MaskJob | None]]"
 
 
 class MaskThreads:
-    """Starts its threads with the first mask. ``submit`` and ``wait`` are for one thread, the engine's;
-    ``close`` is for any."""
+    """Threads for masks, started with the first one. ``submit`` and ``wait`` are called on the engine's
+    thread, and ``close`` on any."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.PriorityQueue()
-        self._put_off: _Jobs = queue.PriorityQueue()  # those of requests that have spent their budgets
+        self._put_off: _Jobs = queue.PriorityQueue()  # jobs of requests over their budgets
         self._closed = threading.Event()
         self._has_feeder = False
         self._number = itertools.count()
         self._lock = threading.Lock()
-        self._num_threads = 0  # that take jobs
+        self._num_threads = 0  # threads that take jobs
         self._num_stuck = 0
         self._waited_s = 0.0
         self._waited_at = 0.0
@@ -193,9 +193,10 @@ class MaskThreads:
         return self._num_stuck
 
     def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
-        """Compute a mask: those of requests whose budgets have most left come first.
+        """Compute a mask; requests with the most budget left come first.
 
-        ``may_be_put_off``: the mask is begun later, if its request has spent its budget."""
+        ``may_be_put_off``: the mask may be begun later if its request is over its budget.
+        """
         if self._num_threads < NUM_THREADS:
             self._fill_up()
         if may_be_put_off and self._is_spent(job.budget):
@@ -213,7 +214,7 @@ class MaskThreads:
         jobs.put((used_s, next(self._number), job))
 
     def has_failed(self, job: MaskJob) -> str | None:
-        """Return why a mask that is not done is not waited for any longer, or None."""
+        """Return why a mask that is not done is no longer awaited, or None."""
         if not self._num_threads:
             why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
@@ -231,11 +232,11 @@ class MaskThreads:
         job.done.release()
         if job.error is not None:
             raise MaskFailed(job.error)
-        assert job.bits is not None, "it is done, and nothing failed"
+        assert job.bits is not None, "a finished job has no failure"
         return job.bits
 
     def close(self) -> None:
-        """End the threads, each after its job; returns at once. What is submitted later fails."""
+        """End the threads, each after its job; returns at once. Later jobs fail."""
         with self._lock:
             for _ in range(self._num_threads):
                 self._put(self._jobs, None)
@@ -245,7 +246,7 @@ class MaskThreads:
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
         if job.is_put_off and not may_be_late:
-            self._begin(job)  # a step has its row already
+            self._begin(job)  # a step already has its row
         try:
             while not job.done.acquire(timeout=_LOOK_S):
                 if (why := self.has_failed(job)) is not None:
@@ -266,9 +267,9 @@ class MaskThreads:
         return self._waited_s - WAITS_SHARE * (time.monotonic() - self._waited_at) > MAX_WAITS_S
 
     def _leave(self, job: MaskJob) -> None:
-        """Nobody waits for it any more; its thread counts as stuck until it is done."""
+        """Stop waiting for a job; its thread counts as stuck until the job is done."""
         with self._lock:
-            job.is_needed = False  # it may not have begun
+            job.is_needed = False  # in case it has not begun
             if job.taken_s() and job.done.locked():
                 job.is_left = True
                 job.lexer.num_stuck += 1
@@ -290,7 +291,7 @@ class MaskThreads:
                 threading.Thread(target=self._feed, name="octavo-masks-put-off", daemon=True).start()
 
     def _feed(self) -> None:
-        """Begin one mask after the other of those that were put off, and rest after each."""
+        """Begin the jobs that were put off one after the other, with pauses."""
         while (job := self._put_off.get()[-1]) is not None and not self._closed.is_set():
             spent_s = job.budget.spent_s
             if not (job.is_needed and self._begin(job)):
@@ -304,7 +305,7 @@ class MaskThreads:
             self._closed.wait(taken_s * (1 / SPENT_SHARE - 1))
 
     def _begin(self, job: MaskJob) -> bool:
-        """Begin a mask that was put off, unless it is begun already."""
+        """Begin a job that was put off, unless it has begun already."""
         with self._lock:
             if not job.is_put_off:
                 return False

@@ -1,7 +1,4 @@
-"""What a JSON schema asks for and llguidance does not keep, or says in words that nobody can act on.
-
-llguidance itself refuses other keywords by name: ``not``, ``if``, ``uniqueItems`` and so on.
-"""
+"""Checks of JSON schemas for rules that llguidance ignores, or refuses with unhelpful messages."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _COMBINING = (_ALL_OF, *_ANY_OF, "$ref")
 
 
 def check_schema(schema: Any) -> None:
-    """Raise ValueError naming the keyword for a schema whose outputs would not validate, or never end."""
+    """Raise ValueError, with the keyword, for a schema whose outputs would be invalid or endless."""
     schemas = list(_schemas(schema))
     combined = any(_ALL_OF in value for value in schemas)
     everywhere = {name for value in schemas for name in _names(value)}
@@ -24,11 +21,14 @@ def check_schema(schema: Any) -> None:
         _check_patterns(value, everywhere if combined or any(key in value for key in _COMBINING) else set())
         _check_number_of_names(value)
     if (endless := _endless_reference(schema, schemas)) is not None:
-        raise ValueError(f"$ref {endless!r} leads back to itself, so that no output ends; give it a way out")
+        raise ValueError(
+            f"$ref {endless!r} refers to itself without an alternative, so no output could "
+            "end; add an alternative"
+        )
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all in it, without data and without names of properties taken for keywords."""
+    """Yield the schema and all nested schemas, without data or property names that look like keywords."""
     todo = [schema]
     while todo:
         item = todo.pop()
@@ -44,7 +44,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _names(schema: dict[str, Any]) -> set[str]:
-    """Return the names that a schema says something about by name."""
+    """Return the property names that a schema constrains."""
     properties, required = schema.get("properties"), schema.get("required")
     names = set(properties) if isinstance(properties, dict) else set()
     return (
@@ -53,7 +53,8 @@ def _names(schema: dict[str, Any]) -> set[str]:
 
 
 def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
-    """A name must be in ``properties`` or match a pattern, not both: llguidance follows either."""
+    """Raise ValueError if a name is in ``properties`` and matches a pattern, because llguidance applies only
+    one."""
     patterns = schema.get("patternProperties")
     if not isinstance(patterns, dict):
         return
@@ -67,12 +68,13 @@ def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
         if both := sorted(name for name in names | _names(schema) if found.search(name)):
             raise ValueError(
                 f"patternProperties {pattern!r} matches the property {both[0]!r} too; "
-                "write what the pattern asks for into the property, and let the pattern leave it out"
+                "put the pattern's schema into the property, and exclude the property from the pattern"
             )
 
 
 def _check_number_of_names(schema: dict[str, Any]) -> None:
-    """llguidance counts names that are not in ``properties`` each time they come, and lets them repeat."""
+    """Raise ValueError if minProperties relies on names outside of ``properties``, because llguidance lets
+    them repeat."""
     least = schema.get("minProperties")
     if not isinstance(least, int | float) or ("properties" not in schema and least <= 1):
         return
@@ -84,19 +86,19 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
     if least > certain + 1:
         keyword = "patternProperties" if by_pattern else "additionalProperties"
         raise ValueError(
-            f"minProperties {least:g} cannot be kept by names of {keyword}, which may repeat; "
-            f"list the names in properties, or ask for {certain + 1} at most"
+            f"minProperties {least:g} cannot be guaranteed for names of {keyword}, which may repeat; list "
+            f"the names in properties, or set it to at most {certain + 1}"
         )
 
 
 def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
-    """Return a ``$ref`` in the way of every output, because it leads back to itself; None if outputs end.
+    """Return a ``$ref`` through which every output would be endless; None if outputs can end.
 
-    Least fixed point: a reference ends if what it refers to does, with the references known to end so far.
+    It is a least fixed point: a reference ends if its target does, given the references known to end.
     """
     references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
     targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
-    ending: set[str] = references - targets.keys()  # the library says what cannot be resolved
+    ending: set[str] = references - targets.keys()  # the library reports unresolvable references
     while more := {ref for ref in targets.keys() - ending if _ends(targets[ref], ending)}:
         ending |= more
     if _ends(schema, ending):
@@ -105,7 +107,7 @@ def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None
 
 
 def _resolved(schema: Any, ref: str) -> Any:
-    """Return what a JSON pointer of this document refers to; None for other references."""
+    """Return the target of a JSON pointer in this document; None for other references."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     found = schema
@@ -121,7 +123,7 @@ def _resolved(schema: Any, ref: str) -> Any:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether some output of the schema ends, where references in ``ending`` do and no others."""
+    """Whether some output of the schema ends, given the references in ``ending``."""
     if not isinstance(schema, dict):
         return True
     if isinstance(ref := schema.get("$ref"), str) and ref not in ending:
@@ -134,7 +136,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
             return False
     kind = schema.get("type")
     if kind is not None and kind not in ("object", "array"):
-        return True  # or a list of types, where llguidance has a choice
+        return True  # also for a list of types, one of which is chosen
     return _contents_end(schema, ending)
 
 

@@ -1,4 +1,4 @@
-"""A bounded queue in which tenants take turns."""
+"""A bounded queue that serves tenants in turn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ Item = TypeVar("Item")
 
 
 class TenantQueue(Generic[Item]):
-    """First come, first served among one tenant's; each tenant's turn comes after all others'. Safe to
-    use from several threads."""
+    """First in, first out for each tenant; after its turn a tenant waits for all others. Thread-safe."""
 
     def __init__(self, *, max_items: int, max_per_tenant: int) -> None:
         self._max_items = max_items
         self._max_per_tenant = max_per_tenant
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # no empty ones; whose turn it is first
+        self._waiting: OrderedDict[str, deque[Item]] = (
+            OrderedDict()
+        )  # non-empty queues by tenant, the next one first
         self._num_items = 0
         self._is_closed = False
         self._changed = threading.Condition()
@@ -27,7 +28,7 @@ class TenantQueue(Generic[Item]):
         return self._num_items
 
     def put(self, item: Item, tenant: str) -> None:
-        """Raises Overloaded when there is no room, or none for this tenant."""
+        """Add an item. Raises Overloaded if the queue is full, in all or for this tenant."""
         with self._changed:
             mine = self._waiting.get(tenant, ())
             for number, most, whose in (
@@ -36,8 +37,8 @@ class TenantQueue(Generic[Item]):
             ):
                 if number >= most:
                     raise Overloaded(
-                        f"{number} schemas and grammars {whose}wait to be compiled, at most {most} may; "
-                        "try again later",
+                        f"{number} schemas and grammars {whose}are waiting to be compiled, but at most "
+                        f"{most} may; try again later",
                         waiting_compilations=number,
                         max_waiting_compilations=most,
                     )
@@ -46,7 +47,7 @@ class TenantQueue(Generic[Item]):
             self._changed.notify()
 
     def take(self) -> Item | None:
-        """The next item, waiting for one; None once the queue is closed."""
+        """Wait for the next item and return it; None once the queue is closed."""
         with self._changed:
             while not self._waiting and not self._is_closed:
                 self._changed.wait()
@@ -60,7 +61,7 @@ class TenantQueue(Generic[Item]):
             return item
 
     def remove(self, item: Item) -> bool:
-        """Whether it was still waiting."""
+        """Remove an item; return whether it was still waiting."""
         with self._changed:
             for tenant, mine in self._waiting.items():
                 if item in mine:
@@ -72,7 +73,7 @@ class TenantQueue(Generic[Item]):
         return False
 
     def close(self) -> list[Item]:
-        """Take and put nothing any more; what was waiting."""
+        """Close the queue; return the waiting items."""
         with self._changed:
             left = [item for mine in self._waiting.values() for item in mine]
             self._waiting.clear()

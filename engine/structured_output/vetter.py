@@ -1,4 +1,4 @@
-"""A helper process that vets schemas and grammars, from the side of the engine's process."""
+"""Control of a helper process that vets schemas and grammars."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CRASH_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGI
 class Vetted:
     """A source that compiles within its limits."""
 
-    grammar: str  # what llguidance is to be given
+    grammar: str  # grammar in llguidance's form
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A source that does not, and why, for its sender. ``keeps`` says whether it will never do."""
+    """A refused source, with the reason for its sender. ``keeps``: whether the refusal is permanent."""
 
     reason: str
     keeps: bool = True
@@ -52,9 +52,9 @@ class _TooLate(Exception):
 
 
 class Vetter:
-    """One helper process, started when it is first needed and again after each death.
+    """One helper process, started at its first use and restarted after each end.
 
-    For one thread at a time, but for ``interrupt`` and ``close``.
+    For one thread at a time, except ``interrupt`` and ``close``.
     """
 
     def __init__(self, tokenizer: TokenizerText, limits: CompileLimits) -> None:
@@ -66,11 +66,11 @@ class Vetter:
         self.num_started = 0
 
     def vet(self, kind: str, source: str, *, is_wanted: Callable[[], bool]) -> Vetted | Refused:
-        """Compile a source in the helper process. Raises VettingUnavailable, also if nobody wants it when
-        the process has started: ``interrupt`` may have come before there was one."""
+        """Vet a source in the helper process. Raises VettingUnavailable, also if ``is_wanted`` is false once
+        the process has started."""
         self._start()
         if not is_wanted():
-            raise VettingUnavailable("nobody wants it any more")
+            raise VettingUnavailable("no request waits for it any more")
         try:
             answer = self._exchange({"kind": kind, "source": source}, self._limits.wall_s)
         except _TooLate:
@@ -83,22 +83,22 @@ class Vetter:
         return Vetted(answer["grammar"], answer["cpu_s"])
 
     def interrupt(self) -> None:
-        """End the process, from any thread: what it vets now raises VettingUnavailable."""
+        """End the process, from any thread; its current job raises VettingUnavailable."""
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process for good, from any thread; the thread that uses this one reaps it."""
+        """End the process for good, from any thread; the thread that uses it must ``reap`` it."""
         self._is_closed = True
         self.interrupt()
 
     def reap(self) -> None:
-        """Wait for the process's end, after ``close``, on the thread that used this."""
+        """Wait for the process's end after ``close``, on the thread that used it."""
         self._end()
 
     def _start(self) -> None:
-        """Have a process that waits for sources."""
+        """Start a process, unless it runs already."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end()
@@ -112,12 +112,12 @@ class Vetter:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,  # a terminal's Ctrl-C is for the engine's process
+                start_new_session=True,  # only the engine's process handles a terminal's Ctrl-C
             )
         except OSError as error:
             raise VettingUnavailable(f"the helper process cannot be started: {error}") from error
         self.num_started += 1
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # closed meanwhile
             self.interrupt()
         try:
             answer = self._exchange(self._setup(), self._limits.start_s)
@@ -139,7 +139,7 @@ class Vetter:
         }
 
     def _refusal_of_death(self, code: int) -> Refused:
-        """What it means that the process has ended while it compiled."""
+        """Return the refusal for an exit status during compilation."""
         limits = self._limits
         if code in _TIME_SIGNALS:
             return Refused(f"compiling it takes more than {limits.compile_s:g} s")
@@ -151,7 +151,7 @@ class Vetter:
         raise VettingUnavailable(f"the helper process was ended while it compiled (exit status {code})")
 
     def _exchange(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to a message. Raises _Ended or _TooLate."""
+        """Send a message and return the answer. Raises _Ended or _TooLate."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -183,7 +183,7 @@ class Vetter:
         return answer
 
     def _end(self) -> int:
-        """End the process if it has not ended; its exit status."""
+        """End the process if it still runs; return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -192,6 +192,6 @@ class Vetter:
                 with contextlib.suppress(OSError):
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=1.0)  # one that has crashed says how
+            return process.wait(timeout=1.0)  # a crashed process has an exit status
         process.kill()
         return process.wait()

@@ -1,10 +1,9 @@
 """The helper process that tries a schema or grammar before the engine's process compiles it.
 
-Started as ``python -m octavo.engine.structured_output.vetting_process``, spoken to by ``vetter``
-over its standard input and output. llguidance recurses on chains of rules, so that a source may
-overflow the stack, and it may compute for minutes or take gigabytes: here that costs nobody anything but this
-process. Ends when its standard input does, also in the middle of a compilation: the main
-thread does nothing but read, and another one compiles, with the stack that is allowed.
+Started as ``python -m octavo.engine.structured_output.vetting_process``; ``vetter`` talks to it over standard
+input and output. llguidance recurses on chains of rules, so a source may overflow the stack, compute for
+minutes or take gigabytes, which here affects only this process. It ends with its standard input, also during
+a compilation: the main thread only reads, and another thread, with a limited stack, compiles.
 
 Imports nothing but the standard library and llguidance, so that it starts in a tenth of a second.
 
@@ -34,12 +33,15 @@ from .pipe_messages import MessageReader, packed, write_all
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-NICENESS = 5  # streams that are being served go first
+NICENESS = 5  # streams in progress have priority
 
 
 def main() -> None:
     out = _take_output()
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # of the group: the engine's process says when to end
+    for ignored in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # signals to the group; the engine's process ends this one
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -54,11 +56,11 @@ def main() -> None:
                 thread.start()
             else:
                 inbox.put(message)
-    os._exit(0)  # whatever is being compiled
+    os._exit(0)  # also during a compilation
 
 
 def _take_output() -> int:
-    """A descriptor of the pipe that nobody else in this process knows; what libraries print goes nowhere."""
+    """Return a private descriptor of the output pipe; output of libraries is discarded."""
     out = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -72,7 +74,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         tokenizer = make_tokenizer(
             setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
         )
-    except BaseException as error:  # the library raises ValueError and its own panics
+    except BaseException as error:  # the library raises ValueError and panics
         write_all(out, packed({"refused": first_line(str(error))}))
         return
     _limit_memory(limits["memory_bytes"])
@@ -83,7 +85,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
         write_all(out, packed(answer))
         del job, answer
-        give_memory_back()  # tens of megabytes after a source that was refused for its size
+        give_memory_back()  # tens of megabytes after an oversized source
 
 
 def _vetted(
@@ -93,28 +95,30 @@ def _vetted(
     try:
         grammar = grammar_of(job["kind"], job["source"])
         mask_s, error = _try_out(tokenizer, grammar)
-        if mask_s > first_mask_s and not error:  # a busy machine may be the cause: the better of two counts
+        if (
+            mask_s > first_mask_s and not error
+        ):  # a busy machine may be the cause, so the faster of two counts
             again, error = _try_out(tokenizer, grammar)
             mask_s = min(mask_s, again)
         if error:
             return {"refused": error}
     except MemoryError:
         return {"refused": "compiling it takes too much memory"}
-    except BaseException as error:  # what comes from a client must not end this process: it is slow to start
+    except BaseException as error:  # a client's source must not end this process, which is slow to start
         return {"refused": first_line(str(error)) or type(error).__name__}
     cpu_s = time.thread_time() - began
     if cpu_s > compile_s:
-        return {"refused": f"compiling it takes {cpu_s:.1f} s, at most {compile_s:g} s may be"}
+        return {"refused": f"compiling it takes {cpu_s:.1f} s, but at most {compile_s:g} s are allowed"}
     if mask_s > first_mask_s:
         return {
-            "refused": f"the mask of its first token takes {mask_s * 1e3:.0f} ms, at most "
-            f"{first_mask_s * 1e3:g} ms may be; allow fewer or shorter strings"
+            "refused": f"the mask of its first token takes {mask_s * 1e3:.0f} ms, but at most "
+            f"{first_mask_s * 1e3:g} ms are allowed; allow fewer or shorter strings"
         }
     return {"grammar": grammar, "cpu_s": cpu_s}
 
 
 def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
-    """Compile a grammar and compute its first mask; return the mask's CPU seconds, and what went wrong."""
+    """Compile a grammar and compute its first mask; return the mask's CPU seconds and an error text."""
     matcher = make_matcher(tokenizer, grammar)
     began = time.thread_time()
     if not matcher.is_error():
@@ -127,7 +131,7 @@ def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
 
 
 def _limit_cpu(seconds: int) -> None:
-    """The system ends this process (SIGXCPU) when the next job takes longer."""
+    """Let the system end this process (SIGXCPU) if the next job takes longer."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time()) + seconds
     resource.setrlimit(
@@ -136,7 +140,7 @@ def _limit_cpu(seconds: int) -> None:
 
 
 def _limit_memory(added: int) -> None:
-    """Address space beyond what is in use now. Only Linux enforces it, and says how much there is."""
+    """Limit the address space to ``added`` bytes beyond the current use. Only Linux enforces it."""
     if not sys.platform.startswith("linux"):
         return
     with open("/proc/self/statm", "rb") as statm:

@@ -30,7 +30,7 @@ class ChatTemplate:
     """A compiled template with the model's special tokens (``bos_token`` and so on)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises ModelLoadError if ``source`` is not a valid template."""
+        """Compile a template. Raises ModelLoadError if ``source`` is invalid."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
@@ -45,7 +45,7 @@ class ChatTemplate:
         self.source = source
 
     def render(self, chat: ChatPrompt) -> str:
-        """The conversation as text; InvalidRequest if it is not acceptable."""
+        """Return the conversation as text. Raises InvalidRequest if the template refuses it."""
         if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
         messages = [
@@ -61,11 +61,11 @@ class ChatTemplate:
         try:
             try:
                 text = self._template.render(names)
-            except TypeError:  # some templates take the arguments of earlier calls as text
+            except TypeError:  # some templates expect arguments of earlier calls as text
                 text = self._template.render({**names, "messages": list(map(_with_texts, messages))})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
-        except TypeError as error:  # a content that is not a string, mostly
+        except TypeError as error:  # mostly because a content is not a string
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
         return _within_last(text, messages[-1]) if chat.continue_final_message else text
 
@@ -85,7 +85,7 @@ def _for_template(index: int, message: object, *, has_images: bool) -> dict[str,
 
 
 def _one_text(index: int, content: object) -> object:
-    """The content of a message; parts that are texts as one text."""
+    """Return a message's content, with text parts joined."""
     if content is None:
         return ""
     if not isinstance(content, list | tuple):
@@ -131,7 +131,7 @@ def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _loaded(arguments: Any) -> Any:
-    """Arguments as an object, where they are the text of one."""
+    """Return arguments as an object, parsed if they are text."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -146,20 +146,20 @@ def _dumped(arguments: Any) -> Any:
 
 
 def _within_last(text: str, message: Message) -> str:
-    """The text up to the end of what the last message says."""
+    """Return the text up to the end of the last message's content."""
     said = message["content"]
     end = text.rfind(said.strip()) if isinstance(said, str) and said.strip() else -1
     if end < 0:
         raise InvalidRequest(
-            "continue_final_message needs a last message whose text the chat template shows as it is; "
-            "give it a text, or leave continue_final_message out"
+            "continue_final_message needs a last message whose text the chat template prints unchanged; "
+            "give it text, or leave continue_final_message out"
         )
     exact = text.startswith(said, max(0, end - (len(said) - len(said.lstrip()))))
     return text[: end + len(said.strip())] + (said[len(said.rstrip()) :] if exact else "")
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks assistant text for training; here it only passes it on."""
+    """``{% generation %}``, which marks assistant text for training and is ignored here."""
 
     tags = {"generation"}  # noqa: RUF012 - how Jinja2 wants it declared
 
@@ -186,7 +186,7 @@ def _source_in(path: Path, settings: Mapping[str, Any]) -> object:
     if file.exists():
         return file.read_text(encoding="utf-8")
     source = settings.get("chat_template") or read_json(path / "chat_template.json").get("chat_template")
-    if isinstance(source, list):  # named ones
+    if isinstance(source, list):  # a list of named templates
         source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
     if not isinstance(source, dict):
         return source
@@ -199,7 +199,7 @@ def _source_in(path: Path, settings: Mapping[str, Any]) -> object:
 
 
 def read_chat_template(path: Path) -> str:
-    """The text of an operator's own template; ModelLoadError if there is none."""
+    """Return the text of the operator's template. Raises ModelLoadError if it cannot be read."""
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

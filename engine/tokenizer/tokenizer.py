@@ -36,7 +36,7 @@ MAX_EXTRA_TOKENS = 512
 
 
 class Tokenizer:
-    """Text to ids and back. Safe to use from several threads."""
+    """Conversion between text and ids. Thread-safe."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Tokenizer:
         reasoning_parser: str = AUTO,
         tool_call_parser: str = AUTO,
     ) -> None:
-        """InvalidConfig for parsers that do not exist."""
+        """Take the tokenizer's parts. Raises InvalidConfig for unknown parsers."""
         self._backend = backend
         self._chat_template = chat_template
         added = backend.get_added_tokens_decoder()
@@ -71,7 +71,7 @@ class Tokenizer:
         self._piece_bytes = piece_decoder(backend)
 
     def difference(self, other: Tokenizer) -> str | None:
-        """What ids mean another token there, in words; None if all that both have mean the same."""
+        """Return a description of ids with another meaning in ``other``; None if all common ids agree."""
         mine, theirs = (
             {id: token for token, id in each._backend.get_vocab(with_added_tokens=True).items()}
             for each in (self, other)
@@ -84,28 +84,29 @@ class Tokenizer:
         return None
 
     def serialized(self) -> str:
-        """The content of a ``tokenizer.json``, for libraries that read one."""
+        """Return the content of a ``tokenizer.json``."""
         return str(self._backend.to_str())
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Ids of ``text``; ``add_special_tokens`` frames it as the model expects (a BOS token, say).
+        """Return the ids of ``text``; ``add_special_tokens`` frames it as the model expects (with a BOS
+        token, for example).
 
-        Other threads go on meanwhile. RequestTooLong, before anything is done, for a text that must
-        have more than ``max_tokens`` tokens; one that merely may have more is encoded.
+        Other threads run meanwhile. Raises RequestTooLong, before encoding, for a text that must have more
+        than ``max_tokens`` tokens; a text that only may have more is encoded.
         """
         if max_tokens is not None and len(text) > max_tokens * self.longest_token:
             raise RequestTooLong(
                 f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
-                f"{max_tokens} are allowed here; shorten it"
+                f"{max_tokens} are allowed; shorten it"
             )
         # Unlike ``encode``, this one releases the interpreter, and does without offsets into the text.
         try:
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
             raise InvalidRequest(
-                "the text has lone surrogates, which Python makes of bytes that are not UTF-8; convert it"
+                "the text must be valid Unicode, got lone surrogates (bytes that were not UTF-8); convert it"
             ) from None
         ids = list(map(self._ids.__getitem__, found[0].ids))
         if len(text) > LONG_TEXT:
@@ -114,18 +115,18 @@ class Tokenizer:
         return ids
 
     def at_least(self, text: str) -> int:
-        """A number of tokens that the text has at least, known without encoding it."""
+        """Return a lower bound of the text's tokens without encoding it."""
         return -(-len(text) // self.longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def piece(self, token_id: int) -> str:
-        """A token as the vocabulary spells it; "" for ids that have none."""
+        """Return a token as spelled in the vocabulary; "" for unknown ids."""
         return self._backend.id_to_token(token_id) or ""
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes of one token within a text, be they part of a character; None for special tokens."""
+        """Return the bytes of one token in a text, possibly part of a character; None for special tokens."""
         if token_id in self._special_ids or not (piece := self.piece(token_id)):
             return None
         return self._piece_bytes(piece)
@@ -133,11 +134,10 @@ class Tokenizer:
     def apply_chat_template(
         self, chat: ChatPrompt | Sequence[Message], *, max_tokens: int | None = None
     ) -> list[int]:
-        """Ids of a conversation, by default ready for the assistant's turn.
+        """Return the ids of a conversation, by default ready for the assistant's turn.
 
-        Raises InvalidRequest if the model has no template or the template refuses the messages;
-        RequestTooLong, before anything is done, for more than ``max_tokens`` messages, and before
-        encoding as ``encode`` does.
+        Raises InvalidRequest if the model has no template or the template refuses the messages, and
+        RequestTooLong for more than ``max_tokens`` messages or, as ``encode``, tokens.
         """
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
@@ -145,27 +145,28 @@ class Tokenizer:
         if max_tokens is not None and len(chat.messages) > max_tokens:
             raise RequestTooLong(
                 f"a chat of {len(chat.messages)} messages has at least as many tokens, but at most "
-                f"{max_tokens} are allowed here; leave some out"
+                f"{max_tokens} are allowed; leave some out"
             )
         text = self._chat_template.render(chat)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
-        """The text of a prompt's last tokens, special ones included: it shows how the answer begins."""
+        """Return the text of a prompt's last tokens, special ones included, which shows how the answer
+        begins."""
         known = [token for token in prompt_ids[-TAIL_TOKENS:] if token < self.vocab_size]
         return self.decode(known, skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token stands for a text of its own, such as a mark, and not for pieces of words."""
+        """Whether the token is a special one with its own text, such as a mark."""
         return token_id in self._added
 
     def added_id(self, text: str) -> int | None:
-        """The id of the token that stands for this text alone; None if there is none."""
+        """Return the id of the special token with this text; None if there is none."""
         return next((token_id for token_id, token in self._added.items() if token == text), None)
 
     def detokenizer(self, context: Sequence[int] = (), *, shows_special: bool = False) -> Detokenizer:
-        """A fresh stream decoder for the tokens after the ids ``context``. ``shows_special``: special tokens
-        have text, too, but for those that end an output."""
+        """Return a new stream decoder for tokens after the ids ``context``. ``shows_special``: special tokens
+        have text, too, except those that end an output."""
         return Detokenizer(
             functools.partial(self._backend.decode, skip_special_tokens=True),
             context=context,
@@ -214,7 +215,7 @@ class Tokenizer:
 
 
 def check_parsers(reasoning_parser: str, tool_call_parser: str) -> None:
-    """Raise InvalidConfig for parsers that do not exist."""
+    """Raise InvalidConfig for unknown parsers."""
     chat_format_of("", {}, reasoning_parser=reasoning_parser, tool_call_parser=tool_call_parser)
 
 
@@ -225,8 +226,8 @@ def load_tokenizer(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> Tokenizer:
-    """The tokenizer of the model folder ``path``, with another template if there is one. ModelLoadError says
-    what is missing or broken; InvalidConfig for parsers that do not exist."""
+    """Return the tokenizer of the model folder ``path``, optionally with another template. Raises
+    ModelLoadError for missing or damaged files, and InvalidConfig for unknown parsers."""
     settings = tokenizer_settings(path)
     backend = load_backend(path, settings)
     return Tokenizer(

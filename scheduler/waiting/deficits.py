@@ -1,4 +1,4 @@
-"""Deficit longest-prefix matching: fair by quanta, and inside them whatever finds most in the cache."""
+"""Deficit longest-prefix matching: fair by quanta, and cached prefixes first within a quantum."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from ..types import Sequence
 from .fair import FairQueue
 from .queue import LOOK_AHEAD, PriorityClass
 
-DEFAULT_QUANTUM = 4096.0  # of cost: some prompts, or one long one
+DEFAULT_QUANTUM = 4096.0  # units of cost: a few prompts, or one long one
 
 
 class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
-    Every tenant that waits may be served until its counter reaches a level; those who may are let in
-    in the order of what is cached of their prompts, and where that is as much, in that of ``FairQueue``;
-    so do prompts under way, for which the cache has done its part. When nobody who waits may, the level
-    rises by whole quanta until somebody may. So two tenants with something waiting are a quantum further
-    apart than under ``FairQueue``, at most. Within a tenant nobody is overtaken more often than
-    ``AgeOrder`` allows.
+    A waiting tenant may be served until its counter reaches a level. Requests of such tenants are admitted in
+    the order of their cached tokens, ties in the order of ``FairQueue``; running prompts continue in the
+    order of ``FairQueue``. When all waiting tenants have reached the level, it rises by whole quanta. So the
+    counters of two waiting tenants differ by at most a quantum more than under ``FairQueue``. Within a
+    tenant, ``AgeOrder`` bounds overtaking.
     """
 
     def __init__(
@@ -35,13 +34,17 @@ class DeficitQueue(FairQueue):
     ) -> None:
         super().__init__(weights, blocks=blocks)
         if not quantum > 0:
-            raise ValueError(f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is usual")
+            raise ValueError(
+                f"the quantum must be above 0, got {quantum:g}; {DEFAULT_QUANTUM:g} is the default"
+            )
         self.quantum = quantum
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
             return False
-        return self._order.may_pass(sequence, self._lane(sequence))  # of others, who may be served is offered
+        return self._order.may_pass(
+            sequence, self._lane(sequence)
+        )  # only tenants that may be served are offered
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
@@ -57,7 +60,7 @@ class DeficitQueue(FairQueue):
                 priority_class.level = self._raised(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
             if not fresh:
-                return  # whoever may be served cannot be let in now
+                return  # tenants that may be served cannot be admitted now
             for sequence in fresh:
                 offered.add(sequence)
                 if service[sequence.tenant] < priority_class.level:
@@ -66,19 +69,20 @@ class DeficitQueue(FairQueue):
     def _raised(self, level: float, least: float) -> float:
         """Return the level raised by whole quanta above ``least``.
 
-        Rounding may leave that at ``least``, or make it infinite. Then it is the next number above."""
+        If rounding leaves it at ``least``, or makes it infinite, it is the next number above.
+        """
         raised = level + ((least - level) // self.quantum + 1) * self.quantum
         return raised if least < raised < math.inf else math.nextafter(least, math.inf)
 
     def _ranked(self, priority_class: PriorityClass) -> list[Sequence]:
-        """Those of tenants that may be served, by what is cached of them."""
+        """Return the waiting sequences of tenants that may be served, most cached tokens first."""
         lanes, service, level = priority_class.lanes, priority_class.service, priority_class.level
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
         compared = [list(islice(lane, looked_at)) for lane in able]
         assert self._order.lengths is not None
         self._order.lengths.refresh(chain.from_iterable(compared))
-        compared.sort(key=lambda lane: service[lane[0].tenant])  # where as much is cached, the least served
+        compared.sort(key=lambda lane: service[lane[0].tenant])  # ties go to the least served tenant
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]

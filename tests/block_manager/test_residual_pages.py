@@ -152,7 +152,7 @@ def test_a_residual_page_shows_a_part_of_what_its_group_does() -> None:
     for residual, message in (
         (ResidualWindow(num_pages=9, window=1, residual_of=0, outer_window=6), "have the same keep"),
         (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=0), "must name that window"),
-        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=1), "no residual window itself"),
+        (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=1), "not itself a residual window"),
         (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=2), "the index of a group"),
         (ResidualWindow(num_pages=9, window=1, keep=2, residual_of=-1), "the index of a group"),
     ):

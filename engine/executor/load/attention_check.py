@@ -1,7 +1,7 @@
-"""Attention of each kind of layer, through the shims a model gets, against float64 on random K and V.
+"""Check of each kind of attention layer, through its shim, against float64 on random K and V.
 
-The weights have no part in it: which positions a row sees, which heads it reads and whose pages they are
-is checked as sharply in a model whose attention hardly matters, or whose rounding errors hide it.
+Weights are not involved. So the positions, heads and pages that a row reads are checked equally well in
+models whose attention hardly matters, or whose rounding errors would hide a mistake.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Describe how a kind of layer deviates from its spec, or return None. ``lengths``: of the sequences
-    that the model's pool holds. Overwrites their pages."""
+    """Return how a kind of layer deviates from its spec, or None. ``lengths``: lengths of the sequences in
+    the pool, whose pages are overwritten."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -35,7 +35,7 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
         error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16, latents=latents)
         if not error <= LARGEST_ERROR:
             if latents:
-                return f"attention over latents (cache {index}) is off by {error:.2g} on random ones"
+                return f"attention over latents (cache {index}) is off by {error:.2g} on random latents"
             kind = "chunks" if spec.chunked else "a window"
             window = "all positions" if spec.window is None else f"{kind} of {spec.window}"
             return f"attention over {window} (cache {index}) is off by {error:.2g} on random keys and values"
@@ -45,8 +45,8 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
 def _check_layer(
     paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
 ) -> float:
-    """The worst row's relative error: of whole prompts but their last token, then of those as decodes.
-    ``latents``: K is V too, and what is stored as V are rotary keys."""
+    """Return the worst row's relative error, for whole prompts without their last token and then for those
+    tokens as decodes. ``latents``: K is also V, and V holds rotary keys."""
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
@@ -83,7 +83,7 @@ def _check_layer(
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> Doubles:
-    """Random values that 16 bits hold exactly."""
+    """Return random values that 16 bits hold exactly."""
     values = mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
     return np.array(values.astype(mx.float32)).astype(np.float64)
 
@@ -137,7 +137,7 @@ def _attend_latents(
 def _attention(
     queries: NDArray[np.float32], keys: Doubles, values: Doubles, start: int, spec: LayerSpec
 ) -> Doubles:
-    """Queries [n, Hq, D] at positions from ``start`` on over K and V [Hkv, L, D]; [n, Hq, Dv]."""
+    """Return [n, Hq, Dv] for queries [n, Hq, D] at positions from ``start`` on over K and V [Hkv, L, D]."""
     count, num_heads, _ = queries.shape
     at, seen = start + np.arange(count)[:, None], np.arange(keys.shape[1])[None]
     visible = seen <= at

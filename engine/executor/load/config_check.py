@@ -1,9 +1,9 @@
-"""Whether a model was built with everything that its config.json says.
+"""Check that a model was built with everything in its config.json.
 
-mlx-lm's model classes take from a configuration what they know and drop the rest without a word. So each key
-that no class took, or that no code reads after a class took it, is judged by transformers' configuration
-class of the same model type: a key that this class does not know, or whose value is its default, changes
-nothing. Any other value asks for another model than the one that was built, and loading is refused.
+mlx-lm's model classes take the settings that they know and silently drop the rest. So each setting that no
+class took, or that no code reads, is compared with transformers' configuration class of the model type. It
+changes nothing if that class does not know it, or if it has the default value. Any other value means another
+model, and loading is refused.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", de
 
 
 class Readings:
-    """The keys that argument classes of mlx-lm took while a model was built, and these classes."""
+    """Settings that mlx-lm's argument classes took while a model was built, and these classes."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
         self.classes: set[type] = set()
 
     def note(self, arguments: type, params: Mapping[str, Any]) -> None:
-        """Remember what a class of arguments takes from ``params``."""
+        """Record the settings that a class takes from ``params``."""
         self.classes.add(arguments)
         self.taken |= inspect.signature(arguments).parameters.keys() & params.keys()
 
@@ -113,7 +113,7 @@ def _install() -> None:
 
 
 def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, origin: str) -> None:
-    """Raise ModelLoadError naming the first key whose value would change the model, and was left out."""
+    """Raise ModelLoadError for the first ignored setting whose value would change the model."""
     flat = text_config(config)
     sources = _sources(model, readings)
     left_out = [
@@ -131,11 +131,11 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
         value = flat[name]
         if defaults is None:
             if not _looks_effectless(value):
-                log.warning("%s: mlx-lm does not read %s, which is %r there", origin, name, value)
+                log.warning("%s: mlx-lm ignores %s, which the configuration sets to %r", origin, name, value)
         elif name in defaults and not _is_same(value, defaults[name]):
             raise ModelLoadError(
                 f"{name} in {origin} must be {defaults[name]!r}, got {value!r}: mlx-lm's "
-                f"{config['model_type']!r} does not read it; serve a model without it"
+                f"{config['model_type']!r} ignores it; serve a model without it"
             )
 
 
@@ -154,13 +154,13 @@ def _sources(model: Module, readings: Readings) -> str:
 
 @functools.lru_cache(maxsize=8)
 def reference_defaults(model_type: object) -> dict[str, Any] | None:
-    """Return what transformers' configuration class takes where nothing is said; None if it has no class of
-    this model type."""
+    """Return the defaults of transformers' configuration class; None if it has no class for this model
+    type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
         defaults: dict[str, Any] = CONFIG_MAPPING[str(model_type)]().to_dict()
-    except Exception as error:  # no such type, or a class without defaults
+    except Exception as error:  # unknown type, or a class without defaults
         log.debug("transformers has no defaults of %r: %s", model_type, error)
         return None
     return text_config(defaults)

@@ -1,9 +1,8 @@
-"""Do fused operations and replayed graphs compute what separate operations would, to the bit?
+"""Check that fused operations and replayed graphs compute the same bits as separate operations.
 
-Checked when a model is loaded, on its own weights: a small decode step is computed by modules that
-each work for themselves, and again by fused ones from a replayed graph; and the tokens that the output
-head chooses by itself are those of the logits. What differs in a bit is turned off for that model,
-saying so.
+At load, with the model's own weights, a small decode step is computed by separate modules, and again by fused
+modules from a replayed graph. The greedy tokens chosen by the output head are compared with those of the
+logits. Anything that differs in a bit is turned off for that model and reported.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Reasons why modules are not fused, graphs are not replayed, and greedy tokens are chosen from stored
-    logits and not by the head; empty where it is otherwise."""
+    """Reasons for not fusing modules, not replaying graphs, and choosing greedy tokens from stored logits;
+    empty where there is none."""
 
     not_fused: str = ""
     not_replayed: str = ""
@@ -43,8 +42,8 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """``create(replay)`` gives the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE.
-    Leaves the model fused; what to do about the result is the caller's business."""
+    """Return the result of the check. ``create(replay)`` returns the model with a zeroed pool of at least
+    NUM_PAGES pages of PAGE_SIZE. Leaves the model fused; the caller acts on the result."""
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)
@@ -58,7 +57,7 @@ def check_fusion(
 
 
 def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
-    """All of it but why tokens are not chosen by the head."""
+    """Check everything except the head's choice of tokens."""
     try:
         model = create(True)
         got = _logits(model, vocab_size, range(NUM_STEPS))
@@ -70,14 +69,14 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
             return FusionResult(_difference(got, wanted), reason)
         if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
             return FusionResult()
-        refusal = "graphs that are replayed give other logits"
+        refusal = "replayed graphs compute other logits"
     except Exception as error:  # model code of any architecture meets tracing here
         refusal = str(error).partition("\n")[0] or type(error).__name__
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
 
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
-    """Reason why the head does not choose greedy tokens: it cannot, or differs from the logits ``wanted``."""
+    """Return why the head does not choose greedy tokens: it cannot, or differs from the logits ``wanted``."""
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
@@ -97,7 +96,7 @@ def _difference(got: mx.array, wanted: mx.array) -> str:
 
 
 def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
-    """Logits of the last of these steps."""
+    """Return the logits of the last of these steps."""
     _make_strict(model)
     logits = mx.array(0)
     for step in _steps(model, vocab_size, steps):
@@ -131,7 +130,7 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
 
 
 def _begin_states(states: StatePool) -> None:
-    """Zeros, where the sequences begin."""
+    """Zero the states at the beginning of sequences."""
     data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
     data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
     states.write_slots(ROWS.tolist(), data)

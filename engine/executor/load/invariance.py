@@ -1,13 +1,13 @@
-"""Does what a sequence computes depend on the sequences beside it, or on its own later tokens?
+"""Check that a sequence's results do not depend on other sequences, or on its own later tokens.
 
-Compared bit for bit, which no rounding excuses: a position, a length or a page taken from a neighbour, or a
-mask left out, shows in the bits of a model whose rounding errors are so large that a comparison with mlx-lm
-says little. What each layer writes to its pages and gets from attention is compared besides the logits, in
-which a layer of small weights may leave no trace.
+Results are compared bit for bit, so that rounding is no excuse. A position, length or page taken from a
+neighbour, or a missing mask, shows even in models whose rounding errors hide it from a comparison with
+mlx-lm. Besides the logits, the pages and attention outputs of each layer are compared, because small weights
+may leave no trace in the logits.
 
-Every backend computes the same shapes twice, with other tokens and other lengths around the observed
-sequence. One whose operations give a row the same bits in any batch needs no equal shapes: there the sequence
-is computed alone and in one chunk, and compared with what it gave in the probe's steps, among others.
+Every backend computes the same shapes twice, with other tokens and lengths around the observed sequence. If a
+backend's rows have the same bits in any batch, the sequence is also computed alone and in one chunk, and
+compared with the probe's steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST = 8  # one page: the shapes of what a backend gathers stay the same
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """On what a sequence's rows depend besides its own tokens up to each, or None. ``paged``: over a
+    """Return what a sequence's rows depend on besides its own tokens up to each, or None. ``paged``: over a
     TracedCache that holds three sequences of LONGEST positions."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
@@ -37,7 +37,7 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
         sequences = [*neighbours, _with_other_end(observed, vocab_size, index)]
         runs.append(compute_steps(paged, sequences, counts, longest=LONGEST))
     if (found := _difference(*runs)) is not None:
-        return f"what a sequence computes changes by {found:.2g} with the tokens beside it or after it"
+        return f"a sequence's results change by {found:.2g} with other sequences in the batch or later tokens"
     return None
 
 
@@ -49,7 +49,7 @@ def find_dependence_in(
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:
-        return f"what a sequence computes changes by {found:.2g} when it is alone, in one chunk"
+        return f"a sequence's results change by {found:.2g} when it is computed alone and in one chunk"
     return None
 
 
@@ -58,8 +58,8 @@ def _with_other_end(tokens: list[int], vocab_size: int, by: int) -> list[int]:
 
 
 def _difference(first: ComputedRows, second: ComputedRows) -> float | None:
-    """The largest difference in what the last sequences gave before their last tokens, or None where all bits
-    are the same."""
+    """Return the largest difference between the last sequences' results before their last tokens; None if all
+    bits are equal."""
     largest = None
     for a, b in zip(_compared(first), _compared(second), strict=True):
         if not np.array_equal(a.view(np.int32), b.view(np.int32)):

@@ -84,14 +84,14 @@ def load_paged_runner(
     probed = layout = discover_layout(loaded.model, loaded.architecture)
     windowed = with_windows(layout.layers, sliding_windows(read_config(path)))
     if windowed != layout.layers:
-        log.info("%s: mlx-lm computes no sliding window; it is kept by the pages", config.model)
+        log.info("%s: mlx-lm ignores the sliding window; the page tables enforce it", config.model)
         layout = replace(layout, layers=windowed)
     if config.max_kv_size is not None:
         bounded = with_max_kv_size(layout.layers, max_kv_size=config.max_kv_size)
         layout = replace(layout, layers=bounded)
     if config.residual is not None and not layout.layers:
         if not config.residual_is_optional:
-            log.warning("%s: no layer has pages, so none are read in 16 bits", config.model)
+            log.warning("%s: no layer has KV pages, so settings of 16-bit pages have no effect", config.model)
         config = config.without_residual()
     adapter_bytes = 0 if is_draft else config.lora_bytes
     if adapter_bytes and not choice.backend.has_model_ops:
@@ -141,7 +141,7 @@ def load_paged_runner(
         layout,
         kv_cache,
         selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays and not config.async_steps,  # a program is computed when it is submitted
+        replay=ready.replays and not config.async_steps,  # programs are computed on submission
         recurrent=result.recurrent,
         states=pool,
     )
@@ -214,7 +214,7 @@ def _trial(
     ready: ReadyModel,
     max_model_len: int,
 ) -> tuple[PagedRunner, EngineConfig]:
-    """A runner of the model with pages for one text, and the configuration that it is made with."""
+    """Return a runner with pages for one text, and its configuration."""
     result, length = ready.result, min(MAX_TEXT, max_model_len)
     slot = slot_bytes(result.entries)
     config = replace(
@@ -256,8 +256,8 @@ def _rooms(
     available: int,
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    """Sizes of each kind of layer, slots of recurrent states, and pages of the first kind. ``beside``: see
-    ``Sizing``."""
+    """Return the sizes of each kind of layer, the slots of recurrent states, and the pages of the first kind.
+    ``beside``: see ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     if states is None and config.state_memory is not None:
@@ -290,13 +290,12 @@ def _as_written(
         fitting = _plan_states(planned, result.entries, size, states.nbytes)
     except InvalidConfig:
         raise InvalidConfig(
-            f"the recurrent state of one sequence takes {format_size(slot_bytes(result.entries))} as it is "
-            f"computed here, and {format_size(states.nbytes)} have no room for one and a snapshot; give more "
-            "with state_memory"
+            f"the recurrent state of one sequence takes {format_size(slot_bytes(result.entries))}, and "
+            f"{format_size(states.nbytes)} is too little for one state and a snapshot; raise state_memory"
         ) from None
     assert fitting is not None
     log.info(
-        "%s: a slot of recurrent state takes %s instead of %s: there are %d of them",
+        "%s: a slot of recurrent state takes %s instead of the expected %s, so there are %d slots",
         architecture,
         format_size(fitting.slot_bytes),
         format_size(states.slot_bytes),
@@ -308,7 +307,7 @@ def _as_written(
 def _num_pages(
     config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
 ) -> int:
-    """``available``: bytes for states and pages together."""
+    """Return the number of pages. ``available``: bytes for states and pages together."""
     taken = 0 if states is None else states.nbytes
     available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
@@ -353,7 +352,7 @@ def _create_kv_cache(
         raise InvalidConfig(f"{choice.backend.name} backend: {error}") from error
     predicted = size.own_bytes_for(num_pages)
     taken = sum(storage.nbytes for storage in kv_cache.storages)
-    assert taken == predicted, f"the pages take {taken} bytes, predicted were {predicted}"
+    assert taken == predicted, f"the pages take {taken} bytes instead of the predicted {predicted}"
     return kv_cache
 
 

@@ -1,4 +1,4 @@
-"""Loading weights with mlx-lm's own code, re-quantizing them if asked, on the engine thread."""
+"""Loading of weights with mlx-lm's code, with optional quantization, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def load_model(
     """The model of ``path`` by mlx-lm's own code, with the hook in place, its weights not read until
     ``materialize``. ``ops`` None: MLX's own. ``change`` is applied before weights are converted.
 
-    Raises ModelLoadError when mlx-lm cannot load it, InvalidConfig when its weights cannot
-    become what was asked.
+    Raises ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as
+    requested.
     """
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
@@ -81,8 +81,8 @@ def load_model(
             recorded() as read,
         ):
             model, _ = mlx_lm_utils.load_model(folder, lazy=True, get_model_classes=model_classes)
-    except SystemExit as error:  # olmo, without a package of its own
-        first_line = said.getvalue().strip().partition("\n")[0] or f"it exits with {error.code}"
+    except SystemExit as error:  # olmo's module exits if a package is missing
+        first_line = said.getvalue().strip().partition("\n")[0] or f"its module exits with {error.code}"
         raise ModelLoadError(
             f"mlx-lm cannot load {architecture!r} models as it is installed here: {first_line}"
         ) from error
@@ -105,8 +105,8 @@ def load_model(
 
 
 def _say_tied(config: dict[str, Any], path: Path) -> None:
-    """Write into a configuration without ``tie_word_embeddings`` that the output head has weights of its own,
-    if there are any: mlx-lm's models differ in their default, and may drop these weights."""
+    """Set ``tie_word_embeddings`` to false in a configuration that lacks it, if the output head has its own
+    weights; mlx-lm's defaults differ and may drop them."""
     nested = config.get("text_config")
     language: dict[str, Any] = nested if isinstance(nested, dict) else config
     if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
@@ -122,7 +122,7 @@ def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return what mlx-lm says, of a list of parameters the first ones."""
+    """Return mlx-lm's message in one line, with only the first parameters of a list."""
     head, *lines = [line.strip().rstrip(",.") for line in str(error).splitlines()] or [""]
     lines = [line for line in lines if line]
     more = f" and {len(lines) - _MAX_NAMED} more" if len(lines) > _MAX_NAMED else ""
@@ -146,7 +146,7 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights, the model being prepared by ``ops`` first, layer by layer, so that the originals of
+    """Read the weights layer by layer after ``ops`` has prepared the model, so that the originals of
     converted weights are never all in memory. ``exact``, ``fuse``, ``reference``: see
     ``ModelOps.prepare_model``."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
@@ -156,21 +156,20 @@ def materialize(
 
 
 def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
-    """Cast to bf16, or quantize every layer that can be: to MLX affine groups of 64, or ("w8a8", "w4a8") to
-    those of one scale per output channel, which layers that have as many bits already may become, too.
+    """Cast to bf16, or quantize every suitable layer: to MLX's affine groups of 64, or to one scale per
+    output channel ("w8a8", "w4a8"), also from layers with as many bits.
 
-    As in mlx-lm's own conversion, a model may exempt layers or choose their bits. Layers
-    whose input is not a multiple of 64 wide stay as they are.
+    As in mlx-lm's own conversion, a model may exempt layers or choose their bits. Layers whose input width is
+    not a multiple of 64 stay unchanged.
     """
     bits = CHANNEL_BITS.get(weights)
     by_channels = {
         path: affine_arrays(module) for path, module in model.named_modules() if can_become(module, weights)
     }
     if is_quantized(model) and not by_channels:
-        but = f" in other than {bits} bits" if bits else ""
+        but = f", except from those of {bits} bits" if bits else ""
         raise InvalidConfig(
-            f"weights={weights!r} cannot be made from weights that are quantized already{but}; "
-            "use weights='keep'"
+            f"weights={weights!r} cannot be made from weights quantized already{but}; use weights='keep'"
         )
     if weights == "bf16":
         model.update(tree_map(_as_bf16, model.parameters()))

@@ -1,8 +1,4 @@
-"""Loss by quantized pages, measured on a short text while a model is loaded.
-
-The loss is the mean divergence (Kullback-Leibler, nats) of predictions over quantized pages from predictions
-over 16-bit pages: by this much the perplexity rises of text that the model itself would write.
-"""
+"""Quality loss of quantized pages, measured on a short text at load."""
 
 from __future__ import annotations
 
@@ -18,9 +14,9 @@ from ..base import ModelRunner
 log = logging.getLogger(__name__)
 
 MOST_CHOSEN = 0.01  # nats: loss of a format that auto chooses
-MOST_UNWARNED = 0.05  # nats: loss of a format that was asked for, without a warning
-MAX_TEXT = 257  # positions: of the text, and one that follows
-MIN_TOKENS = 16  # a text that is shorter says nothing
+MOST_UNWARNED = 0.05  # nats: largest loss of a configured format without a warning
+MAX_TEXT = 257  # positions: the text and one more
+MIN_TOKENS = 16  # shorter texts are not measured
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
@@ -28,8 +24,8 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with a format in the place of ``auto``. Warns of a format that was asked for
-    and changes predictions much. ``score``: of the text, over pages as a configuration says."""
+    """Return the configuration with a format instead of ``auto``. Warns if a configured format changes
+    predictions much. ``score``: scores the text over pages of a configuration."""
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -37,9 +33,8 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
         loss = divergence(base, score(config))
         if not loss <= MOST_UNWARNED:
             log.warning(
-                "%s: kv_format %s changes what the model predicts: perplexity of a short text rises by "
-                "%.0f %%, as it does where some channels of K are far larger than others; "
-                "use kv_format auto, or bf16",
+                "%s: kv_format %s raises the perplexity of a short text by %.0f %%, as happens if some "
+                "channels of K are far larger than others; use kv_format auto, or bf16",
                 config.model, config.page_formats, 100 * math.expm1(min(loss, 2.0)),
             )  # fmt: skip
         return config

@@ -1,4 +1,4 @@
-"""Getting a loaded model ready for serving: native modules, parity probe, fusion."""
+"""Preparation of a loaded model for serving: native modules, parity probe, fusion."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class ReadyModel:
     """A model that is ready to serve.
 
-    report   what became of its modules; None if they stay MLX's
-    fusion   None where nothing was to be fused
+    report   replacements of its modules; None if they stay MLX's
+    fusion   result of the fusion check; None if nothing was to be fused
     """
 
     selection: RowSelection
@@ -59,7 +59,7 @@ class ReadyModel:
 
 
 def choose_device(config: EngineConfig) -> BackendSelection:
-    """The backend, with MLX set up for it. InvalidConfig if it cannot run here."""
+    """Return the backend, with MLX set up for it. Raises InvalidConfig if it cannot run here."""
     try:
         choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
@@ -85,7 +85,8 @@ def make_ready(
     exact: bool,
     fuse: bool,
 ) -> ReadyModel:
-    """Read the weights, replace modules, probe. ModelLoadError if steps do not compute the model rightly."""
+    """Read the weights, replace modules and probe. Raises ModelLoadError if steps do not compute the model
+    correctly."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
@@ -124,7 +125,7 @@ def _checked_fusion(
     selection: RowSelection | None,
     result: ProbeResult,
 ) -> FusionResult:
-    """Leaves modules fused only if that changes no bit."""
+    """Check fusion; leave modules fused only if that changes no bit."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     spec = PoolSpec(
         layers=layout.layers,
@@ -151,7 +152,11 @@ def _checked_fusion(
         log.warning("%s runs module by module: %s", loaded.architecture, fusion.not_fused)
         fusing.unfuse(loaded.model)
     if fusion.not_replayed:
-        log.warning("%s runs its Python code in every step: %s", loaded.architecture, fusion.not_replayed)
+        log.warning(
+            "%s runs its Python code in every step, without captured programs: %s",
+            loaded.architecture,
+            fusion.not_replayed,
+        )
     if fusion.stores_logits:
         log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.stores_logits)
     return fusion

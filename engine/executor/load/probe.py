@@ -1,14 +1,13 @@
-"""The load-time parity probe: does this model compute the same through pages?
+"""The load-time parity probe, which checks that a model computes the same through pages.
 
-A ragged mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond the
-window where that is short) runs through a small pool of 16-bit pages and is compared, row by
-row, with a plain mlx-lm forward of the same loaded weights, computed before modules were made native
-(``NativeOps.prepare_model`` says which may be). What the model cannot do is then known before the first
-request, and not found in its answers.
+A mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond short windows) runs through
+a small pool of 16-bit pages. It is compared row by row with a plain mlx-lm forward of the same weights,
+computed before modules were made native (``NativeOps.prepare_model`` lists those). So an unsupported model is
+detected before the first request.
 
-How far rounding drives two right answers apart depends on the weights: of random ones, anywhere. So two
-more questions are asked that weights have no part in: whether each kind of layer attends to what its spec
-says (attention_check.py), and whether a sequence's bits depend on the sequences beside it (invariance.py).
+The effect of rounding depends on the weights and may be large for random ones. So two more checks do not
+involve weights: that each kind of layer attends as its spec says (attention_check.py), and that a sequence's
+bits do not depend on other sequences (invariance.py).
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Whether steps through pages agree with plain forwards: ModelLoadError says where they do not.
-    ``reference``: computed before modules were replaced; None: none were."""
+    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: computed
+    before modules were replaced; None: none were replaced."""
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
@@ -165,9 +164,9 @@ def _find_wrong(
     backend: AttentionBackend,
     reference: Reference,
 ) -> str | None:
-    """Describe an error that rounding does not explain, or return None. ``computed``: the probe's steps."""
+    """Return an error that rounding does not explain, or None. ``computed``: the probe's steps."""
     if paged.gathers and not backend.takes_masks:  # steps as short as the probe's need no mask
-        return f"its layers choose positions to attend to, which the {backend.name} backend has no kernel for"
+        return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
     if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
@@ -179,7 +178,7 @@ def _find_wrong(
 
 
 def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple[int, ...]]) -> list[Errors]:
-    """Errors of the decode rows and of the chunk rows, over all steps."""
+    """Return the errors of the decode rows and of the chunk rows, over all steps."""
     errors = np.concatenate(
         [row_errors(got, wanted) for got, wanted in zip(computed.logits, reference.logits, strict=True)]
     )
@@ -189,19 +188,19 @@ def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple
 
 
 def _judge(groups: list[Errors], reference: Reference) -> str | None:
-    """Say why the errors are too large for rounding, or return None."""
+    """Return why the errors are too large for rounding, or None."""
     for name, errors in zip(("decode", "prompt"), groups, strict=True):
         median, worst = float(np.median(errors)), float(errors.max())
-        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # NaN is too large
+        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # true for NaN, too
             return (
-                f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), where rounding "
-                f"explains {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
+                f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), but rounding explains "
+                f"only {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
             )
     return None
 
 
 def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
-    """Whether asking the head for two rows gives the logits of these two rows."""
+    """Whether computing the head for two rows gives their logits."""
     tokens = reference.sequences[0][:4]
     metadata = step_metadata(
         [(0, 0, len(tokens))], num_sequences=len(reference.sequences), longest=reference.longest

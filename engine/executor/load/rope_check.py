@@ -1,9 +1,4 @@
-"""Whether a model's rotary embeddings are the ones that its config.json asks for.
-
-Most of mlx-lm's models read some of the ways to write them and drop the others. Here the frequencies of the
-modules that were built are compared with the frequencies by the formulas of transformers
-(``modeling_rope_utils.py``).
-"""
+"""Check that a model's rotary embeddings match its config.json."""
 
 from __future__ import annotations
 
@@ -81,8 +76,8 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
         where = f" of {name} layers" if name else ""
         shown = {key: one for key, one in wanted.items() if key != "type" and not isinstance(one, list)}
         raise ModelLoadError(
-            f"{key}{where} in {origin} must be one that mlx-lm's {config['model_type']!r} computes, got "
-            f"{shown}, of which it makes {_described(modules)}; serve a model without it"
+            f"{key}{where} in {origin} must be supported by mlx-lm's {config['model_type']!r}, got "
+            f"{shown}, which it turns into {_described(modules)}; serve a model without it"
         )
 
 

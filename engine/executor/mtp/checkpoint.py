@@ -25,7 +25,7 @@ from ...memory.weight_files import weight_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Names behind ``prefix``. ``shifted``: weights of norms are stored less one."""
+    """Tensor names after ``prefix``. ``shifted``: norm weights are stored minus one."""
 
     prefix: str
     embedding_norm: str
@@ -79,13 +79,14 @@ def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | Non
 
 
 def read_head(path: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """The head's tensors, not evaluated. InvalidConfig if the checkpoint has no head, or part of one."""
+    """Return the head's tensors, not evaluated. Raises InvalidConfig if the checkpoint has no complete
+    head."""
     files = weight_files(path)
     layout = find_layout((name for file in files for name in tensors_of(file)), config)
     if layout is None:
         raise InvalidConfig(
-            f"speculate='mtp' needs a head for multi-token prediction, and {path} has none; many conversions "
-            "leave it out: take the original weights, or choose ngram, suffix or draft:PATH"
+            f"speculate='mtp' needs a head for multi-token prediction, and {path} has none; many "
+            "conversions drop it, so take the original weights, or choose ngram, suffix or draft:PATH"
         )
     found: dict[str, mx.array] = {}
     for file in files:

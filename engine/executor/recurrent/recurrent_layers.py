@@ -38,15 +38,21 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
         if not -self._size <= entry < self._size:
             raise IndexError(entry)  # so unpacking a cache ends
         if not self.mute:
-            raise MixerError("the model reads a recurrent state outside the modules that did when probed")
+            raise MixerError(
+                "the model reads a recurrent state in a module that did not read it during "
+                "the load-time probe"
+            )
 
     def __setitem__(self, entry: int, value: mx.array) -> None:
         if not self.mute:
-            raise MixerError("the model writes a recurrent state outside the modules that did when probed")
+            raise MixerError(
+                "the model writes a recurrent state in a module that did not write it during "
+                "the load-time probe"
+            )
 
     @property  # type: ignore[misc]
     def state(self) -> Any:
-        raise MixerError("the model takes its whole state")
+        raise MixerError("the model reads all entries of a recurrent cache at once")
 
     def advance(self, _count: int) -> None: ...
 

@@ -89,8 +89,9 @@ class StatePool:
                 stands = int(self._positions[segment.slot])
                 if stands != segment.position:
                     raise ValueError(
-                        f"slot {segment.slot} holds the state after {stands} tokens, and its sequence goes "
-                        f"on after {segment.position}: a step is computed once, or its slots are restored"
+                        f"slot {segment.slot} holds the state after {stands} tokens, but its sequence "
+                        f"continues after {segment.position}; restore the slots before a step is computed "
+                        "again"
                     )
         if len(set(targets)) != len(targets) or not all(0 <= slot < self.num_slots for slot in targets):
             raise ValueError(f"slots of a step must be different, in [0, {self.num_slots}), got {targets}")
@@ -118,11 +119,13 @@ class StatePool:
         """The states [B, ..] after the group's segments; they are in no slot before ``commit``."""
         if self.stays:
             raise MixerError(
-                f"operations write a state {name!r} that a kernel wrote when the model was probed"
+                f"MLX operations write state {name!r}, which a kernel wrote during the load-time probe"
             )
         entry = self._arrays.get(name)
         if entry is None and self._fixed:
-            raise MixerError(f"the model writes a state {name!r} that it did not write when it was probed")
+            raise MixerError(
+                f"the model writes state {name!r}, which it did not write during the load-time probe"
+            )
         if entry is not None:
             value = fitting(value, entry.shape[1:])
             if self._fixed:
@@ -135,7 +138,9 @@ class StatePool:
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
-                raise MixerError(f"a kernel writes a state {name!r} that none did when the model was probed")
+                raise MixerError(
+                    f"a kernel writes state {name!r}, which no kernel wrote during the load-time probe"
+                )
             array = self._arrays[name] = mx.zeros((self.num_slots, *entry.shape), entry.dtype)
             self.computed_by[name] = True
         if (array.shape[1:], array.dtype) != (entry.shape, entry.dtype) or name in self._advanced:

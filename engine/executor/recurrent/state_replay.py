@@ -63,7 +63,7 @@ class StateReplay:
         flags, advanced = self._pool.advanced()
         missing = sorted(set(self._pool.arrays()) - set(advanced))
         if missing or flags is None:
-            raise ValueError(f"no kernel advances the states {missing}")
+            raise ValueError(f"the states {missing} are not advanced by a kernel")
         return [flags, *(advanced[name] for name in sorted(advanced))]
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:

@@ -62,7 +62,7 @@ class Draws:
 
 def draws_of(states: Sequence[SampleState]) -> Draws | None:
     """Return the parameters for the next token of each state, all ``plain``; None where all are greedy."""
-    assert all(state.is_unprocessed for state in states), "a device draws from logits as they are"
+    assert all(state.is_unprocessed for state in states), "sampling on the device takes unmodified logits"
     if all(state.greedy for state in states):
         return None
     params = [state.params for state in states]

@@ -32,7 +32,9 @@ GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
-NO_TOKEN_LEFT = "the request's parameters leave no token that may come next"
+NO_TOKEN_LEFT = (
+    "the request's parameters forbid every token; loosen logit_bias, stop_ids or the structured output"
+)
 
 
 class Sampled(NamedTuple):
@@ -76,7 +78,7 @@ class SampleState:
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(
-                f"logit_bias names token {outside[0]}; ids of this model lie in [0, {vocab_size})"
+                f"logit_bias must have token ids in [0, {vocab_size}), got {outside[0]}; correct it"
             )
         self.params = params
         self.seed = seed % 2**64

@@ -1,4 +1,4 @@
-"""Messages of octavo.v1.Cache, from and to the engine's own types."""
+"""Conversion between messages of octavo.v1.Cache and the engine's types."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ REASONS: Mapping[str, pb.MissReason] = {
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
-    """Return how many prefixes are asked for; InvalidRequest outside the allowed range."""
+    """Return the requested number of prefixes. Raise InvalidRequest outside the allowed range."""
     asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
     if not 0 <= asked <= MAX_PREFIXES:
-        raise InvalidRequest(f"num_prefixes must be 0 to {MAX_PREFIXES}, got {asked}")
+        raise InvalidRequest(f"num_prefixes must be between 0 and {MAX_PREFIXES}, got {asked}")
     return asked
 
 
 def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
-    """The prompt of a prefix that is not a request's; InvalidRequest when there is none, RequestTooLong,
-    before it is looked at, if it has more than ``max_tokens`` ids or messages."""
+    """Return the prompt of a prefix given as text, ids or chat. Raises InvalidRequest if there is none, and
+    RequestTooLong, before reading it, if it has more than ``max_tokens`` ids or messages."""
     match prefix.WhichOneof("prefix"):
         case "text":
             return prefix.text
@@ -59,14 +59,15 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
 
 
 def pin_name(name: str) -> str:
-    """The name itself; InvalidRequest when it cannot be one."""
+    """Return a pin's name. Raises InvalidRequest for an unusable one."""
     if not 0 < len(name) <= MAX_NAME:
         raise InvalidRequest(f"a pin's name must have 1 to {MAX_NAME} characters, got {len(name)}")
     return name
 
 
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
-    """``hide_salts``: other tenants' prompts may be among the other salts, and are nobody's business."""
+    """Return the message of missed tokens. ``hide_salts``: leave out other salts, which may be other
+    tenants'."""
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden
@@ -114,7 +115,8 @@ def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
 def explain_message(
     found: LookupRecord, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
-    """``salt_prefix``: of the salts of the tenant who asks, and who must not learn of others' prompts."""
+    """Return the explanation of a look-up. ``salt_prefix``: prefix of the caller's salts; other tenants'
+    salts are hidden."""
     miss = found.miss
     own_salt = any(salt.startswith(salt_prefix) for salt in miss.other_salts)
     hide = miss.reason == "other_salt" and not own_salt
@@ -140,27 +142,25 @@ def _sentence(reason: str, miss: Miss, before: float | None, page_size: int) -> 
     match reason:
         case "no_state":
             there = miss.num_pages * page_size
-            nearest = f"the nearest is at {position}" if position else "there is none before it"
-            return f"pages reach to position {there}, but there is no state at {there}: {nearest}"
+            nearest = f"the nearest state before is at {position}" if position else "no earlier one is cached"
+            return f"pages reach to position {there}, but no recurrent state is cached there; {nearest}"
         case "evicted":
-            return f"{page} was evicted {before or 0.0:.1f} s before, to make room for others"
+            return f"{page} was evicted {before or 0.0:.1f} s before, when the pool needed pages"
         case "other_salt":
-            return f"{page} was cached under another salt only, and salts do not share"
+            return f"{page} was cached only under another salt, and pages are not shared between salts"
         case "last_token":
             return f"{page} has the prompt's last token, which is always computed"
         case "partial_page":
-            return f"the tokens from position {position} on do not fill a page of {page_size}"
+            return f"the tokens from position {position} onward do not fill a page of {page_size}"
         case "disabled":
-            return (
-                "the request asked for more than a look-up gives (prompt_logprobs), so nothing was looked up"
-            )
+            return "the request needs results for the whole prompt (prompt_logprobs), so it was not looked up"
         case "other_format":
             return f"{page} is on disk, but in another page format or of another model"
-    return f"{page} has not been seen before, or so long ago that it is forgotten"
+    return f"{page} was not seen before, or so long ago that no record of it is left"
 
 
 def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:
-    """An event; of other tenants' pages, stored or removed, only that there was one."""
+    """Return the message of an event. For pages of other tenants it only says that an event occurred."""
     response = pb.WatchResponse(number=event.number)
     digests = event.digests_of(salt_prefix)
     match event.kind:

@@ -25,15 +25,15 @@ from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
 from . import judgements, messages
 
-BATCH_CONCURRENCY = 256  # requests of one GenerateMany stream that are served at once
-BATCH_BACKLOG = 16  # responses of one GenerateMany stream that wait for the client; each may be large
-TEXT_LENGTHS = 4  # times the model's length: what Tokenize and Detokenize take at once
+BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
+BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream; each may be large
+TEXT_LENGTHS = 4  # times the model's length: limit of one Tokenize or Detokenize call
 
 BatchItem = pb.GenerateResponse | Exception | None
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Speaks octavo.v1 for the engine behind ``handler``."""
+    """Serves octavo.v1.Generation for the engine behind ``handler``."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -72,8 +72,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         output: asyncio.Queue[BatchItem],
         context: Context,
     ) -> None:
-        """Read requests as fast as they are served, and put what answers them into ``output``;
-        then None, or what ended the whole call."""
+        """Serve requests as they arrive, and put the responses into ``output``; then None, or the error that
+        ended the call."""
         slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
 
         async def serve(request: pb.GenerateRequest) -> None:
@@ -97,13 +97,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     active.begin()
                     group.create_task(serve(request))
                     await slots.acquire()
-        except ExceptionGroup as group:  # of one: reading the requests failed, serving them does not raise
+        except ExceptionGroup as group:  # a group of one: only reading the requests can raise
             await output.put(group.exceptions[0])
         else:
             await output.put(None)
 
     def _serve(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
-        """Increments of one request; closing it frees the request's pages."""
+        """Stream the deltas of one request; closing frees the request's pages."""
         prompt, params = messages.with_tools(
             request,
             messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
@@ -153,13 +153,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @property
     def _longest(self) -> int:
-        """Tokens that Tokenize and Detokenize take at once."""
+        """Maximum number of tokens in a Tokenize or Detokenize call."""
         return TEXT_LENGTHS * self._engine.info.max_model_len
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         size, ids = self._engine.info.vocab_size, list(token_ids)
         if ids and (largest := max(ids)) >= size:
-            raise InvalidRequest(f"token id {largest} is outside the vocabulary; ids lie in [0, {size})")
+            raise InvalidRequest(
+                f"token ids must be in [0, {size}), got {largest}; use this model's tokenizer"
+            )
         return self._engine.tokenizer.decode(ids)
 
     @errors_as_status
@@ -213,7 +215,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """Number of a stream's requests that are being served, and since when there are none."""
+    """Number of a stream's active requests, and the time since which there are none."""
 
     def __init__(self) -> None:
         self._num_active = 0
@@ -227,14 +229,14 @@ class _Activity:
         self._idle_since = asyncio.get_running_loop().time()
 
     def idle_s(self) -> float:
-        """Return seconds for which nothing has been served, 0 while something is."""
+        """Return the seconds without an active request; 0 while there is one."""
         return 0.0 if self._num_active else asyncio.get_running_loop().time() - self._idle_since
 
 
 async def _until_idle(
     requests: AsyncIterator[pb.GenerateRequest], active: _Activity, patience_s: float
 ) -> AsyncGenerator[pb.GenerateRequest, None]:
-    """The requests of a stream. Raise Overloaded when it has had nothing to do for ``patience_s``."""
+    """Yield the requests of a stream. Raise Overloaded when it has been idle for ``patience_s``."""
 
     async def read() -> pb.GenerateRequest | None:
         return await anext(requests, None)
@@ -245,8 +247,8 @@ async def _until_idle(
             while not (await asyncio.wait((reading,), timeout=patience_s - active.idle_s()))[0]:
                 if active.idle_s() >= patience_s:
                     raise Overloaded(
-                        f"the stream has had nothing to do for {patience_s:g} s and is ended; open another "
-                        "when there are requests, or start the server with a longer --write-timeout"
+                        f"the stream was idle for {patience_s:g} s and was ended; open another when there "
+                        "are requests, or start the server with a longer --write-timeout"
                     )
         finally:
             reading.cancel()
@@ -256,9 +258,10 @@ async def _until_idle(
 
 
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
-    """Make the one response of a request that was refused."""
+    """Return the only response to a refused request."""
     return pb.GenerateResponse(
-        request_id=request.request_id[:MAX_REQUEST_ID],  # a longer one is what was wrong
+        request_id=request.request_id[:MAX_REQUEST_ID],
+        # cut, because a longer id may be the reason for the refusal
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
     )

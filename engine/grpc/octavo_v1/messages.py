@@ -1,4 +1,4 @@
-"""Between octavo.v1 messages and the engine's own types; nothing else knows both."""
+"""Conversion between octavo.v1 messages and the engine's types, which is done only here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
 def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
-    """A chat as the chat template takes it. RequestTooLong before it is looked at."""
+    """Return a chat in the form of chat templates. Raises RequestTooLong, before reading it, for too many
+    messages."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
     if len(chat.messages) > max_messages:
@@ -89,8 +90,8 @@ def _object(where: str, text: str) -> dict[str, Any]:
 def with_tools(
     request: pb.GenerateRequest, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
 ) -> tuple[Prompt, SamplingParams]:
-    """The prompt and the parameters of a request, as its chat's tools and the choice among them want them.
-    InvalidRequest for tools that cannot be served."""
+    """Return the prompt and the parameters of a request, extended by its chat's tools and tool choice. Raises
+    InvalidRequest for unsupported tools."""
     if not isinstance(prompt, ChatPrompt) or not (prompt.tools or request.chat.tool_choice):
         return prompt, params
     choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
@@ -108,8 +109,8 @@ def with_tools(
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
-    """The prompt of a request; InvalidRequest if there is none, RequestTooLong, before it is looked
-    at, if it has more than ``max_tokens`` ids or messages."""
+    """Return the prompt of a request. Raises InvalidRequest if there is none, and RequestTooLong, before
+    reading it, if it has more than ``max_tokens`` ids or messages."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
@@ -119,31 +120,33 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             return ids  # a list is made of them once the request has its place
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
-                raise InvalidRequest("chat.tool_choice is for Generate alone; leave it out")
+                raise InvalidRequest("chat.tool_choice is only served for Generate; leave it out")
             return chat_prompt(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
 
 
 def params_of(sampling: pb.SamplingParams) -> SamplingParams:
-    """Sampling parameters, with the defaults of SamplingParams for what is not set."""
+    """Return the sampling parameters, with the defaults of SamplingParams for unset fields."""
     structured = None
     if sampling.HasField("structured"):
         kind = sampling.structured.WhichOneof("constraint")
         structured = structured_of(kind, getattr(sampling.structured, kind) if kind else None)
         if structured is None:
-            raise InvalidRequest("structured says nothing; set one of its fields, or leave it out")
+            raise InvalidRequest(
+                "structured must have one field set, got none; set one, or leave structured out"
+            )
     return SamplingParams(**_FIELDS.read(sampling), structured=structured)
 
 
 def params_message(params: SamplingParams) -> pb.SamplingParams:
-    """The other way round, for clients; ``params_of(params_message(p)) == p``."""
+    """Return sampling parameters as a message, for clients; ``params_of(params_message(p)) == p``."""
     structured = None if params.structured is None else structured_message(params.structured)
     return pb.SamplingParams(**_FIELDS.write(params), structured=structured)
 
 
 def is_final_only(request: pb.GenerateRequest) -> bool:
-    """Whether the client wants one response per sample; InvalidRequest for unknown modes."""
+    """Whether the client wants one response per sample. Raises InvalidRequest for unknown modes."""
     mode = request.output_mode
     if mode not in pb.OutputMode.values():
         known = ", ".join(pb.OutputMode.keys())
@@ -152,9 +155,10 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 def response_of(delta: Delta, num_generated: Counter[int]) -> pb.GenerateResponse:
-    """Make the message of one increment; ``num_generated`` counts the request's tokens, by sample.
+    """Return the message of one delta; ``num_generated`` counts the request's tokens by sample.
 
-    Made for every token: setting fields takes half the time of naming them to the constructor."""
+    It is made for every token, so fields are set one by one, which takes half the time of the constructor.
+    """
     response = pb.GenerateResponse()
     response.request_id = delta.request_id
     response.index = delta.index
@@ -182,13 +186,13 @@ def response_of(delta: Delta, num_generated: Counter[int]) -> pb.GenerateRespons
 
 
 def error_message(error: Exception) -> pb.Error:
-    """Make the error message of one request of a stream, as a call's status would say it."""
+    """Return the error of one request of a stream, equal to a call's status."""
     status = status_of(error)
     return pb.Error(code=status.code, message=status.message)
 
 
 def delta_of(response: pb.GenerateResponse) -> Delta:
-    """The other way round, for clients."""
+    """Return a response as a delta, for clients."""
     logprobs, prompt_logprobs, usage = response.logprobs, response.prompt_logprobs, response.usage
     delta = Delta(
         request_id=response.request_id,
@@ -230,14 +234,14 @@ def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs:
 
 
 def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
-    """Describe the served model. The model's path is not told to clients."""
+    """Describe the served model, without its path."""
     return pb.GetModelInfoResponse(
         name=info.name,
         architecture=info.architecture,
         num_layers=info.num_layers,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        tier="paged",  # a model of any other kind is refused
+        tier="paged",  # other kinds of models are refused
         backend=info.backend,
         weights=info.weights,
         kv_format=info.kv_format,
@@ -259,7 +263,7 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
 
 
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
-    """Describe the state of the server; ``ready_since`` is a reading of time.monotonic()."""
+    """Describe the state of the server; ``ready_since``: time.monotonic() at the start."""
     return pb.GetServerInfoResponse(
         version=octavo.__version__,
         uptime_seconds=time.monotonic() - ready_since,

@@ -1,11 +1,11 @@
-"""Page events as routers read them: smg.grpc.common.KvEventBatch, whose blocks are our pages.
+"""Page events for routers: smg.grpc.common.KvEventBatch, whose blocks are our pages.
 
-A router that knows what each worker has cached sends a prompt to where most of it is. It names
-prompts by their tokens, so stored blocks carry theirs; from the first subscription on they are kept
-(see EventLog). A router that begins from zero first gets what can be found now, as a snapshot.
+A router that knows each worker's cached pages sends a prompt to the worker with most of them. It identifies
+prompts by tokens, so stored blocks carry theirs; they are kept from the first subscription on (see EventLog).
+A router that begins from zero first gets the pages cached now, as a snapshot.
 
-Sequence numbers are those of the log plus a number that grows with every start of the engine: a
-cursor of an earlier start is too old, not mistaken for one of this.
+Sequence numbers are those of the log plus a number that grows with every start of the engine. So a cursor of
+an earlier start is recognized as too old.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ...core.commands import CachedContents, EventLogState, FlushCache, GetCache
 from ..request_handler import RequestHandler
 from ..status import Context
 
-LOAD_S = 1.0  # how often the load is looked at while no event comes
-SILENCE_S = 10.0  # ... and told even if it is the same
-SNAPSHOT_BLOCKS = 1024  # of one message
+LOAD_S = 1.0  # seconds between measurements of the load without events
+SILENCE_S = 10.0  # seconds after which an unchanged load is sent
+SNAPSHOT_BLOCKS = 1024  # blocks per message
 _EPOCH_BITS = 24
 _POLL_S = 0.02
 
 
 class KvEventStream:
-    """Subscription to KV events: what it has sent, and with which numbers."""
+    """Subscription to KV events, with its sent events and their numbers."""
 
     def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
         """``salt``: of the tenant; ``adapter``: its pages alone are told, as those of a model."""
@@ -47,16 +47,16 @@ class KvEventStream:
         self._salt = salt
         self._adapter = adapter
         self._base = 0
-        self._sent = 0  # the latest sequence number; 0: none yet
+        self._sent = 0  # latest sequence number sent; 0: none yet
         self._num_samples = 0
-        self._load: Gauges | None = None  # as it was told last, and when
+        self._load: Gauges | None = None  # load sent last, and its time
         self._told_at = 0.0
 
     async def batches(
         self, request: pb.SubscribeKvEventsRequest, number: int
     ) -> AsyncGenerator[pb.KvEventBatch, None]:
-        """Events from ``number`` on, as ``begin`` said, after a snapshot if there is no cursor.
-        FellBehind if this reader is too slow."""
+        """Yield events from ``number`` on, which ``begin`` returned, after a snapshot if there is no cursor.
+        Raises FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
             snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
@@ -71,7 +71,8 @@ class KvEventStream:
                     yield self._batch(None, ())
 
     async def begin(self, request: pb.SubscribeKvEventsRequest, its: EventLogState) -> int:
-        """Number of the first event to send. EventsGone if the cursor is too old or yet to come."""
+        """Return the number of the first event to send. Raises EventsGone if the cursor is too old or in the
+        future."""
         self._base = int(its.log_began) << _EPOCH_BITS
         cursor: int = request.start_sequence_number
         if not cursor:
@@ -79,7 +80,7 @@ class KvEventStream:
         number = cursor - self._base + 1
         if number < its.tokens_since:
             raise EventsGone(
-                f"the events after {cursor} are not kept: those of this server begin after "
+                f"the events after {cursor} are gone: this server has those after "
                 f"{self._base + its.tokens_since - 1}; begin again from 0"
             )
         await self._handler.page_events.check_kept(number)
@@ -87,7 +88,7 @@ class KvEventStream:
         return number
 
     def _batch(self, number: int | None, events: Iterable[pb.KvCacheEvent]) -> pb.KvEventBatch:
-        """Events with the load; or, without a number, the load alone."""
+        """Return events with the load; without a number, only the load."""
         if number is not None:
             self._sent = self._base + number
         self._num_samples += 1
@@ -102,7 +103,7 @@ class KvEventStream:
 
     def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
         if not self._sent and not request.load_records_before_first_batch:
-            return False  # such a router takes it for an event
+            return False  # such a router would treat it as an event
         return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
 
     def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:
@@ -119,7 +120,7 @@ class KvEventStream:
         )
 
     def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
-        """The event as routers have it; none for what is another tenant's."""
+        """Return the event in the router's form; empty for another tenant's pages."""
         digests = event.digests_of(self._salt)
         if self._adapter is not None:
             salts = [event.salt] * len(event.digests) if event.kind == "stored" else event.salts
@@ -177,10 +178,10 @@ class KvEventStream:
     def _snapshot_batches(
         self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]
     ) -> Iterable[pb.KvEventBatch]:
-        """Numbered so that the last of them is where the events go on."""
+        """Yield a snapshot, numbered so that events continue after its last batch."""
         if not pages:
             return
-        size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than numbers
+        size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than event numbers
         count = -(-len(pages) // size)
         for index in range(count):
             events = [] if index else [pb.KvCacheEvent(cleared=pb.KvCacheCleared())]
@@ -204,7 +205,7 @@ def _own_pages(
 
 
 def block_hash(digest: Digest) -> int:
-    """A page's name in 64 bits, as routers have it: to find it again, not to tell contents apart."""
+    """Return a page's 64-bit name for routers, which finds it but does not prove its contents."""
     return int.from_bytes(digest[-8:], "big", signed=True)
 
 
@@ -218,8 +219,8 @@ async def write_kv_events(
     """Answer SubscribeKvEvents until the caller has gone."""
     stream = KvEventStream(handler, handler.tenant_salt(context), adapter)
     async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
-        number = await stream.begin(request, its)  # refused before the stream begins: then routers reset
-        await context.send_initial_metadata(())  # they wait for it, though nothing may happen for long
+        number = await stream.begin(request, its)  # an error before the stream begins makes routers reset
+        await context.send_initial_metadata(())  # routers wait for it, but events may be rare
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await handler.writer.write(context, batch)
@@ -228,7 +229,7 @@ async def write_kv_events(
 async def flush_cache(
     handler: RequestHandler, request: pb.FlushCacheRequest, context: Context
 ) -> pb.FlushCacheResponse:
-    """Answer FlushCache: forget everything, unless requests still run after the time given."""
+    """Serve FlushCache: discard all cached pages, unless requests still run after the given time."""
     handler.check_operator(context, "flush the cache of all tenants")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s must be 0 or more seconds, got {request.timeout_s}")
@@ -239,7 +240,8 @@ async def flush_cache(
     if left := busy.num_running + busy.num_waiting:
         return pb.FlushCacheResponse(
             success=False,
-            message=f"{left} requests are unfinished, nothing was flushed; wait longer, or stop sending",
+            message=f"{left} requests are unfinished, so nothing was flushed; wait longer, or stop sending "
+            "requests",
         )
     num_pages = await engine.ask(FlushCache())
-    return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were forgotten")
+    return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were discarded")

@@ -1,11 +1,10 @@
-"""Between vllm.grpc.engine messages and the engine's own types.
+"""Conversion between vllm.grpc.engine messages and the engine's types.
 
-Semantics are those of vLLM 0.32's own gRPC server; numbers that proto3 cannot tell from "not
-set" (top_p 0, n 0, repetition_penalty 0, ...) mean its defaults. What Octavo does not do is
-refused with the field's name, never ignored. Exceptions, because only token ids go over this
-wire: ``skip_special_tokens``, ``spaces_between_special_tokens`` and ``include_stop_str_in_output``
-shape text, which the router makes. ``grammar_from_first_token`` is how constraints start here
-anyway.
+Semantics are those of vLLM 0.32's gRPC server. Numbers that proto3 cannot distinguish from unset ones (top_p
+0, n 0, repetition_penalty 0, ...) mean its defaults. Unsupported fields are refused by name, never ignored.
+There are exceptions, because only token ids are sent here: ``skip_special_tokens``,
+``spaces_between_special_tokens`` and ``include_stop_str_in_output`` affect text, which the router makes.
+``grammar_from_first_token`` is always in effect.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _UNSUPPORTED_INPUTS = (
 
 
 def check_supported(request: pb.GenerateRequest) -> None:
-    """InvalidRequest naming the first field that asks for what Octavo does not do."""
+    """Raise InvalidRequest for the first unsupported field."""
     given = {field.name for field, _ in request.ListFields()}
     for name in _UNSUPPORTED_INPUTS:
         if name in given:
             raise _unsupported(name)
     if request.data_parallel_rank:
         raise InvalidRequest(
-            f"data_parallel_rank must be 0 or left out: this server has one rank, "
-            f"got {request.data_parallel_rank}"
+            "data_parallel_rank must be 0, because this server has one rank, got "
+            f"{request.data_parallel_rank}; leave it out"
         )
     sampling = request.sampling_params
     if sampling.HasField("truncate_prompt_tokens"):
@@ -50,8 +49,8 @@ def _unsupported(field: str) -> InvalidRequest:
 
 
 def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """The prompt of a request; InvalidRequest if there is none, RequestTooLong, before it is looked
-    at, if it has more than ``max_tokens`` ids."""
+    """Return the prompt of a request. Raises InvalidRequest if there is none, and RequestTooLong, before
+    reading it, if it has more than ``max_tokens`` ids."""
     match request.WhichOneof("input"):
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
@@ -64,16 +63,16 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
 
 
 def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> SamplingParams:
-    """Sampling parameters; an unset temperature is the model's own."""
+    """Return the sampling parameters; an unset temperature is the model's own."""
     kind = sampling.WhichOneof("constraint")
     given = {"temperature": default_temperature} | _FIELDS.read(sampling)
     if "seed" in given:
-        given["seed"] %= 2**64  # vLLM's are signed
+        given["seed"] %= 2**64  # vLLM's seeds are signed
     return SamplingParams(**given, structured=structured_of(kind, getattr(sampling, kind) if kind else None))
 
 
 def chunk_of(delta: Delta) -> pb.GenerateResponse:
-    """New tokens of one sample: ids and count are those of this chunk alone."""
+    """Return new tokens of one sample, with ids and count of this chunk only."""
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
         output_logprobs=_logprobs(delta),
@@ -84,7 +83,7 @@ def chunk_of(delta: Delta) -> pb.GenerateResponse:
 
 
 def complete_of(delta: Delta) -> pb.GenerateResponse:
-    """The end of one sample, with the tokens of ``delta``: its last one, or the whole."""
+    """Return the end of one sample, with the tokens of ``delta``: its last one, or all."""
     assert delta.finish_reason is not None
     complete = pb.GenerateComplete(
         output_ids=delta.token_ids,
@@ -110,7 +109,7 @@ def _usage(delta: Delta) -> dict[str, int]:
 
 
 def _logprobs(delta: Delta) -> Any:
-    """OutputLogProbs of the delta's tokens; None when none were asked for."""
+    """Return OutputLogProbs of the delta's tokens; None if none were requested."""
     if not delta.logprobs:
         return None
     return pb.OutputLogProbs(
@@ -121,7 +120,7 @@ def _logprobs(delta: Delta) -> Any:
 
 
 def _prompt_logprobs(delta: Delta) -> Any:
-    """InputLogProbs of the whole prompt, whose first token has none; None where there are none."""
+    """Return InputLogProbs of the whole prompt, whose first token has none; None if there are none."""
     found = delta.prompt_logprobs
     if found is None:
         return None

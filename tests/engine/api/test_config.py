@@ -19,7 +19,7 @@ from octavo.engine.api.setting import settings_of
         ({"weights": "int3"}, "weights must be one of"),
         ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
         ({"kv_format": "fp4/fp3"}, "or two as K/V, got 'fp4/fp3'"),
-        ({"tenant_weights": "a=2"}, "tenant_weights must be left out where schedule_policy is fcfs, got a=2"),
+        ({"tenant_weights": "a=2"}, "tenant_weights must be left out if schedule_policy is fcfs, got a=2"),
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
         ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),
         ({"num_pages": 0}, "num_pages must be at least 1"),

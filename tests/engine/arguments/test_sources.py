@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "no such option": ('kv_formt = "fp4"', "kv-format"),
     "nested too deep": ("a = " + 50_000 * "[", "not nest"),
     "not TOML": ("kv_format = fp4", "not TOML"),
-    "deleted": ('k-format = "fp4"', "say both formats with --kv-format K/V"),
+    "deleted": ('k-format = "fp4"', "give both formats as --kv-format K/V"),
     "twice": ('kv_format = "fp4"\nkv-format = "fp5"', "second time"),
     "a table": ("[serve]\nthreads = 1", "'serve'"),
     "a list": ("threads = [1, 2]", "one value"),
@@ -175,7 +175,7 @@ def test_a_wrong_variable_is_named(
 
 
 def test_a_deleted_option_says_what_is_said_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    _fails(capsys, "--max-unread-bytes is no option any more; leave it out", "--max-unread-bytes", "5")
+    _fails(capsys, "--max-unread-bytes is not an option any more; leave it out", "--max-unread-bytes", "5")
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,7 @@ def test_unknown_variables_are_named_with_the_nearest_option(
         monkeypatch.setenv(name, "10.0.0.1")
     assert _config().kv_format == "int8"
     assert [record.getMessage() for record in caplog.records] == [
-        "OCTAVO_KV_FROMAT is no option of octavo serve and is ignored; did you mean OCTAVO_KV_FORMAT?",
-        "OCTAVO_XYZZY is no option of octavo serve and is ignored; see `octavo serve --help` for the options",
+        "OCTAVO_KV_FROMAT is not an option of octavo serve and is ignored; did you mean OCTAVO_KV_FORMAT?",
+        "OCTAVO_XYZZY is not an option of octavo serve and is ignored; "
+        "see `octavo serve --help` for the options",
     ]

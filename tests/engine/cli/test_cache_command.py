@@ -99,7 +99,7 @@ def test_every_deed_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None
         assert octavo(server, "pin", "text", "--text", bytes(PROMPT).decode(), "--json") == 0
         assert last()[1]["pinned_pages"] == 5, "the same pages"
         assert octavo(server, "unpin", "mine") == octavo(server, "unpin", "text") == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "text is let go; 0 pages are pinned"
+        assert capsys.readouterr().out.splitlines()[-1] == "text is released; 0 pages stay pinned"
 
         assert octavo(server, "watch", "--start", "1", "--events", "2", "--json") == 0
         text, found = last()
@@ -113,11 +113,11 @@ def test_every_deed_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["explain", "nobody"], 1, "no request of this id"),
+        (["explain", "nobody"], 1, "no request with this id"),
         (["unpin", "nobody"], 1, "'nobody'"),
         (["pin", "x", "--prompt-ids", "1,2,3,4"], 1, "--max-pinned-pages"),
         (["stats", "--prefixes", "-1"], 2, "--prefixes: must be a whole number of at least 0"),
-        (["stats", "--prefixes", "99999"], 2, "num_prefixes must be 0 to"),
+        (["stats", "--prefixes", "99999"], 2, "num_prefixes must be between 0 and"),
         (["watch", "--start", "99"], 1, "got 99"),
         (["pin", "x"], 2, "one of the arguments"),
     ],
@@ -134,6 +134,6 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 def test_without_a_server_that_is_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "stats", "--connect", "127.0.0.1:9"]) == 1
-    assert "nobody answers at 127.0.0.1:9" in capsys.readouterr().err
+    assert "no server answers at 127.0.0.1:9" in capsys.readouterr().err
     assert main(["cache", "stats"]) == 2
     assert "--connect" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_an_authority_that_is_no_pem_file(capsys: pytest.CaptureFixture[str], tm
         capsys, "generate", "x", "--connect", "127.0.0.1:1", "--tls-ca", str(tmp_path / "ca.der")
     )
     assert (code, err.count("\n")) == (2, 1)
-    assert "ca.der is no PEM file" in err
+    assert "ca.der must be a PEM file" in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")

@@ -15,9 +15,12 @@ RESOLVING = "errors resolving there.invalid:5: [field:hostname lookup error:Doma
 @pytest.mark.parametrize(
     ("details", "said"),
     [
-        (RESOLVING, "the host of there.invalid:5 is not known"),
-        ("DNS resolution failed for there.invalid:5: timed out", "the host of there.invalid:5 is not known"),
-        ("failed to connect to all addresses; last error: refused", "nobody answers at there.invalid:5"),
+        (RESOLVING, "the host of there.invalid:5 cannot be resolved"),
+        (
+            "DNS resolution failed for there.invalid:5: timed out",
+            "the host of there.invalid:5 cannot be resolved",
+        ),
+        ("failed to connect to all addresses; last error: refused", "no server answers at there.invalid:5"),
         ("TLS handshake failed", "check that --tls-ca"),
     ],
 )

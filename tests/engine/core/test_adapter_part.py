@@ -141,7 +141,7 @@ def test_a_request_for_a_replaced_adapter_is_refused(core: EngineCore) -> None:
     assert core.adapters is not None
     core.adapters.unload("a")
     core.adapters.load("a", Path("/srv/other"))
-    with pytest.raises(NotFound, match="not the one that was asked for"):
+    with pytest.raises(NotFound, match="was replaced while the request was read"):
         core.builder.build(
             EngineRequest(
                 request_id="x",

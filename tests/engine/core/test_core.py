@@ -183,7 +183,7 @@ def test_a_failure_while_making_output_is_that_requests_own(
 
     monkeypatch.setattr(bad.samples[0]._detokenizer, "add", explode)
     harness.run()
-    assert harness.deltas[bad][-1].error == "making the output failed: broken vocabulary"
+    assert harness.deltas[bad][-1].error == "building the output failed: broken vocabulary"
     assert harness.result(good) == alone(list(b"good"), SamplingParams(max_tokens=5))
     assert "broken vocabulary" in caplog.text
     harness.assert_idle()

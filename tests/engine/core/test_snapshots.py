@@ -178,8 +178,8 @@ def edit(path: Path, change: Callable[[bytearray], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda raw: raw.pop(), "no whole file"),
-        (lambda raw: raw.__delitem__(slice(40, None)), "no whole file"),
+        (lambda raw: raw.pop(), "not a complete file"),
+        (lambda raw: raw.__delitem__(slice(40, None)), "not a complete file"),
         (lambda raw: raw.__setitem__(-1, raw[-1] ^ 1), "checksum"),
         (lambda raw: raw.__setitem__(raw.index(b'"token_ids": "[') + 15, ord("9")), "checksum"),
     ],
@@ -205,7 +205,7 @@ def test_one_damaged_file_of_a_cache_changes_nothing(engine: Callable[..., LLM],
     save_all(first._ask, tmp_path / "cache")
     edit(sorted((tmp_path / "cache").iterdir())[-1], lambda raw: raw.pop())
     llm = engine()
-    with pytest.raises(InvalidRequest, match="no whole file"):
+    with pytest.raises(InvalidRequest, match="not a complete file"):
         load(llm._ask, tmp_path / "cache")
     assert ask_one(llm, PROMPT).cached_tokens == ask_one(llm, [7] * 30).cached_tokens == 0
 
@@ -251,7 +251,7 @@ def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
     llm = engine()
-    with pytest.raises(NotFound, match="nothing of these 101 tokens is cached"):
+    with pytest.raises(NotFound, match="none of these 101 tokens is cached"):
         save_prompt(llm._ask, tmp_path / "x.safetensors", PROMPT, b"")
     with pytest.raises(InvalidRequest, match=r"name it x\.safetensors"):
         llm.save_prompt(PROMPT, tmp_path / "x")
@@ -277,7 +277,7 @@ def test_only_paths_below_the_folder(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="must be a path below"):
             below(folder, path, what="path")
     for path in ("link", "link/x", "file"):
-        with pytest.raises(InvalidRequest, match="passes the link"):
+        with pytest.raises(InvalidRequest, match="goes through the symbolic link"):
             below(folder, path, what="path")
     assert below(folder, "a/b.safetensors", what="path") == folder.resolve() / "a" / "b.safetensors"
     linked = tmp_path / "to_saved"
@@ -308,7 +308,7 @@ def test_a_real_model_s_pages_are_converted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 300, "a/" + "\u00e9" * 150 + "/b"])
 def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="200 bytes are enough"):
+    with pytest.raises(InvalidRequest, match="must have at most 200 bytes"):
         below(tmp_path, name, what="path")
 
 

@@ -110,7 +110,7 @@ WRONG = [
         pb.RerankRequest(query="q", documents=["d"], yes="y", no="n", top_n=0),
         "top_n must be at least 1, got 0",
     ),
-    (pb.RerankRequest(query="q", documents=["d"], template="{query}"), "must have {document} once"),
+    (pb.RerankRequest(query="q", documents=["d"], template="{query}"), "must contain {document} once"),
     (pb.RerankRequest(query="q", documents=["d" * 5000], yes="y", no="n"), "shorten"),
 ]
 WRONG_EMBEDDINGS = [
@@ -125,7 +125,7 @@ def test_a_score_needs_an_answer() -> None:
     answers = RerankAnswers(5, 6)
     assert answers.score([TokenLogprob(5, -0.1, ((5, -0.1), (9, -3.0)))]) == 1.0
     assert answers.score([TokenLogprob(6, -0.1, ((6, -0.1), (9, -3.0)))]) == pytest.approx(0)
-    with pytest.raises(InvalidRequest, match="neither answer"):
+    with pytest.raises(InvalidRequest, match="does not answer yes or no"):
         answers.score([TokenLogprob(9, -0.1, ((9, -0.1), (8, -3.0)))])
     with pytest.raises(RequestFailed, match="ended before"):
         answers.score([])

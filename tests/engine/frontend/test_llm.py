@@ -91,7 +91,7 @@ def test_a_list_with_one_bad_prompt_is_refused_before_anything_is_computed() -> 
 
 @pytest.mark.parametrize("wrong", [3, None, b"ab", {"prompt": "ab"}, {"ab"}, [None], [b"ab"], iter("ab")])
 def test_what_is_no_prompt_is_refused(wrong: Any) -> None:
-    with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^a prompt is text, .* got "):
+    with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^a prompt must be text, .* got "):
         llm.generate(wrong)
 
 

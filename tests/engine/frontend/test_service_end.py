@@ -194,7 +194,7 @@ async def test_info_and_tokenizer_are_the_models() -> None:
     async with running() as (engine, _, _):
         assert engine.info.name == "fake"
         assert engine.tokenizer.vocab_size == byte_tokenizer().vocab_size
-        with pytest.raises(RuntimeError, match="was started before"):
+        with pytest.raises(RuntimeError, match="can be started only once"):
             await engine.start()
 
 

@@ -88,7 +88,7 @@ async def test_each_sample_counts_against_the_share() -> None:
     async with running(config, gate=gate) as (engine, _, _):
         first = asyncio.create_task(collect(engine.generate([1, 2], many, tenant=ALICE)))
         await until(lambda: bool(engine._open.streams()))
-        with pytest.raises(Overloaded, match=r"3 requests of this tenant .* each sample counted"):
+        with pytest.raises(Overloaded, match=r"3 requests of this tenant .*each sample counts"):
             await collect(engine.generate([1, 2], replace(many, n=2), tenant=ALICE))
         others = [engine.generate([1, 2], TWO, tenant=ALICE), engine.generate([1], many, tenant=BOB)]
         rest = [asyncio.create_task(collect(each)) for each in others]
@@ -108,7 +108,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait(monkeypatch: pytes
         (begun,) = engine._open.streams()
         await until(lambda: begun.request.number in engine.gauges().prompts_left)  # it waits no longer
         await senders.send(ALICE, [1] * 30)
-        with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* with the 30 .* than 50"):
+        with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* and the 30 .* exceed 50"):
             await senders.send(ALICE, [1] * 30)
         await senders.send(ALICE, [1] * 20)
         await senders.send(BOB, [2] * 50)

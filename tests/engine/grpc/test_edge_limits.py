@@ -264,7 +264,7 @@ async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
         await eventually(lambda: its.server.handler.num_active == 2, "both are in")
         batch = its.client.stub.GenerateMany()
         await eventually(lambda: _num_calls(its) == 3, "the batch is in")
-        with pytest.raises(grpc.aio.AioRpcError, match="3 calls are being served and at most 3") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="3 calls are being served, but at most 3") as caught:
             await its.client.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ def test_listening_to_strangers_is_said_once(
     security = Security(token_file=tokens if with_tokens else None)
     with caplog.at_level(logging.WARNING):
         security.warn_of_strangers(Address(host, 50051))
-    assert [record.message for record in caplog.records if "anybody who reaches" in record.message] == (
+    assert [record.message for record in caplog.records if "anyone who can reach" in record.message] == (
         [caplog.records[0].message] if warns else []
     )
 
@@ -427,7 +427,7 @@ async def test_a_batch_with_nothing_to_do_is_ended() -> None:
         await busy.write(pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=2)))
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         for call in (idle, reflection):
-            with pytest.raises(grpc.aio.AioRpcError, match=r"nothing to do|must come within"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"was idle for|must arrive within"):
                 await asyncio.wait_for(call.read(), 20)
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not busy.done(), "it waits for what it asked for"
@@ -499,7 +499,7 @@ async def test_long_prompts_of_ids_are_read_as_they_were_sent() -> None:
         whole = await collect(its.client.generate(ids, SHORT))
         assert whole[0].prompt_tokens == len(ids)
         assert await its.client.detokenize(ids) == "".join(map(chr, ids))
-        with pytest.raises(InvalidRequest, match="token id 999, "):
+        with pytest.raises(InvalidRequest, match="got 999; "):
             await collect(its.client.generate([*ids, 999], SHORT))
         with pytest.raises(InvalidRequest, match="60000 token ids"):
             await collect(its.client.generate(ids + ids, SHORT))

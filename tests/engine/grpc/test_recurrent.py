@@ -108,10 +108,16 @@ async def test_a_miss_for_want_of_a_state_says_where_the_nearest_is(tmp_path: Pa
             await collect(its.client.generate(prompt, short, request_id=name))
             said[name] = (await its.client.cache.explain(name)).text
     assert said["junction"].startswith("0 of 47 prompt tokens were cached")
-    assert "reach to position 24, but there is no state at 24: there is none before it" in said["junction"]
+    assert (
+        "reach to position 24, but no recurrent state is cached there; no earlier one is cached"
+        in said["junction"]
+    )
     assert said["found"].startswith("24 of 47 prompt tokens were cached")
     assert said["behind it"].startswith("24 of 46 prompt tokens were cached")
-    assert "reach to position 32, but there is no state at 32: the nearest is at 24" in said["behind it"]
+    assert (
+        "reach to position 32, but no recurrent state is cached there; the nearest state before is at 24"
+        in said["behind it"]
+    )
     core.check()
 
 

@@ -260,7 +260,7 @@ def test_the_key_of_salts_stays_with_the_pages_and_is_nobody_elses(tmp_path: Pat
     assert load_tenant_salts(tmp_path / "other").of("a") != first
     assert load_tenant_salts(None).of("a") != load_tenant_salts(None).of("a")
     file.write_bytes(b"cut")
-    with pytest.raises(InvalidConfig, match="has 3 bytes and must have 32; remove it"):
+    with pytest.raises(InvalidConfig, match="has 3 bytes but must have 32; remove it"):
         load_tenant_salts(folder)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match="--cache-dir"):
@@ -287,8 +287,8 @@ async def test_a_tenants_pages_are_found_after_a_restart_with_the_folders_key(tm
 
 
 WRONG_TOKENS = {
-    "empty": ("", "no tokens"),
-    "comments only": ("# nothing\n\n", "no tokens"),
+    "empty": ("", "at least one token"),
+    "comments only": ("# nothing\n\n", "at least one token"),
     "three words": ("a b c", "line 1"),
     "control character": ("ok\nna\x07ughty", "line 2"),
     "not ASCII": ("tökén", "line 1"),

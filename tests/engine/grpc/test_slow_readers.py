@@ -80,7 +80,7 @@ async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read(
             await eventually(lambda: all_idle(its.engine), "it is computed to its end", within=60)
             assert its.engine.gauges().num_running == 0
             assert _unread(its) > 1_000_000
-            with pytest.raises(Overloaded, match="bytes of output are unread by their clients"):
+            with pytest.raises(Overloaded, match="bytes of output are unread by clients"):
                 await collect(its.client.generate("b", SHORT))
             await slow.read_on()
             assert slow.num_tokens == 3000

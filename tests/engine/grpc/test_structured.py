@@ -90,7 +90,7 @@ async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
             await collect(its.client.generate("x", _params(StructuredOutput(json_schema={"type": "strin"}))))
         assert its.num_steps == 0
         empty = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(structured=pb.Structured()))
-        with pytest.raises(grpc.aio.AioRpcError, match="structured says nothing"):
+        with pytest.raises(grpc.aio.AioRpcError, match="structured must have one field set"):
             await its.client.stub.Generate(empty).read()
 
 
@@ -115,7 +115,7 @@ async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
             refused |= done
             jobs = [job for job in jobs if job not in done]
         for job in refused:
-            with pytest.raises(Overloaded, match=r"5 schemas and grammars .*wait to be compiled"):
+            with pytest.raises(Overloaded, match=r"5 schemas and grammars .*are waiting to be compiled"):
                 await job
         chat = [{"role": "user", "content": "one word"}]
         whole = await collect(its.client.generate(chat, SamplingParams(max_tokens=5)))

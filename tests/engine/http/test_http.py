@@ -162,7 +162,10 @@ HTTP_WRONG = {
     "port": (["--port", "x"], "port must"),
     "half of TLS": ([*HTTP, "--ssl-certfile", "x"], "--tls-key"),
     "no such certificate": ([*HTTP, "--ssl-certfile", "x", "--ssl-keyfile", "y"], "--tls-cert x"),
-    "the port of gRPC": (["--http", "127.0.0.1:7", "--listen", "127.0.0.1:7"], "--http 127.0.0.1:7 are one"),
+    "the port of gRPC": (
+        ["--http", "127.0.0.1:7", "--listen", "127.0.0.1:7"],
+        "--http 127.0.0.1:7 name the same port",
+    ),
     "the port of metrics": (["--http", "0.0.0.0:7", "--metrics", "127.0.0.1:7"], "give each its own"),
     "no certificate": ([*HTTP, "--ssl-certfile", __file__, "--ssl-keyfile", __file__], "PEM certificate"),
     "a message of any size": (["--max-message-size", "9999TiB"], "at most 2147483647 bytes"),

@@ -115,7 +115,7 @@ def test_how_long_sequences_may_be(scaling: dict[str, Any] | None, default: int,
     assert lengths_of(config) == (default, most)
     assert model_length(config, None) == default
     assert model_length(config, most) == most
-    with pytest.raises(InvalidConfig, match=f"made for {most} positions; give at most that"):
+    with pytest.raises(InvalidConfig, match=f"must be at most {most}, for which the model was trained"):
         model_length(config, most + 1)
 
 

@@ -78,7 +78,7 @@ def test_weights_are_counted_from_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "data", "message"),
     [
-        ({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, bytes(9), "should be .* bytes long"),
+        ({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, bytes(9), "must be .* bytes long"),
         (b"not json", b"", "damaged"),
         ({"x": {"shape": [4]}}, b"", "damaged"),
         ([1, 2], b"", "damaged"),
@@ -96,7 +96,7 @@ def test_damaged_weights_are_refused_by_name(
 def test_a_header_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes((10**9).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ModelLoadError, match="claims 1000000000 bytes of 10"):
+    with pytest.raises(ModelLoadError, match="claims 1000000000 bytes, but the file has 10"):
         memory.tensors_of(file)
     file.write_bytes(b"\1")
     with pytest.raises(ModelLoadError, match="damaged"):

@@ -126,11 +126,11 @@ def test_formats_that_cannot_hold_the_rows_are_named(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     result = planned(folder(tmp_path, **QWEN), memory=1000)
     assert not result["fits"]
-    assert "nothing is left for pages" in plan.render(result)
+    assert "no memory is left for pages" in plan.render(result)
 
 
 def test_a_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="context is 50000, but the model was made for 40960"):
+    with pytest.raises(InvalidConfig, match=r"context must be at most 40960.* got 50000"):
         planned(folder(tmp_path, **QWEN), memory=1, context=50000)
     assert model_length(QWEN, 100) == 100
     assert model_length({"model_type": "x"}, None) == 4096

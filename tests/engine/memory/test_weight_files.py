@@ -54,9 +54,9 @@ def test_the_files_of_a_folder(
         (TWO[:1], TWO, f"lacks {TWO[1]}, which model.safetensors.index.json names"),
         (TWO[:1], (), f"lacks {TWO[1]}; download"),
         ((), THREE, f"lacks {', '.join(THREE)}, which"),
-        ((*TWO, *THREE), (), "2 complete sets of shards"),
+        ((*TWO, *THREE), (), "2 complete sets of weight files"),
         ((), ("../weights.safetensors",), "files of its own folder"),
-        (("pytorch_model.bin",), (), "and pytorch_model.bin in a format that is not read here"),
+        (("pytorch_model.bin",), (), "but pytorch_model.bin in an unsupported format"),
         ((), (), r"no model\*\.safetensors file; a model folder holds"),
     ],
 )

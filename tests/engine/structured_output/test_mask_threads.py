@@ -79,7 +79,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_threads, "MAX_WAIT_S", 60.0)
 
 
-def give_up(own: Constraint, why: str = "regex could not be followed: it is too ambiguous") -> None:
+def give_up(own: Constraint, why: str = "regex could not be checked: it is too ambiguous") -> None:
     """Wait for a mask that is stuck, but not for long once it has begun."""
     own.prepare()
     matcher: Any = own._matcher
@@ -114,7 +114,7 @@ def test_a_mask_that_is_stuck_fails_its_request_and_nobody_else(threads: MaskThr
     give_up(stuck)
     assert constraint(threads, Matcher()).allowed().any()
     assert other.is_stuck
-    with pytest.raises(ConstraintFailed, match="another output under it is too costly"):
+    with pytest.raises(ConstraintFailed, match="another output with it is too costly"):
         other.allowed()
     gate.set()
     _until(lambda: not other.is_stuck and not threads.num_stuck)
@@ -154,7 +154,7 @@ def test_stuck_threads_are_replaced_and_bounded(threads: MaskThreads) -> None:
 
 def test_errors_and_panics_of_the_library_are_the_requests_own(threads: MaskThreads) -> None:
     for error, shown in (("too many items\n<state>\nlong", "too many items$"), ("panic", "panicked")):
-        with pytest.raises(ConstraintFailed, match=f"regex could not be followed: {shown}"):
+        with pytest.raises(ConstraintFailed, match=f"regex could not be checked: {shown}"):
             constraint(threads, Matcher(error=error)).allowed()
     assert constraint(threads, Matcher()).allowed().any()
 
@@ -455,7 +455,7 @@ def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
     own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
     made = own.compile(StructuredOutput(regex="ab"))
     made._lexer.num_stuck = 1
-    with pytest.raises(InvalidRequest, match="regex cannot be used now: another output under it"):
+    with pytest.raises(InvalidRequest, match="regex cannot be used now: another output with it"):
         own.compile(StructuredOutput(regex="ab"))
     own.compile(StructuredOutput(regex="abc"))
     made._lexer.num_stuck = 0

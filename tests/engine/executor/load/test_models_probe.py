@@ -167,7 +167,7 @@ def test_choices_that_only_long_texts_need_are_known_at_load(
     assert run_probe(tmp_path / "masks", "deepseek_v32", ReferenceBackend(), **settings).gathers
     monkeypatch.setattr(ReferenceBackend, "takes_masks", False)
     with pytest.raises(
-        ModelLoadError, match=r"'deepseek_v32' .* choose positions .* reference backend has no"
+        ModelLoadError, match=r"'deepseek_v32' .* select positions .* reference backend has no"
     ):
         run_probe(tmp_path / "no masks", "deepseek_v32", ReferenceBackend(), **settings)
 

@@ -145,9 +145,9 @@ def test_a_mistake_is_refused_at_any_scale(
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (no_causal_mask, "when it is alone, in one chunk"),
-        (neighbours_offset, "when it is alone, in one chunk"),
-        (longest_offset, "when it is alone, in one chunk"),
+        (no_causal_mask, "when it is computed alone and in one chunk"),
+        (neighbours_offset, "when it is computed alone and in one chunk"),
+        (longest_offset, "when it is computed alone and in one chunk"),
         (lambda _: None, None),
     ],
     ids=["no mask", "a neighbour's offset", "the longest's offset", "nothing wrong"],

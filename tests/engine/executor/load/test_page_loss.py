@@ -129,5 +129,5 @@ def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
         assert not caplog.records
         LLM(EngineConfig(model=folder, num_pages=32, kv_format="int8")).close()
     (record,) = caplog.records
-    assert "kv_format int8 changes what the model predicts" in record.getMessage()
+    assert "kv_format int8 raises the perplexity" in record.getMessage()
     assert record.getMessage().endswith("use kv_format auto, or bf16")

@@ -224,7 +224,7 @@ def test_a_step_computed_twice_is_refused() -> None:
         run.step((0, 1))
         run.at[0] = 5
         with pytest.raises(
-            ValueError, match="holds the state after 6 tokens, and its sequence goes on after 5"
+            ValueError, match="holds the state after 6 tokens, but its sequence continues after 5"
         ):
             run.step((0, 1))
 

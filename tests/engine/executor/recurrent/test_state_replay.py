@@ -171,7 +171,7 @@ def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) ->
     assert driver.model.graph_runner is not None
     assert driver.model.graph_runner.is_computed
     driver.at[0] -= 1
-    with pytest.raises(ValueError, match="a step is computed once"):
+    with pytest.raises(ValueError, match="restore the slots before a step is computed again"):
         driver.step({0: 1})
 
 

@@ -50,7 +50,7 @@ async def test_a_request_is_explained_by_what_came_before_it() -> None:
         misses = {miss.reason: miss.tokens for miss in (await its.client.cache.explain("other tail")).misses}
         assert misses == {pb.MISS_REASON_NEW: 12, pb.MISS_REASON_PARTIAL_PAGE: 2}
         for unknown in ("never", "x" * 200):
-            with pytest.raises(NotFound, match="no request of this id"):
+            with pytest.raises(NotFound, match="no request with this id"):
                 await its.client.cache.explain(unknown)
         with pytest.raises(InvalidRequest, match="request_id"):
             await its.client.cache.explain("")
@@ -143,7 +143,7 @@ async def test_pins_outlive_pressure_until_they_are_let_go() -> None:
         stats = await cache.stats()
         assert [(pin.name, pin.num_tokens) for pin in stats.pins] == [("mine", 20)]
         assert (stats.pinned_pages, stats.max_pinned_pages) == (5, 6)
-        with pytest.raises(Overloaded, match="5 pages are pinned and at most 6"):
+        with pytest.raises(Overloaded, match="5 pages are pinned, and this pin would exceed the limit of 6"):
             await cache.pin("too much", prefix_of(token_ids=[11] * 60))
         assert (await cache.unpin("mine")).pinned_pages == 0
         with pytest.raises(NotFound, match="'mine'"):
@@ -165,7 +165,7 @@ async def test_a_pin_by_request_keeps_its_answer_and_its_salt() -> None:
         assert (await say(its, turn, salt="s")).cached_tokens == 32
         assert (await say(its, turn)).cached_tokens == 0
         by_text = prefix_of(text="nothing of the sort")
-        with pytest.raises(NotFound, match="nothing of these 19 tokens is cached"):
+        with pytest.raises(NotFound, match="none of these 19 tokens is cached"):
             await its.client.cache.pin("text", by_text)
 
 

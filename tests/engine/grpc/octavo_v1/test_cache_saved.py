@@ -35,7 +35,7 @@ async def test_one_prompt_moves_to_another_server(tmp_path: Path) -> None:
     config = small_config(save_dir=tmp_path)
     async with served(config=config) as its:
         first = await say(its, PROMPT, salt="s")
-        with pytest.raises(NotFound, match="nothing of these 22 tokens is cached"):
+        with pytest.raises(NotFound, match="none of these 22 tokens is cached"):
             await its.client.cache.save("a/x.safetensors", prefix_of(token_ids=PROMPT))
         saved = await its.client.cache.save("a/x.safetensors", prefix_of(token_ids=PROMPT, cache_salt="s"))
         assert (saved.num_pages, saved.num_tokens) == (5, 20)

@@ -170,7 +170,7 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
         await say(its, [*range(200, 222)])
         await router.learns([*range(200, 222)], 20)  # before it can learn that they are gone
         reply = await its.stub.FlushCache(pb.FlushCacheRequest())
-        assert (reply.success, "forgotten" in reply.message) == (True, True)
+        assert (reply.success, "discarded" in reply.message) == (True, True)
         await router.learns([*range(200, 222)], 0)
         assert router.index.path == {}
         loads = [batch.load for batch in router.batches]
