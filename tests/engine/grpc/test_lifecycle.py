@@ -74,7 +74,7 @@ async def test_reflection_describes_the_service() -> None:
     methods = {method.name for method in file.service[0].method}
     assert methods == {
         "Generate", "GenerateMany", "Embed", "Rerank", "Tokenize", "Detokenize", "Abort", "GetModelInfo",
-        "GetServerInfo",
+        "GetServerInfo", "LoadAdapter", "UnloadAdapter", "ListAdapters",
     }  # fmt: skip
 
 

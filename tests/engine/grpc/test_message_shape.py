@@ -54,10 +54,10 @@ def test_many_ids_are_one_list() -> None:
         return pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300] * count)).SerializeToString()
 
     long, short = request(SHORT_MESSAGE), request(10)
-    found = parsed(long + short, PARSE)
+    found = parsed(short + long, PARSE)
     with pytest.raises(InvalidRequest, match="must be one packed list"):
         ids_of(found.token_ids, found.token_ids.ids)
-    for several in (long + long, short + long + short):
+    for several in (long + long, long + short, short + long + short):
         with pytest.raises(InvalidRequest, match="fields"):
             parsed(several, PARSE)
 

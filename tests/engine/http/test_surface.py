@@ -455,7 +455,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an invented one": (CHAT, {"messages": [{**HI[0], "mood": "x"}]}, "messages[0].mood"),
     "a format": (CHAT, {"messages": HI, "response_format": {"type": "xml"}}, "response_format.type"),
     "a bias": (CHAT, {"messages": HI, "logit_bias": {"x": 1}}, "logit_bias must have token ids"),
-    "a token": (DETOKENIZE, {"tokens": [10**6]}, "token ids must be in"),
+    "a token": (DETOKENIZE, {"tokens": [10**6]}, "outside the vocabulary"),
     "both inputs": (TOKENIZE, {"prompt": "a", "messages": HI}, "one of prompt and messages"),
     "dimensions": (EMBEDDINGS, {"input": "a", "dimensions": 10**6}, "dimensions must be between 1 and"),
     "no documents": (RERANK, {"query": "a", "documents": [], "yes": "a", "no": "b"}, "documents can be rer"),

@@ -104,8 +104,8 @@ def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path
     assert (residual["residual"], residual["pages_per_sequence"]) == (True, 1 + 2)
     assert (group["window"], group["keep"]) == (1016, 4)
     assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 may touch 33 pages of 32
-    assert "28 layers see the first 4 positions and the last 1016: 34 pages" in plan.render(plans[1])
-    with pytest.raises(InvalidConfig, match="max_kv_size is 50000, but the model was made for 40960"):
+    assert "28 layers see the first 4 positions and the last 1016: 34 separate pages" in plan.render(plans[1])
+    with pytest.raises(InvalidConfig, match="max_kv_size must be at most 40960"):
         planned(path, max_kv_size=50_000)
 
 
