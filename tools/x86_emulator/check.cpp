@@ -284,6 +284,26 @@ void shuffles() {
   EXPECT(taken[0] == 0 && taken[1] == 15 && taken[2] == 1 && taken[3] == 0x80 && taken[14] == 7);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(taken), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(small)));
   EXPECT(taken[0] == 15 && taken[2] == 3 && taken[14] == 7);
+  const __m128i codes = _mm_setr_epi8(-1, 2, -128, 127, 0x35, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, -15);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_and_si128(_mm_srli_epi16(codes, 4), _mm_set1_epi8(15)));
+  EXPECT(taken[0] == 15 && taken[1] == 0 && taken[2] == 8 && taken[3] == 7 && taken[4] == 3 && taken[15] == 15);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_unpackhi_epi64(codes, codes));
+  EXPECT(taken[0] == 8 && taken[7] == 0xf1 && taken[8] == 8);
+  float eight[8];
+  _mm256_storeu_ps(eight, _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+                                                      _mm256_set1_ps(0.5f)), _mm256_set1_ps(1)));
+  EXPECT(eight[0] == 0.5f && eight[1] == 2 && eight[2] == -63 && eight[3] == 64.5f && eight[7] == 4.5f);
+  _mm256_storeu_ps(eight, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)));
+  EXPECT(eight[0] == 255 && eight[2] == 128 && eight[3] == 127);
+  const float four[4] = {1, 2, 3, 4};
+  const __m512 quads = _mm512_broadcast_f32x4(_mm_loadu_ps(four));
+  EXPECT(Floats::from(quads).at[0] == 1 && Floats::from(quads).at[15] == 4);
+  const __m512 tens = _mm512_broadcast_f32x4(_mm_setr_ps(10, 20, 30, 40));
+  EXPECT(Floats::from(_mm512_permute_ps(tens, 0x4e)).at[4] == 30 &&
+         Floats::from(_mm512_permute_ps(tens, 0xb1)).at[15] == 30);
+  const __m512 counted = Floats::of([](int i) { return i; });
+  const Floats shuffled = Floats::from(_mm512_shuffle_f32x4(counted, tens, 0xd8));
+  EXPECT(shuffled.at[0] == 0 && shuffled.at[4] == 8 && shuffled.at[8] == 10 && shuffled.at[15] == 40);
   alignas(64) Floats aligned;
   _mm512_store_ps(aligned.at, _mm512_load_ps(Floats::of([](int i) { return i; }).at));
   EXPECT(aligned.at[15] == 15);

@@ -27,7 +27,12 @@ inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
 inline Doubles only_from(Doubles values, Doubles bound) {
+#ifdef OCTAVO_EMULATED  // GCC 12 ends with an internal error where 512 bits have no instructions
+  for (int i = 0; i < kWidth; ++i) values[i] = values[i] >= bound[i] ? values[i] : 0;
+  return values;
+#else
   return (Doubles)((DoubleBits)values & (values >= bound));
+#endif
 }
 
 // The larger of a number and each value (GCC makes a comparison and a blend of the plain expression).

@@ -394,6 +394,41 @@ OCTAVO_EMULATED __m128i _mm_unpacklo_epi8(__m128i a, __m128i b) {
   return x86_emulator::read<__m128i>(to);
 }
 
+// Rows of codes as floats, with 128 and 256 bits.
+OCTAVO_EMULATED __m128i _mm_set1_epi8(char value) { return (__m128i)(x86_emulator::Lanes128<char>{} + value); }
+template <class... Values>
+OCTAVO_EMULATED __m128i _mm_setr_epi8(Values... values) {
+  static_assert(sizeof...(values) == 16);
+  const int8_t bytes[16] = {int8_t(values)...};
+  return x86_emulator::read<__m128i>(bytes);
+}
+OCTAVO_EMULATED __m128i _mm_and_si128(__m128i a, __m128i b) { return a & b; }
+OCTAVO_EMULATED __m128i _mm_srli_epi16(__m128i a, int count) {
+  return (__m128i)((x86_emulator::Lanes128<uint16_t>)a >> uint16_t(count));
+}
+OCTAVO_EMULATED __m128i _mm_unpackhi_epi64(__m128i a, __m128i b) { return __m128i{a[1], b[1]}; }
+template <class Byte>
+OCTAVO_EMULATED __m256i octavo_widened(__m128i a) {
+  Byte from[16];
+  int32_t to[8];
+  std::memcpy(from, &a, 16);
+  for (int i = 0; i < 8; ++i) to[i] = from[i];
+  return x86_emulator::read<__m256i>(to);
+}
+OCTAVO_EMULATED __m256i _mm256_cvtepi8_epi32(__m128i a) { return octavo_widened<int8_t>(a); }
+OCTAVO_EMULATED __m256i _mm256_cvtepu8_epi32(__m128i a) { return octavo_widened<uint8_t>(a); }
+OCTAVO_EMULATED __m256 _mm256_cvtepi32_ps(__m256i a) {
+  int32_t from[8];
+  std::memcpy(from, &a, 32);
+  __m256 to;
+  for (int i = 0; i < 8; ++i) to[i] = float(from[i]);
+  return to;
+}
+OCTAVO_EMULATED __m256 _mm256_set1_ps(float value) { return __m256{} + value; }
+OCTAVO_EMULATED __m256 _mm256_mul_ps(__m256 a, __m256 b) { return a * b; }
+OCTAVO_EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) { return a + b; }
+OCTAVO_EMULATED void _mm256_storeu_ps(void* to, __m256 value) { x86_emulator::write(to, value); }
+
 // VPSHUFD: of each 128 bits, two bits of `select` for each word.
 typedef int _MM_PERM_ENUM;
 OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
@@ -439,6 +474,20 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int select) {
     to[2 * lane + 1] = from[2 * at + 1];
   }
   return to;
+}
+OCTAVO_EMULATED __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int select) {
+  return (__m512)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, select);
+}
+// VPERMILPS: of each 128 bits, two bits of `select` for each value.
+OCTAVO_EMULATED __m512 _mm512_permute_ps(__m512 a, int select) {
+  __m512 to;
+  for (int i = 0; i < 16; ++i) to[i] = a[i / 4 * 4 + (select >> (2 * (i % 4)) & 3)];
+  return to;
+}
+OCTAVO_EMULATED __m128 _mm_loadu_ps(const void* from) { return x86_emulator::read<__m128>(from); }
+OCTAVO_EMULATED __m128 _mm_setr_ps(float a, float b, float c, float d) { return __m128{a, b, c, d}; }
+OCTAVO_EMULATED __m512 _mm512_broadcast_f32x4(__m128 value) {
+  return (__m512)_mm512_broadcast_i32x4((__m128i)value);
 }
 
 // The CPU's own control word: it bears on the emulated operations, too.

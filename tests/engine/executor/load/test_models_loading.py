@@ -86,7 +86,7 @@ def test_plan_splits_a_budget_among_groups_as_the_engine_does(tmp_path: Path, ar
     assert [group["window"] for group in residual] == [PAGE_SIZE + 1] * 2
     assert (full["window"], window["window"]) == (None, tiny_models.WINDOW)
     assert window["pages"] < full["pages"] == row["pages"]
-    assert f"2 layers see {tiny_models.WINDOW} positions: 3 pages" in render(result)
+    assert f"2 layers see {tiny_models.WINDOW} positions: 3 separate pages" in render(result)
     runner = load(
         path,
         "cpu",
@@ -333,8 +333,8 @@ def test_failures_to_load_are_one_clear_line(tmp_path: Path, folder: Path) -> No
     assert "cannot load" in refused(broken)
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert "should be" in refused(broken)
-    assert "max_model_len is 1025" in refused(folder, max_model_len=1025)  # linear scaling by 2
+    assert "bytes long, but has" in refused(broken)
+    assert "max_model_len must be at most 1024" in refused(folder, max_model_len=1025)  # linear scaling by 2
     assert "are available; lower kv_memory or num_pages" in refused(folder, num_pages=10**9)
     assert issubclass(ModelLoadError, InvalidConfig)
 
