@@ -1,28 +1,20 @@
-"""What a request over HTTP costs before its limits: each endpoint gets bodies that have as much as possible
-of one thing, in every field."""
+"""Wrong values of a request over HTTP are told in few words: each endpoint gets bodies that have as much as
+possible of one thing, in every field."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from hostile_child import Harness, child
 from octavo.engine.http.app import POSTS
 from octavo.engine.http.errors import FieldError
 from octavo.engine.http.request_model import MAX_VALUES, parse
 
 pytestmark = pytest.mark.server
 
-SIZE = 1 << 20  # of a body
-MAX_GROWTH = 4.5  # times the body; half of one is what any request takes
-MAX_GROWTH_NUMBERS = 72  # of one digit: nothing bounds their number, because prompts are lists of ids
 MAX_ERRORS = 50  # that pydantic tells of one body, of 1 KB each
 ITEMS = ('"a"', "1", "1.5", "[]", "{}", "null", "[1]", '{"text":"a"}')
 SAMPLES: dict[str, str] = {
@@ -36,7 +28,7 @@ SAMPLES: dict[str, str] = {
     "lora_name": '"a"',
     "lora_path": '"a"',
 }
-ENDPOINTS = {kind: path for path, (kind, _) in POSTS.items()}
+ENDPOINTS = [kind for kind, _ in POSTS.values()]
 
 
 def values(size: int) -> Iterator[tuple[str, str]]:
@@ -60,44 +52,6 @@ def bodies(kind: Any, size: int) -> Iterator[tuple[str, bytes]]:
         for what, value in values(size):
             fields = ",".join(f'"{key}":{text}' for key, text in (begin | {name: value}).items())
             yield f"{name}: {what}", b"{" + fields.encode() + b"}"
-
-
-async def post(address: str, path: str, body: bytes) -> str:
-    """Return the status and the beginning of the answer."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    answer = b""
-    try:
-        with contextlib.suppress(ConnectionError):  # it does not read what it refuses
-            while piece := await asyncio.wait_for(reader.read(2**16), 20):
-                answer += piece
-    finally:
-        writer.close()
-    return answer[9:12].decode() + answer.partition(b"\r\n\r\n")[2][:70].decode(errors="replace")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ENDPOINTS, ids=lambda kind: str(kind.__name__))
-async def test_nothing_costs_much_before_its_limits(kind: Any, tmp_path: Path) -> None:
-    async with child(tmp_path) as server:
-        harness = Harness(server)
-        text = b'{"prompt":"' + b"a" * SIZE + b'"}'
-        await harness.begin(functools.partial(post, server.http, "/v1/completions", text))
-        wrong = {
-            name: found
-            for name, body in bodies(kind, SIZE)
-            if (
-                found := await harness.excess(
-                    functools.partial(post, server.http, ENDPOINTS[kind], body),
-                    size=SIZE,
-                    most=MAX_GROWTH_NUMBERS if name.endswith(("many 1", "many 1.5")) else MAX_GROWTH,
-                )
-            )
-        }
-    assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
 
 
 @pytest.mark.parametrize("kind", ENDPOINTS, ids=lambda kind: str(kind.__name__))
