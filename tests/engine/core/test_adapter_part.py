@@ -130,7 +130,7 @@ def test_an_adapter_in_use_cannot_be_unloaded(core: EngineCore) -> None:
         with pytest.raises(InvalidRequest, match=f"adapter '{name}' must not be in use, got 1 unfinished"):
             core.adapters.load(name, Path("/srv/other"), replace=True)
     run(core, 12)
-    assert core.gauges.adapters == (8, (), ())
+    assert not any(core.gauges.adapters[1:])
     assert core.adapters.load("a", Path("/srv/other"), replace=True).digest == b"other"
     core.adapters.unload("a")
     with pytest.raises(NotFound, match="'a'"):

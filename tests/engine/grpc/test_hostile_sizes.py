@@ -110,10 +110,10 @@ async def test_nothing_costs_much_before_its_limits(
         await harness.begin(info)
         wrong = {
             name: found
-            for name, *request in itertools.chain(cases(services), more)
+            for name, path, streams, message in itertools.chain(cases(services), more)
             if (
                 found := await harness.excess(
-                    functools.partial(call, channel, *request), size=SIZE, most=MAX_GROWTH
+                    functools.partial(call, channel, path, streams, message), size=SIZE, most=MAX_GROWTH
                 )
             )
         }
