@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from ..api.prompt import ChatPrompt
@@ -13,7 +12,6 @@ from ..api.structured_output import StructuredOutput
 from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
-from .generation import new_id
 from .messages_types import (
     ContentBlock,
     CountRequest,
@@ -21,7 +19,6 @@ from .messages_types import (
     MessageFields,
     MessagesRequest,
 )
-from .sampling import keep_likeliest
 from .turns import (
     NO_THINKING,
     Block,
@@ -32,12 +29,14 @@ from .turns import (
     content_of,
     one_system_message,
     prepare_turn,
+    sampling_of,
     unseen,
 )
 
 _BILLING = (
     "x-anthropic-billing-header"  # Claude Code's text for Anthropic's server; it changes with every request
 )
+_SIGNATURE = "octavo"  # placeholder, because thinking is not signed here but clients require a signature
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 
@@ -46,13 +45,8 @@ async def serve_messages(services: Services, request: MessagesRequest, exchange:
     request.check_served()
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
-    answer = _Answer(
-        turn, name, shows_thinking=not (request.thinking and request.thinking.display == "omitted")
-    )
-    if request.stream:
-        await answer.stream(exchange)
-    else:
-        await answer.whole(exchange)
+    shows = not (request.thinking and request.thinking.display == "omitted")
+    await _Answer(turn, name, shows_thinking=shows).write(exchange, stream=bool(request.stream))
 
 
 async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:
@@ -64,11 +58,7 @@ async def serve_count(services: Services, request: CountRequest, exchange: Excha
 
 
 def _params(services: Services, request: MessagesRequest) -> SamplingParams:
-    given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
-    for field in ("temperature", "top_p", "top_k"):
-        if (value := getattr(request, field)) is not None:
-            given[field] = value
-    keep_likeliest(given)
+    given = sampling_of(services, request, "temperature", "top_p", "top_k")
     thinking, output = request.thinking, request.output_config
     thinks = services.handler.engine.tokenizer.chat_format.reasoning is not None
     if thinking is not None and thinks:  # other models ignore the budget
@@ -265,63 +255,48 @@ def _given(value: str | None, where: str) -> str:
     return value
 
 
-class _Answer:
-    """Writes the response to one request."""
-
+class _Answer(TurnAnswer):
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
-        self._id = new_id("msg")
-        self._answer = TurnAnswer(turn, self._id, name)
-        self._name = name
+        super().__init__(turn, "msg", name)
         self._shows_thinking = shows_thinking
         self._places: dict[int, int] = {}  # places of shown blocks
 
-    async def whole(self, exchange: Exchange) -> None:
-        answer = self._answer
-        async with aclosing(answer.steps(exchange, final_only=True)) as steps:
-            async for _ in steps:
-                pass
-        content = [self._block(block) for block in answer.blocks.shown if self._is_shown(block)]
-        message = self._message(content) | self._end()
-        await exchange.answer(json.dumps(message, ensure_ascii=False).encode())
+    def _whole(self) -> dict[str, Any]:
+        content = [self._block(block) for block in self.blocks.shown if self._is_shown(block)]
+        return self._message(content) | self._end()
 
-    async def stream(self, exchange: Exchange) -> None:
-        answer = self._answer
-        async with aclosing(answer.steps(exchange, final_only=False)) as changes:
-            async for steps in changes:
-                if not exchange.is_started:
-                    await exchange.start_events()
-                    await _send(exchange, "message_start", message=self._message([]))
-                for step in steps:
-                    if self._is_shown(step[1]):
-                        await self._write(exchange, step)
+    def _first(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_start", "message": self._message([])}
+
+    def _last(self) -> Iterator[dict[str, Any]]:
         end = self._end()
         usage = end.pop("usage")
-        await _send(exchange, "message_delta", delta=end, usage=usage)
-        await _send(exchange, "message_stop")
-        await exchange.end_events(b"")
+        yield {"type": "message_delta", "delta": end, "usage": usage}
+        yield {"type": "message_stop"}
 
     def _is_shown(self, block: Block) -> bool:
         return self._shows_thinking or block.kind != "reasoning"
 
-    async def _write(self, exchange: Exchange, step: Step) -> None:
+    def _events(self, step: Step) -> Iterator[dict[str, Any]]:
         kind, block, text = step
+        if not self._is_shown(block):
+            return
         place = self._places.setdefault(block.index, len(self._places))
+        change = {"type": "content_block_delta", "index": place}
         if kind == "start":
             empty = self._block(Block(block.index, block.kind, name=block.name, call_id=block.call_id))
-            await _send(exchange, "content_block_start", index=place, content_block=empty)
+            yield {"type": "content_block_start", "index": place, "content_block": empty}
         elif kind == "stop":
             if block.kind == "reasoning":
-                delta = {"type": "signature_delta", "signature": _SIGNATURE}
-                await _send(exchange, "content_block_delta", index=place, delta=delta)
-            await _send(exchange, "content_block_stop", index=place)
+                yield change | {"delta": {"type": "signature_delta", "signature": _SIGNATURE}}
+            yield {"type": "content_block_stop", "index": place}
         else:
             named = {
                 "reasoning": ("thinking_delta", "thinking"),
                 "text": ("text_delta", "text"),
                 "call": ("input_json_delta", "partial_json"),
             }[block.kind]
-            delta = {"type": named[0], named[1]: text}
-            await _send(exchange, "content_block_delta", index=place, delta=delta)
+            yield change | {"delta": {"type": named[0], named[1]: text}}
 
     def _block(self, block: Block) -> dict[str, Any]:
         found: dict[str, Any] = {"type": _KINDS[block.kind]}
@@ -334,10 +309,10 @@ class _Answer:
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self._name,
+            "model": self.name,
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
@@ -346,30 +321,22 @@ class _Answer:
 
     def _end(self) -> dict[str, Any]:
         """Return the stop reason and the token counts."""
-        last = self._answer.last
+        last = self.last
         assert last is not None
         reason, sequence = "end_turn", None
-        if self._answer.was_cut:
+        if self.was_cut:
             reason = "max_tokens"
-        elif self._answer.blocks.has_calls:
+        elif self.blocks.has_calls:
             reason = "tool_use"
         elif isinstance(last.stop_match, str):
             reason, sequence = "stop_sequence", last.stop_match
         return {"stop_reason": reason, "stop_sequence": sequence, "usage": self._usage()}
 
     def _usage(self) -> dict[str, int]:
-        usage = self._answer.usage
+        usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
         }
-
-
-_SIGNATURE = "octavo"  # placeholder, because thinking is not signed here but clients require a signature
-
-
-async def _send(exchange: Exchange, name: str, **fields: Any) -> None:
-    data = json.dumps({"type": name, **fields}, ensure_ascii=False).encode()
-    await exchange.event(data, name=name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any
 
 from ..api.prompt import ChatPrompt
@@ -17,7 +15,6 @@ from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
 from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
-from .sampling import keep_likeliest
 from .turns import (
     NO_THINKING,
     Block,
@@ -27,6 +24,7 @@ from .turns import (
     check_parts,
     one_system_message,
     prepare_turn,
+    sampling_of,
     unseen,
 )
 
@@ -40,20 +38,13 @@ async def serve_responses(services: Services, request: ResponsesRequest, exchang
     request.check_served()
     name = services.check_model(request.model, exchange)
     answer = _Answer(await _turn(services, request), request, name)
-    if request.stream:
-        await answer.stream(exchange)
-    else:
-        await answer.whole(exchange)
+    await answer.write(exchange, stream=bool(request.stream))
 
 
 async def _turn(services: Services, request: ResponsesRequest) -> Turn:
     if isinstance(request.input, list):
         check_parts("input", request.input, request.tools)
-    given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
-    for field in ("temperature", "top_p"):
-        if (value := getattr(request, field)) is not None:
-            given[field] = value
-    keep_likeliest(given)
+    given = sampling_of(services, request, "temperature", "top_p")
     variables: dict[str, Any] = {}
     if request.reasoning is not None and request.reasoning.effort is not None:
         variables["reasoning_effort"] = request.reasoning.effort
@@ -215,14 +206,10 @@ def _decoded(content: str | None) -> str:
         return ""
 
 
-class _Answer:
-    """Writes the response to one request."""
-
+class _Answer(TurnAnswer):
     def __init__(self, turn: Turn, request: ResponsesRequest, name: str) -> None:
-        self._id = new_id("resp")
-        self._answer = TurnAnswer(turn, self._id, name)
+        super().__init__(turn, "resp", name)
         self._request = request
-        self._name = name
         self._created = int(time.time())
         self._ids: dict[int, str] = {}  # ids of items, by block
         self._namespaces = {
@@ -232,37 +219,25 @@ class _Answer:
         }
         self._sequence = 0
 
-    async def whole(self, exchange: Exchange) -> None:
-        answer = self._answer
-        async with aclosing(answer.steps(exchange, final_only=True)) as steps:
-            async for _ in steps:
-                pass
-        items = [self._item(block, self._status_of(block)) for block in answer.blocks.shown]
-        await exchange.answer(json.dumps(self._response(items), ensure_ascii=False).encode())
+    def _whole(self) -> dict[str, Any]:
+        shown = self.blocks.shown
+        return self._response([self._item(block, self._status_of(block)) for block in shown])
 
-    async def stream(self, exchange: Exchange) -> None:
-        answer = self._answer
-        async with aclosing(answer.steps(exchange, final_only=False)) as changes:
-            async for steps in changes:
-                if not exchange.is_started:
-                    await exchange.start_events()
-                    begun = self._response([], status="in_progress")
-                    await self._send(exchange, "response.created", response=begun)
-                    await self._send(exchange, "response.in_progress", response=begun)
-                for step in steps:
-                    for name, fields in self._events(step):
-                        await self._send(exchange, name, **fields)
-        items = [self._item(block, self._status_of(block)) for block in answer.blocks.all]
+    def _first(self) -> Iterator[dict[str, Any]]:
+        begun = self._response([], status="in_progress")
+        yield self._event("response.created", response=begun)
+        yield self._event("response.in_progress", response=begun)
+
+    def _last(self) -> Iterator[dict[str, Any]]:
+        items = [self._item(block, self._status_of(block)) for block in self.blocks.all]
         response = self._response(items)
-        await self._send(exchange, f"response.{response['status']}", response=response)
-        await exchange.end_events(b"")
+        yield self._event(f"response.{response['status']}", response=response)
 
-    async def _send(self, exchange: Exchange, kind: str, /, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._sequence, **fields}
+    def _event(self, kind: str, /, **fields: Any) -> dict[str, Any]:
         self._sequence += 1
-        await exchange.event(json.dumps(event, ensure_ascii=False).encode(), name=kind)
+        return {"type": kind, "sequence_number": self._sequence - 1, **fields}
 
-    def _events(self, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _events(self, step: Step) -> Iterator[dict[str, Any]]:
         kind, block, text = step
         here = {"output_index": block.index, "item_id": self._id_of(block)}
         part = {**here, "content_index": 0}
@@ -273,30 +248,30 @@ class _Answer:
             item = self._item(empty, "in_progress")
             if block.kind != "call":
                 item["content"] = []
-            yield "response.output_item.added", {"output_index": block.index, "item": item}
+            yield self._event("response.output_item.added", output_index=block.index, item=item)
             if block.kind != "call":
-                yield "response.content_part.added", {**part, "part": _part(block.kind, "")}
+                yield self._event("response.content_part.added", **part, part=_part(block.kind, ""))
         elif kind == "delta" and block.kind == "call":
-            yield "response.function_call_arguments.delta", {**here, "delta": text}
+            yield self._event("response.function_call_arguments.delta", **here, delta=text)
         elif kind == "delta":
-            yield f"response.{stem}.delta", {**part, "delta": text, **more}
+            yield self._event(f"response.{stem}.delta", **part, delta=text, **more)
         else:
             if block.kind != "call":
-                yield f"response.{stem}.done", {**part, "text": block.text, **more}
-                yield "response.content_part.done", {**part, "part": _part(block.kind, block.text)}
+                yield self._event(f"response.{stem}.done", **part, text=block.text, **more)
+                yield self._event("response.content_part.done", **part, part=_part(block.kind, block.text))
             elif block.is_whole:
                 done = {**here, **self._named(block), "arguments": block.text}
-                yield "response.function_call_arguments.done", done
+                yield self._event("response.function_call_arguments.done", **done)
             item = self._item(block, self._status_of(block))
-            yield "response.output_item.done", {"output_index": block.index, "item": item}
+            yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _id_of(self, block: Block) -> str:
         prefix = {"reasoning": "rs", "text": "msg", "call": "fc"}[block.kind]
         return self._ids.setdefault(block.index, new_id(prefix))
 
     def _status_of(self, block: Block) -> str:
-        last = block is self._answer.blocks.all[-1]
-        return "completed" if block.is_whole and not (last and self._answer.was_cut) else "incomplete"
+        last = block is self.blocks.all[-1]
+        return "completed" if block.is_whole and not (last and self.was_cut) else "incomplete"
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id_of(block), "status": status}
@@ -317,12 +292,12 @@ class _Answer:
         return self._namespaces.get(block.name, {"name": block.name})
 
     def _response(self, items: list[dict[str, Any]], status: str | None = None) -> dict[str, Any]:
-        request, answer = self._request, self._answer
+        request = self._request
         if status is None:
-            status = "incomplete" if answer.was_cut else "completed"
-        params = answer.turn.params
+            status = "incomplete" if self.was_cut else "completed"
+        params = self.turn.params
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -330,7 +305,7 @@ class _Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "model": self._name,
+            "model": self.name,
             "output": items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
@@ -347,8 +322,8 @@ class _Answer:
         }
 
     def _usage(self) -> dict[str, Any]:
-        usage, tokenizer = self._answer.usage, self._answer.turn.services.handler.engine.tokenizer
-        texts = (block.text for block in self._answer.blocks.all if block.kind == "reasoning")
+        usage, tokenizer = self.usage, self.turn.services.handler.engine.tokenizer
+        texts = (block.text for block in self.blocks.all if block.kind == "reasoning")
         num_reasoning = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
         return {
             "input_tokens": usage.prompt_tokens,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -24,7 +26,8 @@ from ..chat.tool_choice import ToolUse, tool_use
 from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
-from .generation import Job, Usage, run
+from .generation import Job, Usage, new_id, run
+from .sampling import keep_likeliest
 
 NO_THINKING = {"enable_thinking": False, "thinking": False}  # variables of chat templates
 MAX_PARTS = 2048  # messages, content parts and tools of one conversation, which the event loop reads
@@ -46,6 +49,14 @@ def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None
             field,
             f"{field} must have at most {MAX_PARTS} messages, parts and tools, got {count}; join some",
         )
+
+
+def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any]:
+    """Return the sampling parameters of a request, over those of the model."""
+    given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
+    given |= {field: value for field in fields if (value := getattr(request, field)) is not None}
+    keep_likeliest(given)
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,26 +220,23 @@ class Blocks:
         return "start", self._open, ""
 
 
-@dataclass(slots=True)
-class TurnAnswer:
-    """The response to a turn with one sample, during generation. ``id``: id for the client; ``model``: name
-    that the client requested."""
+class TurnAnswer(ABC):
+    """The response to a turn with one sample, in the form of one API. ``name``: name that the client
+    requested."""
 
-    turn: Turn
-    id: str
-    model: str
-    blocks: Blocks = field(default_factory=Blocks)
-    usage: Usage = field(default_factory=Usage)
-    last: Delta | None = None
+    def __init__(self, turn: Turn, prefix: str, name: str) -> None:
+        self.turn, self.name, self.id = turn, name, new_id(prefix)
+        self.blocks, self.usage = Blocks(), Usage()
+        self.last: Delta | None = None
 
-    async def steps(self, exchange: Exchange, *, final_only: bool) -> AsyncGenerator[list[Step], None]:
-        """Yield the changes of blocks, once per delta; ``last`` is set with the last one."""
+    async def write(self, exchange: Exchange, *, stream: bool) -> None:
+        """Serve the turn, whole or as a stream of events."""
         job = Job(
             prompts=[self.turn.prompt],
             params=self.turn.params,
-            model=self.model,
+            model=self.name,
             request_id=exchange.request_id or self.id,
-            final_only=final_only,
+            final_only=not stream,
         )
         reader = self.turn.reader()
         async with aclosing(run(self.turn.services, exchange, job)) as deltas:
@@ -241,9 +249,41 @@ class TurnAnswer:
                 steps = self.blocks.add(events)
                 if delta.finish_reason is not None:
                     steps += self.blocks.end()
-                yield steps
+                if not stream:
+                    continue
+                if not exchange.is_started:
+                    await exchange.start_events()
+                    await _send(exchange, self._first())
+                for step in steps:
+                    await _send(exchange, self._events(step))
+        if stream:
+            await _send(exchange, self._last())
+            await exchange.end_events(b"")
+        else:
+            await exchange.answer(_packed(self._whole()))
 
     @property
     def was_cut(self) -> bool:
         """Whether the output was cut at a limit."""
         return self.last is not None and self.last.finish_reason is FinishReason.LENGTH
+
+    @abstractmethod
+    def _whole(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _first(self) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _events(self, step: Step) -> Iterator[dict[str, Any]]: ...
+
+    @abstractmethod
+    def _last(self) -> Iterator[dict[str, Any]]: ...
+
+
+async def _send(exchange: Exchange, events: Iterable[dict[str, Any]]) -> None:
+    for event in events:
+        await exchange.event(_packed(event), name=event["type"])
+
+
+def _packed(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, ensure_ascii=False).encode()
