@@ -1,15 +1,15 @@
 """Block-sparse attention through pages: layers whose rows see only some blocks of positions.
 
-phi3small's layers see the latest blocks, and every n-th block before them, with another offset per head. In
-minimax_m3's layers an indexer scores blocks by their best key, and each row attends to the best blocks of
-each KV head. mlx-lm's code masks dense arrays. For paged caches the same masks, bool [T, Hq, L], go to the
-kernels; minimax_m3's index keys are stored half as K and half as V.
+phi3small's layers see the latest blocks and every n-th block before them, with a different offset per head.
+In minimax_m3's layers an indexer scores blocks by their best key, and each row attends to the best blocks of
+each KV head. mlx-lm's code masks dense arrays. For paged caches the kernels get the same masks, bool [T, Hq,
+L]; minimax_m3's index keys are stored half as K and half as V.
 
 A row belongs to the block of its position. Of equal blocks the earliest is chosen, so that a row's choice
 depends only on its sequence.
 
-Any other cache is served by mlx-lm's own code. The load-time probe compares the two, as for every model. One
-error in that code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
+Other caches are served by mlx-lm's own code. The load-time probe compares the two, as for every model. One
+error in mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
 rows see later ones. (It also counts the blocks of a prompt from its end, which matters if the length is not a
 multiple of the block. That is unchanged.)
 """
@@ -61,9 +61,11 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length]: the
-    ``local_blocks`` latest blocks up to their own, and in head h block b where ``stride`` divides b + h +
-    1."""
+    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length].
+
+    A row sees its ``local_blocks`` latest blocks, and in head h earlier blocks b for which ``stride`` divides
+    b + h + 1.
+    """
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -101,7 +103,7 @@ def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache)
 
 
 def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return the positions to which each row attends, or None for all; also write the rows' index keys."""
+    """Return the positions to which each row attends, or None for all; write the rows' index keys."""
     context = cache.context
     keys = layer.index_k_norm(layer.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
     cache.write_halves(layer.index_rope(keys, offset=cache.offset))
@@ -124,8 +126,11 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Select, by float32 scores [T, H, L], the positions up to each row's in its ``count`` best blocks,
-    bool [T, H, L]. A block is as good as its best position; the ``local_blocks`` latest ones come first."""
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L].
+
+    A block is as good as its best position by the float32 scores [T, H, L]. The ``local_blocks`` latest
+    blocks come first. Later positions than the row's are excluded.
+    """
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

@@ -1,11 +1,11 @@
 """Serving mlx-lm's own model code through pages, without changing it.
 
 Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers see T rows and
-attention sees T queries of length 1. Each layer gets a ``LayerCache`` in place of its cache: it gives per-row
-RoPE offsets, writes K/V into the pool and returns ``PagedKV`` objects instead of dense K/V. mlx-lm's
-``scaled_dot_product_attention`` is patched to send queries that meet a handle to the pool; with real arrays
-it is mlx-lm's own, so plain mlx-lm goes on working in the same process. A model whose attention does
-arithmetic on K or V itself is refused when it is loaded.
+attention sees T queries of length 1. Each layer gets a ``LayerCache`` as its cache: it returns per-row RoPE
+offsets, writes K/V into the pool and returns ``PagedKV`` handles instead of dense K/V. mlx-lm's
+``scaled_dot_product_attention`` is patched: with handles it calls the pool's attention, with arrays mlx-lm's
+own, so plain mlx-lm still works in the same process. A model whose attention does arithmetic on K or V itself
+is refused at load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ observers: list[Callable[[Any, Any], None]] = []
 
 
 class HookError(RuntimeError):
-    """The model needs something from its cache that pages cannot provide."""
+    """The model needs an operation of its cache that pages do not support."""
 
 
 class StepContext:
@@ -38,14 +38,14 @@ class StepContext:
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
-        self.positions = mx.array([0])  # positions of the step's rows, int32 [T]; set before a graph is built
+        self.positions = mx.array([0])  # int32 [T]; set before a graph is built
         self.latent_layers: set[int] = set()  # layers that attended over latents
         self.gathers = False  # whether a layer collects index keys of whole sequences
-        self.traced = False  # whether the graph is traced for reuse in other steps
+        self.traced = False  # whether the graph is traced to be reused in other steps
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
-        """Set the current step, which the cache has begun."""
+        """Set the current step, for which the cache is already prepared."""
         self._step = step
 
     @property
@@ -73,7 +73,7 @@ class PagedKV:
         self.shim = shim
         self.dtype = dtype
         self.is_value = is_value
-        self.tiles = tiles  # number of times that the sequence of heads is repeated
+        self.tiles = tiles  # how often the sequence of heads is repeated
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
@@ -85,11 +85,11 @@ class PagedKV:
         return context.step.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> PagedKV:
-        """Return it unchanged, because attention computes in the queries' dtype."""
+        """Return the handle unchanged, because attention computes in the queries' dtype."""
         return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
     def tiled(self, count: int) -> PagedKV:
-        """Return it with each head repeated ``count`` times."""
+        """Return a handle with each head repeated ``count`` times."""
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
@@ -100,14 +100,14 @@ class PagedKV:
 
 
 class LayerCache:
-    """Stands in for one cache of ``make_prompt_cache``; ``layer`` is its index in the pool."""
+    """Placeholder of one cache of ``make_prompt_cache``; ``layer`` is its index in the pool."""
 
     def __init__(self, context: StepContext, layer: int, spec: LayerSpec) -> None:
         self.context = context
         self.layer = layer
         self.spec = spec
         self._dtypes = (mx.float32, mx.float32)
-        self._options = AttendOptions(scale=1.0)  # of the last call
+        self._options = AttendOptions(scale=1.0)  # options of the last call
 
     def attend(
         self,
@@ -177,7 +177,7 @@ class LayerCache:
 
 
 def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
-    """Compute mlx-lm's ``scaled_dot_product_attention`` for arrays, and the pool's attention for handles."""
+    """Replace mlx-lm's ``scaled_dot_product_attention``: handles go to the pool, arrays to the original."""
     if isinstance(keys, PagedKV):
         return _paged_attention(queries, keys, values, *args, **kwargs)
     for observe in observers:
@@ -197,7 +197,7 @@ def _paged_attention(
     del cache
     if isinstance(mask, RotaryScores):
         return _latent_attention(queries, keys, values, scale=scale, scores=mask, sinks=sinks)
-    if mask is not None and not isinstance(mask, str):  # "causal" has no effect on a single query
+    if mask is not None and not isinstance(mask, str):  # "causal" does not affect a single query
         raise HookError("the model gives attention a mask of its own")
     if not isinstance(values, PagedKV) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
@@ -212,7 +212,7 @@ def _paged_attention(
 
 
 def _tiled_attention(queries: mx.array, keys: PagedKV, *, scale: float) -> mx.array:
-    """Return attention of queries [T, Hq, D] that are ordered by tile and then KV head."""
+    """Return attention of queries [T, Hq, D] that are ordered by tile, then by KV head."""
     tokens, num_heads, dim = queries.shape
     tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
     by_head = queries.reshape(tokens, tiles, heads, -1, dim).swapaxes(1, 2).reshape(tokens, num_heads, dim)
@@ -230,7 +230,7 @@ def _latent_attention(
     scores: RotaryScores,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attend over one layer's latents, as K and V, and its rotary keys: see latents.py."""
+    """Return attention over one layer's latents, as K and V, and its rotary keys: see latents.py."""
     halves = {(handle.shim, handle.is_value) for handle in (keys, values)}
     if halves != {(scores.shim, False)} or sinks is not None:
         raise HookError("the model attends over latents and rotary keys of different caches")
@@ -239,8 +239,9 @@ def _latent_attention(
 
 
 def install_hook() -> None:
-    """Patch mlx-lm's attention function, also in modules that have imported it already; so call it again
-    after loading a model."""
+    """Patch mlx-lm's attention function, also in modules that imported it; call it again after loading a
+    model.
+    """
     base.scaled_dot_product_attention = attention
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and (

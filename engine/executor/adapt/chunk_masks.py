@@ -1,8 +1,8 @@
-"""llama4's layers through pages, without the mask that it makes of chunks.
+"""Attention of llama4 through pages, without its own chunk masks.
 
-Its ``LlamaModel`` trims its caches and masks what of them lies in another chunk. Where caches are pages,
-attention knows of chunks by itself (``LayerSpec.chunked``): the same layers follow each other without masks.
-Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
+mlx-lm's ``LlamaModel`` trims its caches and masks the rest outside the chunk. Paged attention handles chunks
+itself (``LayerSpec.chunked``), so the same layers run without masks. Other caches go to mlx-lm's own code.
+The load-time probe compares the two, as for every model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes to model modules of mlx-lm that serving through pages needs, in one call."""
+"""All changes to mlx-lm's model modules that serving through pages needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sparse_latents import install_sparse_latents
 
 
 def adapt_models() -> None:
-    """Change those modules of mlx-lm that are imported; what was changed before stays as it is."""
+    """Change the imported modules of mlx-lm; modules changed before stay as they are."""
     install_hook()
     install_softcap()
     install_chunks()

@@ -1,4 +1,4 @@
-"""Replacements of MLX and NumPy functions that few models apply to shims, only in these models' modules.
+"""Replacements of MLX and NumPy functions that a few models apply to shims, in these models' modules only.
 
 plamo tiles K and V to its number of heads, which for a handle means another order of query heads. gpt_bigcode
 and llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
@@ -44,7 +44,7 @@ def _arange(first: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
-    """Return the first position of each row, [T, 1, 1], for an offset per row."""
+    """Return each row's first position, [T, 1, 1], if ``first`` holds an offset per row."""
     return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
 
 
@@ -65,7 +65,7 @@ _CHANGED: dict[str, tuple[str, str, Any]] = {
 
 
 def install_names() -> None:
-    """Replace the names in those of the modules that are imported, once."""
+    """Replace the names in the modules that are imported; each is replaced once."""
     for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):

@@ -61,7 +61,7 @@ class RowSelection:
             self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
-        """The logits ``compute`` gives of the wanted rows of x; ``head`` is the module that owns them."""
+        """Return the logits that ``compute`` makes of the wanted rows of x; ``head`` is the owning module."""
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
@@ -73,8 +73,10 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """The head behind a row selection. Everything else is the head's own: its parameters
-    keep their names, and attributes such as ``weight`` are found."""
+    """The output head behind a row selection.
+
+    Parameters keep their names, and other attributes such as ``weight`` are read from the head.
+    """
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,9 +92,9 @@ class SelectingHead(Module):
 
 
 def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
-    """Put a selection before the output head of ``model``, whose logits are ``vocab_size`` wide.
+    """Put a row selection before the output head of ``model``, whose logits are ``vocab_size`` wide.
 
-    Do it before layers are made native: their weights do not lie about for everyone to see.
+    Call it before layers are made native, because native layers hide their weights.
     """
     selection = RowSelection(take)
     for path, module in list(model.named_modules()):
@@ -105,7 +107,7 @@ def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.get
 
 
 def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], mx.array]:
-    """``embedding.as_linear`` behind the selection, of whatever class the module is by then."""
+    """Return ``embedding.as_linear`` behind the selection, also if the embedding's class changes later."""
 
     def as_linear(x: mx.array) -> mx.array:
         return selection(x, embedding, functools.partial(type(embedding).as_linear, embedding))

@@ -15,8 +15,7 @@ _ORIGINALS = "_octavo_originals"
 def override(
     module: str, name: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
 ) -> None:
-    """Replace ``name``, a function of a module or a ``Class.method``, by the result of ``make`` for the
-    original.
+    """Replace ``name``, a function of a module or a ``Class.method``, by ``make(original)``.
 
     Does nothing if the module is not imported or the name was replaced before, because models are loaded
     repeatedly.

@@ -1,8 +1,8 @@
-"""Attention of gemma2 and gear through pages: they cap their logits themselves, without mlx-lm's function.
+"""Attention of gemma2 and gear through pages: their model code caps logits without mlx-lm's function.
 
-They multiply queries and keys in Python, because MLX's attention has no softcap. Our kernels have one: for a
-layer whose cache is pages, the same projections and rotations are followed by one call of ``attend``. Any
-other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
+They multiply queries and keys in Python, because MLX's attention has no softcap. Octavo's kernels have one.
+For a layer with a paged cache, the same projections and rotations are followed by one call of ``attend``.
+Other caches go to mlx-lm's own code. The load-time probe compares the two, as for every model.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """gear's attention is a function of its own, of queries, keys and values."""
+    """Replace gear's attention, which is a function of queries, keys and values."""
 
     def attention(
         queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
     ) -> mx.array:
         if not isinstance(keys, PagedKV):
             return plain(queries, keys, values, scale, softcap, mask)
-        if mask is not None and not isinstance(mask, str):  # "causal" has no effect on a single query
+        if mask is not None and not isinstance(mask, str):  # "causal" does not affect a single query
             raise HookError("the model gives attention a mask of its own")
         return keys.shim.attend(queries.squeeze(2), scale=scale, softcap=softcap)[:, :, None]
 
@@ -62,5 +62,5 @@ def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCa
 
 
 def _heads(x: mx.array, count: int) -> mx.array:
-    """Rows [T, 1, count * D] as [T, count, 1, D]."""
+    """Return rows [T, 1, count * D] as [T, count, 1, D]."""
     return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

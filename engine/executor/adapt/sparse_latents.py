@@ -1,16 +1,17 @@
-"""Sparse latent attention through pages: deepseek_v32 and what is made of it.
+"""Sparse latent attention through pages: deepseek_v32 and models derived from it.
 
 A layer has two caches: latents with rotary keys (latents.py), and one index key for each position. An indexer
-scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code picks
-these rows out of dense arrays. For caches that are pages, index keys are stored half as K and half as V, the
-scores are of gathered index keys, and attention over all latents gets the choice as a mask. Equal scores go
-to the earlier position, so that a row's choice depends on nothing but its sequence. mlx-lm takes any of them,
-and many are equal: 0 for a position whose products are all negative. Where the choice binds, log
-probabilities of a tiny model therefore differ from mlx-lm's by up to 0.9. With index keys rounded as in
-pages and the earliest of equal scores chosen there too, they differ by 0.0002
+scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code selects
+these positions from dense arrays. For paged caches, index keys are stored half as K and half as V and
+gathered for scoring. Attention over all latents then gets the choice as a mask.
+
+Of equal scores the earlier position is chosen, so that a row's choice depends only on its sequence. mlx-lm
+takes any of them, and many are equal: 0 for a position whose products are all negative. If the sequence is
+longer than ``index_topk``, log probabilities of a tiny model therefore differ from mlx-lm's by up to 0.9. If
+mlx-lm also rounds index keys as in pages and chooses the earliest, they differ by 0.0002
 (tests/engine/executor/test_mlx_lm_alone.py).
 
-Any other cache goes to mlx-lm's own code. The load-time probe compares the two, as for every model.
+Other caches go to mlx-lm's own code. The load-time probe compares the two, as for every model.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ def _attend_paged(
 
 
 def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return the positions to which each row attends, bool [T, L], or None for all; also write the rows'
-    index keys."""
+    """Return each row's attended positions, bool [T, L], or None for all; write the rows' index keys."""
     tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim
     queries = indexer.wq_b(low_rank).reshape(tokens, heads, 1, dim)
     keys = indexer.k_norm(indexer.wk(x)).reshape(tokens, 1, 1, dim)
@@ -78,8 +78,10 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position, or
-    all of these if they are fewer; of equals the earliest."""
+    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position.
+
+    All positions are kept if they are fewer than ``count``; of equal scores the earliest.
+    """
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

@@ -1,5 +1,5 @@
-"""Low-rank adapters: their files, the layers that they change, and slots in which several serve."""
+"""Low-rank adapters: their files, the adapted layers, and the slots of adapters in use."""
 
 from __future__ import annotations
 
-from .. import mlx_lm_import as mlx_lm_import  # before mlx_lm itself, whose package loads transformers
+from .. import mlx_lm_import as mlx_lm_import  # must precede mlx_lm, whose package loads transformers

@@ -1,7 +1,7 @@
-"""Adapters as they lie in folders, in mlx-lm's format (LoRA and DoRA) or in PEFT's.
+"""Reading adapter folders in mlx-lm's format (LoRA and DoRA) or in PEFT's.
 
-Files may come from anybody: only JSON and safetensors are read, and anything but the factors of linear layers
-is refused by its name.
+Files are not trusted: only JSON and safetensors are read, and tensors that are not factors of linear layers
+are refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAVES = {
     "lora_a": "a", "lora_b": "b", "m": "m",
     "lora_A": "a", "lora_B": "b", "lora_magnitude_vector": "m",
 }  # fmt: skip
-_PLAIN: dict[str, tuple[Any, ...]] = {  # settings of PEFT's with the values that change nothing here
+_PLAIN: dict[str, tuple[Any, ...]] = {  # PEFT settings with the values that change no result
     "peft_type": ("LORA",),
     "bias": ("none",),
     "modules_to_save": (None, []),
@@ -41,9 +41,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # settings of PEFT's with the values tha
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """An adapter's factors of one layer: what it adds is ``scale * (x @ a.T) @ b``.
+    """An adapter's factors for one layer, which add ``scale * (x @ a.T) @ b``.
 
-    a          [experts, rank, inputs]; one "expert" in a layer that has none
+    a          [experts, rank, inputs]; one "expert" in a layer without experts
     b          [experts, rank, outputs]
     magnitude  [outputs], of DoRA; None in LoRA
     """
@@ -60,7 +60,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """The contents of an adapter's folder. ``digest`` is the SHA-256 of its files."""
+    """The contents of an adapter's folder; ``digest`` is the SHA-256 of its files."""
 
     digest: bytes
     layers: Mapping[str, Factors]
@@ -71,7 +71,7 @@ class AdapterFile:
 
 
 def read_adapter(folder: Path, *, max_bytes: int) -> AdapterFile:
-    """Read an adapter of at most ``max_bytes``. InvalidRequest, in one line, for what cannot be served."""
+    """Read an adapter of at most ``max_bytes``; InvalidRequest, in one line, if it cannot be served."""
     text = _read(folder / _CONFIG, MAX_CONFIG_BYTES)
     try:
         config = json.loads(text)
@@ -110,7 +110,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.array]]:
-    """The tensors by layer and leaf: "a", "b" and "m"."""
+    """Return the tensors by layer and part: "a", "b" and "m"."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:

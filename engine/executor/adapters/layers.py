@@ -38,7 +38,7 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-        """Return y plus the adapters' outputs for x; for experts, ``slots`` are places."""
+        """Return y plus the adapters' outputs for x; for experts, ``slots`` are slot * experts + expert."""
         ...
 
 
@@ -96,7 +96,7 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
             _adapt(module, path, table, rows, native=native)
             layers[path] = Layer(module, shape, table, 0)
             continue
-        if id(merged) not in groups:  # its members take views of one product
+        if id(merged) not in groups:  # members of a group share one product
             table = make_table([_shape(member) for member in merged.members], _dtype(module))
             _adapt(merged.whole, path, table, rows, native=native)
             groups[id(merged)] = table
@@ -105,12 +105,14 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int) -> int:
-    """Bytes of ``MLXTable`` for every layer of ``model`` that may be adapted, before any is."""
+    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted; call it before
+    adapting.
+    """
     return 4 * (num_slots + 1) * max_rank * num_values(model)
 
 
 def num_values(model: Module) -> int:
-    """Count an adapter's numbers of rank 1 in every layer of ``model`` that may be adapted."""
+    """Return the size of a rank-1 adapter for every layer of ``model`` that may be adapted, in numbers."""
     modules = (module for _, module in model.named_modules() if isinstance(module, (*_LINEAR, *_SWITCH)))
     return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
 
@@ -140,7 +142,7 @@ def _shape(module: Any) -> Shape:
 
 
 def _dtype(module: Any) -> mx.Dtype:
-    """Return the type of factors: bfloat16 for layers of that type, else float32."""
+    """Return the dtype of factors: bfloat16 for bfloat16 layers, else float32."""
     packed = getattr(module, "packed", None)
     if packed is None:
         dtype: mx.Dtype = module.get("scales", module["weight"]).dtype
@@ -150,7 +152,7 @@ def _dtype(module: Any) -> mx.Dtype:
 
 
 def dequantized(module: Any) -> mx.array:
-    """Return the weight of a linear layer as MLX multiplies by it."""
+    """Return the weight of a linear layer, dequantized if it is quantized."""
     if not isinstance(module, QuantizedLinear):
         weight: mx.array = module.weight
         return weight
@@ -181,8 +183,10 @@ def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: boo
 
 
 def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]. Raises ModelLoadError if x has
-    other rows than the step."""
+    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs].
+
+    Raises ModelLoadError if x has other rows than the step.
+    """
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(
@@ -217,8 +221,8 @@ def _multiply(kind: Any) -> dict[str, Any]:
     return {"multiply": multiply}
 
 
-# mlx-lm sorts rows by expert between the router and the experts. Ids that name slot and expert are sorted
-# along with the rows: place = slot * experts + expert.
+# mlx-lm sorts rows by expert between the router and the experts. To sort by adapter as well, the ids become
+# slot * experts + expert.
 
 
 def _route(kind: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The adapters of a loaded model, and the slots in which some of them serve.
+"""The adapters of a loaded model, and the slots of those in use.
 
 Loaded adapters are kept in memory within a limit. An adapter of a running request has a slot. If there are
-more adapters than slots, the least recently used one without requests loses its slot to another.
+more adapters than slots, the least recently used one without requests loses its slot.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class _Loaded:
 
 
 class AdapterSlots:
-    """Adapters by name. Every call comes from the engine's thread, between two steps.
+    """Adapters by name; call it only on the engine's thread, between two steps.
 
-    layers      those of the model that can be adapted, by name
+    layers      layers of the model that can be adapted, by name
     max_rank    largest rank of an adapter
-    max_bytes   memory that all loaded adapters may take together
+    max_bytes   memory limit of all loaded adapters together
     """
 
     def __init__(self, layers: Mapping[str, Layer], *, num_slots: int, max_rank: int, max_bytes: int) -> None:
@@ -44,11 +44,13 @@ class AdapterSlots:
         self._free = list(range(num_slots, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._holders: Counter[str] = Counter()
-        self.num_swaps = 0  # adapters that were put into a slot
+        self.num_swaps = 0  # number of times an adapter was put into a slot
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter. Raises InvalidRequest, with no change, if it cannot be served. ``replace`` allows
-        to replace an unused one of this name, whose bytes count as free."""
+        """Load an adapter; InvalidRequest, with no change, if it cannot be served.
+
+        ``replace`` allows replacing an unused adapter of this name, whose bytes count as free.
+        """
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
@@ -90,7 +92,7 @@ class AdapterSlots:
             self._free.append(slot)
 
     def info(self, name: str) -> AdapterInfo:
-        """Return a loaded adapter. NotFound if there is none of this name."""
+        """Return a loaded adapter; NotFound if none has this name."""
         if name not in self._loaded:
             raise NotFound(f"no adapter is called {name!r}; load it first")
         return self._loaded[name].info
@@ -112,7 +114,7 @@ class AdapterSlots:
         return True
 
     def release(self, name: str) -> None:
-        """End one ``hold``. The adapter stays in its slot until another one needs it."""
+        """End one ``hold``; the adapter stays in its slot until another one needs it."""
         assert self._holders[name] > 0, f"adapter {name} is held by nothing"
         self._holders[name] -= 1
 
@@ -148,9 +150,11 @@ class AdapterSlots:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, *, native: bool
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters. Raises
-    InvalidConfig for one that cannot be served. ``rows``: inputs of the model's rows; ``native``: native
-    kernels compute the layers."""
+    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters.
+
+    Raises InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows;
+    ``native``: native kernels compute the layers.
+    """
     if not config.lora_bytes:
         return None
     make_table = table_maker(native=native, num_slots=config.max_loras, max_rank=config.max_lora_rank)

@@ -1,4 +1,4 @@
-"""Factors in slots, for the native kernels and for MLX's own operations."""
+"""Adapter factors in slots, for the native kernels and for MLX's operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .layers import Shape, Table
 
 
 class NativeTable:
-    """See ``Table``. Slots are pointers to factors in memory: a step that was captured reads those of now."""
+    """``Table`` of pointers to factors in memory; a captured step reads the current factors."""
 
     def __init__(self, shapes: list[Shape], dtype: mx.Dtype, num_slots: int) -> None:
         from octavo.kernels import _ext
@@ -42,8 +42,11 @@ class NativeTable:
 
 
 class MLXTable:
-    """See ``Table``. Pools with a place for each slot and expert, filled up to the largest rank with zeros:
-    the reference, and the way of backends without a kernel. Slots take memory of their own."""
+    """``Table`` for backends without a kernel, and the reference for the native one.
+
+    Its arrays have a place for each slot and expert, padded with zeros to the largest rank, so slots take
+    extra memory.
+    """
 
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes
@@ -51,7 +54,7 @@ class MLXTable:
         places = (num_slots + 1) * shape.experts
         self._a = mx.zeros((places, shape.inputs, max_rank), mx.float32)
         self._b = mx.zeros((places, max_rank, shape.outputs), mx.float32)
-        self._gain: mx.array | None = None  # [slots + 1, outputs], where an adapter has some
+        self._gain: mx.array | None = None  # [slots + 1, outputs], once an adapter has a gain
         self._bias = mx.zeros(shape.outputs, mx.float32)
         self._num_slots, self._used = num_slots, set[int]()
 
@@ -100,7 +103,7 @@ class MLXTable:
 
 
 def table_maker(*, native: bool, num_slots: int, max_rank: int) -> Any:
-    """Return what makes tables for ``adapt_layers``."""
+    """Return the factory of tables for ``adapt_layers``."""
 
     def make(shapes: list[Shape], dtype: mx.Dtype) -> Table:
         if native:

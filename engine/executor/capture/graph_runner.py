@@ -1,15 +1,15 @@
 """Capturing the graph of a step, and replaying it instead of running the model's Python code again.
 
-Decode steps repeat: the same number of rows, other numbers in them. When such a step comes for the
-first time its graph becomes a *program* (``CapturedStep``): the list of what our kernels do in it, and of
-MLX's operations between them, with the addresses they read and write. No graph is left, and a step costs
-its kernels. Steps that never come again, as most with prompts, become programs too: to capture one takes no
-longer than MLX's evaluation, and its results share the memory of all programs, where those of a graph that
-is evaluated pile up ahead of the kernels that read them.
+Decode steps repeat with the same number of rows and other values. When such a step first occurs, its graph
+becomes a *program* (``CapturedStep``): the list of our kernels' and MLX's operations, with the addresses that
+they read and write. The graph itself is dropped, and a later step costs only its kernels. Steps that never
+repeat, as most with prompts, become programs too. Capturing takes no longer than MLX's evaluation, and the
+results share the memory of all programs, while those of an evaluated graph pile up before the kernels read
+them.
 
-It computes what the graph would have, to the bit. What the model takes from the step must reach it
-through arrays. Model code that asks for a length as a number cannot be replayed, and operations on several
-streams cannot be captured; the probe finds out, and such models run their code in every step.
+A program computes the same bits as the graph. All data of a step must reach the model through arrays. Model
+code that reads a length as a number cannot be replayed, and operations on several streams cannot be captured.
+The probe detects both, and such models run their code in every step.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # number of captured step shapes to keep
+MAX_CAPTURED = 128  # step shapes: captured programs to keep
 
-VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # of mx.array
+VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # methods of mx.array that read values
 
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runs what was captured of ``build(arrays, traced)``, which reads ``pools`` besides its arguments.
+    """Runs captured programs of ``build(arrays, traced)``, which reads ``pools`` besides its arguments.
 
-    ``strict``: what cannot be captured is an error, to see whether graphs are replayed.
+    ``strict``: a graph that cannot be captured is an error, for tests of capturing.
     """
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
         self.strict = False
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
-        self._last: CapturedStep | EagerStep | None = None  # the step that ran last
+        self._last: CapturedStep | EagerStep | None = None  # the latest step
         self._programs = pools[0].programs()
-        self.is_computed = False  # whether the last step's results are there, without any evaluation
+        self.is_computed = False  # whether the latest results need no evaluation
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
@@ -89,8 +89,11 @@ class CannotCapture(Exception):
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """Make model code that reads an array's values raise CannotCapture in this block, because such a graph
-    fits only one step, and reading could deadlock with MLX's thread. Other threads are unaffected."""
+    """Make model code that reads an array's values raise CannotCapture while the block runs.
+
+    A graph built from such values fits only one step, and reading could deadlock with MLX's thread. Other
+    threads are unaffected.
+    """
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -114,7 +117,7 @@ def values_unread() -> Iterator[None]:
 
 
 class CapturedStep:
-    """A graph as a program: the graph is built once, of arrays that get the values of each step."""
+    """A captured graph: it is built once, from arrays into which the values of each step are copied."""
 
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
@@ -150,7 +153,7 @@ class CapturedStep:
         self._outputs = [next(results) for _ in outputs]
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """``host`` as given to ``GraphRunner``, with the step's values of every pool behind it."""
+        """Run the program; ``host``: the values given to ``GraphRunner``, followed by those of every pool."""
         self._program.run(host)
         for pool, written in self._pending:
             pool.bind_pending(written)
@@ -165,7 +168,7 @@ class EagerStep:
         self._num_values = num_values
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """Run a captured step, like ``CapturedStep.run``, without evaluating it."""
+        """Build the graph for these values, without evaluating it; see ``CapturedStep.run``."""
         return self._build([mx.array(value) for value in host[: self._num_values]], False)
 
 

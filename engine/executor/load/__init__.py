@@ -1,4 +1,4 @@
-"""From a folder to a model ready to serve: finding layers, loading weights, probing parity."""
+"""From a model folder to a runner: finding caches, loading weights, checking results."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .page_loss import ScoreText
 
 
 def model_folder(config: EngineConfig) -> Path:
-    """Return the folder of the model, downloaded if it must be; ModelLoadError if there is none."""
+    """Return the model's folder, downloading it if necessary; ModelLoadError if there is none."""
     return resolve_model(config.model, config.revision)
 
 
 def load_runner(
     config: EngineConfig, *, is_draft: bool = False, score: ScoreText | None = None
 ) -> ModelRunner:
-    """Load the model, prove that it computes the same through pages, allocate the pool.
+    """Load the model, check that it computes the same through pages, and allocate the pool.
 
-    Call it on the thread that will run the steps: MLX streams are thread-local. ``score`` says how runners
-    predict a short text: by it a page format is chosen (``kv_format="auto"``) or warned of.
-    Raises ModelLoadError or InvalidConfig with one clear line, such as for a model without the head that
-    ``speculate`` asks for.
+    Call it on the thread that will run the steps: MLX streams are thread-local. ``score`` measures how
+    runners predict a short text; the loss decides about ``kv_format="auto"`` or warns about a lossy format.
+    Raises ModelLoadError or InvalidConfig in one line, such as for a model without the head that
+    ``speculate`` needs.
     """
-    from .load import load_paged_runner  # with MLX, which the control plane does without
+    from .load import load_paged_runner  # imports MLX, which the control plane does not need
 
     return load_paged_runner(config, is_draft=is_draft, score=score)

@@ -1,7 +1,7 @@
-"""Check of each kind of attention layer, through its shim, against float64 on random K and V.
+"""Check of each kind of attention layer against float64, through its shim, on random K and V.
 
-Weights are not involved. So the positions, heads and pages that a row reads are checked equally well in
-models whose attention hardly matters, or whose rounding errors would hide a mistake.
+Weights are not involved. So the check of positions, heads and pages is equally strict for models whose
+attention hardly matters, or whose rounding errors would hide a mistake.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums over 16-bit K and V; one position of 256 is 1/16
+LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums of 16-bit K and V; a wrong position of 256 gives 1/16
 
 Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return how a kind of layer deviates from its spec, or None. ``lengths``: lengths of the sequences in
-    the pool, whose pages are overwritten."""
+    """Return how a kind of layer deviates from its spec, or None.
+
+    ``lengths``: lengths of the sequences in the pool, whose pages are overwritten.
+    """
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -45,8 +47,10 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
 def _check_layer(
     paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
 ) -> float:
-    """Return the worst row's relative error, for whole prompts without their last token and then for those
-    tokens as decodes. ``latents``: K is also V, and V holds rotary keys."""
+    """Return the largest relative error of a row, for prompts without their last token and then those tokens.
+
+    ``latents``: K serves as V too, and V holds rotary keys.
+    """
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
@@ -64,7 +68,7 @@ def _check_layer(
         if latents:
             rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
             got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
-            # Rotary queries come scaled: side by side with the others, they are as if not.
+            # Rotary queries come scaled; undoing the scale lets both parts form one query.
             asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
             stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
             read = keys

@@ -1,9 +1,9 @@
-"""Check that a model was built with everything in its config.json.
+"""Check that a model was built with every setting of its config.json.
 
-mlx-lm's model classes take the settings that they know and silently drop the rest. So each setting that no
-class took, or that no code reads, is compared with transformers' configuration class of the model type. It
-changes nothing if that class does not know it, or if it has the default value. Any other value means another
-model, and loading is refused.
+mlx-lm's model classes read the settings that they know and silently drop the others. So each setting that no
+class read, or that no code uses, is compared with transformers' configuration class of the model type. A
+setting has no effect if that class does not know it, or if it has the default value. Any other value would
+mean a different model, so loading is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..mlx_lm_import import base
 
 log = logging.getLogger(__name__)
 
-# Keys that change no result of a language model, by their meaning in transformers' configuration classes.
+# Keys without effect on a language model, by their meaning in transformers' configuration classes.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|architectures|model_type|transformers_version|(torch_)?dtype|auto_map|tokenizer_class|name|"
     r"\w*token_(id|ids|index|list)|\w*_token|prefix|use_cache|cache_implementation|remove_invalid_values|"
@@ -43,18 +43,17 @@ _WITHOUT_EFFECT = re.compile(
     r"\w*fp32\w*|\w+_dtype|do_sample|begin_suppress_tokens|suppress_tokens|exponential_decay_length_penalty|unsloth\w*|license|"
     r"model_max_length|max_\w*(position|sequence|seq)\w*|n_positions|n_ctx|seq_length|original_max\w*"
 )
-# Checked elsewhere by what was built: its rotary embeddings, the windows of its layers, and by the weights,
-# which must be all that the model has and no more.
+# Keys checked elsewhere: rotary embeddings, layer windows, and sizes, which must match the weights.
 _CHECKED_OTHERWISE = re.compile(
     r"rope_(theta|scaling|parameters|local_base_freq)|\w*window\w*|layer_types|(\w+_)?bias|"
     r"(intermediate|hidden|vocab)_size|num_key_value_heads|head_dim|tie_word_embeddings"
 )
-_ACTIVATIONS = {  # names in configurations, and in the code of models
+_ACTIVATIONS = {  # names in configurations, and names in the code of models
     "silu": r"silu|swiglu", "swish": r"silu|swiglu",
     "relu": r"\brelu\b", "relu2": r"relu2|relu_squared|square",
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
 }  # fmt: skip
-_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # a checkpoint of Gemma says either
+_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # Gemma checkpoints use either name
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
 _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)
@@ -86,8 +85,10 @@ def recorded() -> Iterator[Readings]:
 
 
 def watched(arguments: Any) -> Any:
-    """Return a class of arguments as ``mlx_lm.utils.load_model`` uses it, with what it takes noted also
-    where it has a ``from_dict`` of its own."""
+    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads.
+
+    Recording also works for a class with its own ``from_dict``.
+    """
 
     class Watched:
         @staticmethod
@@ -148,7 +149,7 @@ def _sources(model: Module, readings: Readings) -> str:
     for name in sorted(names):
         if name.startswith("mlx_lm.models."):
             code = inspect.getsource(sys.modules[name])
-            found.append(re.sub(r"^    \w+: .*$", "", code, flags=re.MULTILINE))  # fields are no use of them
+            found.append(re.sub(r"^    \w+: .*$", "", code, flags=re.MULTILINE))  # declarations are not uses
     return "\n".join(found)
 
 
@@ -160,7 +161,7 @@ def reference_defaults(model_type: object) -> dict[str, Any] | None:
 
     try:
         defaults: dict[str, Any] = CONFIG_MAPPING[str(model_type)]().to_dict()
-    except Exception as error:  # unknown type, or a class without defaults
+    except Exception as error:  # unknown type, or class without defaults
         log.debug("transformers has no defaults of %r: %s", model_type, error)
         return None
     return text_config(defaults)

@@ -18,13 +18,13 @@ from ..recurrent.mixers import Observed, RecordingState, mixers_of, record_kv, w
 from .mask_windows import MaskWindows, observe_windows
 
 _ATTENTION = (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache, caches_of_mlx_lm.ChunkedKVCache)
-FORWARDS = ((1,), (5, 1))  # tokens of the forwards that show which states a model writes: see ``_entries``
+FORWARDS = ((1,), (5, 1))  # tokens of forwards, from which ``_entries`` learns the states that a model writes
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
-    """Shapes of every cache, from forwards of a few tokens that are built but never evaluated.
+    """Return the shapes of every cache, from forwards of a few tokens that are built but never evaluated.
 
-    Raises ModelLoadError for caches that are neither attention, plain or of a sliding window, nor recurrent.
+    Raises ModelLoadError for caches that are neither attention (plain or sliding window) nor recurrent.
     """
     found = _Caches(architecture)
     try:
@@ -32,7 +32,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
             logits = found.forward(model, counts)
     except ModelLoadError:
         raise
-    except Exception as error:  # model code of any architecture
+    except Exception as error:  # model code can raise anything
         raise ModelLoadError(f"model type {architecture!r} fails on a plain forward: {error}") from error
     layers: list[LayerSpec] = []
     places = tuple(found.place(cache, layers) for cache in found.caches)
@@ -50,7 +50,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 class _Caches:
-    """The caches of a model, made again for each forward; recurrent ones record which modules use them."""
+    """The caches of a model, created anew per forward; recurrent ones record the modules that use them."""
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
@@ -98,8 +98,9 @@ class _Caches:
         return AttentionCache(len(layers) - 1)
 
     def entries(self) -> tuple[EntrySpec, ...]:
-        """Merge the entries of several steps: the widest, because a first step may write narrower or shorter
-        ones."""
+        """Return the entries of several steps merged to the widest, because a first step may write narrower
+        ones.
+        """
         return tuple(
             EntrySpec(
                 tuple(map(max, zip(*(value.shape[1:] for value in values), strict=True))),
@@ -156,7 +157,7 @@ def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
     """Return the cache's layer spec; a window masked by the model takes precedence over the cache's."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
-    if cache.holds_keys_alone:  # stored once, half of them in the place of V: see LayerCache.write_halves
+    if cache.holds_keys_alone:  # stored once, half of it in place of V: see LayerCache.write_halves
         head_dim, value_dim = head_dim // 2, head_dim - head_dim // 2
     chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
     window = cache.max_size if rotating else cache.chunk_size if chunked else None

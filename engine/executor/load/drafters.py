@@ -1,4 +1,4 @@
-"""Loading of drafters: how much memory they take, and a model's own head."""
+"""Loading of drafters: their memory, and the model's own MTP head."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def load_mtp(
     num_pages: int,
     max_model_len: int,
 ) -> MTPRunner:
-    """Load the MTP head of a prepared model. Raises InvalidConfig if it has none, or the head cannot be
-    served."""
+    """Load the MTP head of a prepared model; InvalidConfig if it has none or the head cannot be served."""
     result = ready.result
     if not result.selects_rows:
         raise InvalidConfig(
@@ -79,13 +78,15 @@ def load_mtp(
 
 
 def draft_weight_bytes(config: EngineConfig) -> int:
-    """Bytes of a draft model's weights; 0 without one. It is loaded after the model that it drafts for."""
+    """Return the bytes of a draft model's weights, which are loaded after the target's; 0 without one."""
     return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function from a number of pages to the bytes that a separate drafter of this model's layout
-    needs. Reads no weights."""
+    """Return a function from a number of pages to the bytes that the drafter for this layout needs.
+
+    Reads no weights.
+    """
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],
@@ -96,7 +97,7 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
         return lambda num_pages: num_pages * size
     if config.draft_model is None:
         return lambda _: 0
-    own = draft_config(config, num_pages=1)  # counted, as they will be
+    own = draft_config(config, num_pages=1)  # copy with the settings that the draft model will get
     path = resolve_model(own.model, own.revision)
     loaded = load_model(path, weights="keep")
     layout = discover_layout(loaded.model, loaded.architecture)

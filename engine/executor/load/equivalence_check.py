@@ -1,8 +1,8 @@
 """Check that fused operations and replayed graphs compute the same bits as separate operations.
 
 At load, with the model's own weights, a small decode step is computed by separate modules, and again by fused
-modules from a replayed graph. The greedy tokens chosen by the output head are compared with those of the
-logits. Anything that differs in a bit is turned off for that model and reported.
+modules from a replayed graph. Greedy tokens chosen by the output head are compared with those of the logits.
+An optimization that changes a bit is turned off for that model and reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..recurrent.state_pool import StatePool
 
 PAGE_SIZE = 8
 NUM_ROWS = 3
-NUM_STEPS = 2  # the graph of the first is kept, the second replays it
+NUM_STEPS = 2  # the first is captured, the second is replayed
 LAST = range(NUM_STEPS - 1, NUM_STEPS)
 ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
 FIRST_POSITIONS: Ints = np.array([PAGE_SIZE, 0, 3], np.int32)
@@ -31,8 +31,7 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Reasons for not fusing modules, not replaying graphs, and choosing greedy tokens from stored logits;
-    empty where there is none."""
+    """Reasons against fusing modules, replaying graphs, and choosing tokens in the head; empty if none."""
 
     not_fused: str = ""
     not_replayed: str = ""
@@ -42,8 +41,10 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """Return the result of the check. ``create(replay)`` returns the model with a zeroed pool of at least
-    NUM_PAGES pages of PAGE_SIZE. Leaves the model fused; the caller acts on the result."""
+    """Check fusion and replay; the model stays fused, and the caller acts on the result.
+
+    ``create(replay)`` returns the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE.
+    """
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)
@@ -70,20 +71,20 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
         if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
             return FusionResult()
         refusal = "replayed graphs compute other logits"
-    except Exception as error:  # model code of any architecture meets tracing here
+    except Exception as error:  # tracing may fail in model code in any way
         refusal = str(error).partition("\n")[0] or type(error).__name__
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
 
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
-    """Return why the head does not choose greedy tokens: it cannot, or differs from the logits ``wanted``."""
+    """Return why the head cannot choose greedy tokens, or how they differ from the logits ``wanted``."""
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
         for step in _steps(model, vocab_size, range(NUM_STEPS)):
             ids, logits = model.forward(step, Wanted(ROWS, greedy=True)).arrays
             model.evaluate([ids, logits])
-    except Exception as error:  # model code of any architecture meets a head that chooses here
+    except Exception as error:  # model code may fail in any way with a choosing head
         return str(error).partition("\n")[0] or type(error).__name__
     rows = np.array(wanted.astype(mx.float32))
     tops = rows.argmax(-1)
@@ -111,8 +112,11 @@ def _make_strict(model: PagedModel) -> None:
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
-    """Yield decode steps, each with pages of its own, zeros before its tokens. States continue from step to
-    step, so that all steps are computed; those of the first are zeros, or not there."""
+    """Yield decode steps with separate pages, filled with zeros before their tokens.
+
+    States continue from step to step, so all steps are computed. The first step's states are zeros, or
+    missing.
+    """
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
     if model.states is not None:
@@ -130,7 +134,7 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
 
 
 def _begin_states(states: StatePool) -> None:
-    """Zero the states at the beginning of sequences."""
+    """Zero the states of sequences that begin."""
     data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
     data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
     states.write_slots(ROWS.tolist(), data)

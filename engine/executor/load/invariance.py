@@ -1,9 +1,8 @@
-"""Check that a sequence's results do not depend on other sequences, or on its own later tokens.
+"""Check that a sequence's results do not depend on other sequences or on its own later tokens.
 
-Results are compared bit for bit, so that rounding is no excuse. A position, length or page taken from a
-neighbour, or a missing mask, shows even in models whose rounding errors hide it from a comparison with
-mlx-lm. Besides the logits, the pages and attention outputs of each layer are compared, because small weights
-may leave no trace in the logits.
+Results are compared bit for bit. So a position, length or page of a neighbour, or a missing mask, is found
+even if rounding errors would hide it from a comparison with mlx-lm. Besides the logits, each layer's pages
+and attention outputs are compared, because small weights may leave no trace in the logits.
 
 Every backend computes the same shapes twice, with other tokens and lengths around the observed sequence. If a
 backend's rows have the same bits in any batch, the sequence is also computed alone and in one chunk, and
@@ -18,17 +17,19 @@ from ..paged_model import PagedModel
 from .probe_run import ComputedRows, compute_steps
 from .probe_steps import Floats
 
-LENGTH = 7  # of the observed sequence; the last token of its last chunk differs, and is not compared
+LENGTH = 7  # tokens of the observed sequence; the last token of its last chunk varies and is not compared
 COUNTS = (
     ((2, 4, 3), (1, 1, 1), (1, 2, 3)),  # new tokens of each sequence in each step
     ((5, 1, 3), (1, 1, 1), (2, 1, 3)),
 )
-LONGEST = 8  # one page: the shapes of what a backend gathers stay the same
+LONGEST = 8  # positions: one page, so that gathered arrays keep their shapes
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return what a sequence's rows depend on besides its own tokens up to each, or None. ``paged``: over a
-    TracedCache that holds three sequences of LONGEST positions."""
+    """Return the dependence of a sequence's rows on other tokens than their own past, or None.
+
+    ``paged`` has a TracedCache for three sequences of LONGEST positions.
+    """
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -44,8 +45,11 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """Find a dependence in the last sequence of computed steps, which had these tokens, if a row's bits
-    are the same in any batch and chunk. ``paged`` as above."""
+    """Compare the last computed sequence with the same sequence alone and in one chunk; return a difference.
+
+    ``tokens``: the last sequence's. ``paged`` as in ``find_dependence``. Valid if a row's bits do not depend
+    on batch and chunk.
+    """
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:
@@ -58,8 +62,9 @@ def _with_other_end(tokens: list[int], vocab_size: int, by: int) -> list[int]:
 
 
 def _difference(first: ComputedRows, second: ComputedRows) -> float | None:
-    """Return the largest difference between the last sequences' results before their last tokens; None if all
-    bits are equal."""
+    """Return the largest difference of the last sequences' results before their last tokens, or None if
+    equal.
+    """
     largest = None
     for a, b in zip(_compared(first), _compared(second), strict=True):
         if not np.array_equal(a.view(np.int32), b.view(np.int32)):

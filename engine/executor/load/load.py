@@ -51,7 +51,7 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions of the text in a step: logits of more take more memory than serving does
+SCORED_AT_ONCE = 32  # positions of the text in a step: logits of more would exceed a serving step's memory
 
 
 class ModelPart(Protocol):
@@ -69,8 +69,10 @@ def load_paged_runner(
     score: ScoreText | None = None,
     part: ModelPart | None = None,
 ) -> PagedRunner:
-    """See ``load_runner``. What can be refused without reading the weights is refused first. ``part``: load
-    a part of the model, and as many pages as the others; None: the whole model."""
+    """Load a runner, see ``load_runner``; what can be refused without reading weights is refused first.
+
+    ``part``: load a part of the model, and as many pages as the other ranks; None: the whole model.
+    """
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
@@ -99,7 +101,7 @@ def load_paged_runner(
         adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
     beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
-    available //= config.tensor_parallel  # the ranks share this machine
+    available //= config.tensor_parallel  # all ranks share this machine's memory
     beside = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
@@ -122,8 +124,8 @@ def load_paged_runner(
             settled = settle_format(
                 config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
             )
-        give_freed_memory_back(choice.backend.name)  # before pages are made
-    elif config.kv_format == AUTO:  # nothing has pages, or nobody has a text
+        give_freed_memory_back(choice.backend.name)  # before pages are allocated
+    elif config.kv_format == AUTO:  # no pages, or no text to score
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
@@ -141,7 +143,7 @@ def load_paged_runner(
         layout,
         kv_cache,
         selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays and not config.async_steps,  # programs are computed on submission
+        replay=ready.replays and not config.async_steps,  # programs are computed when submitted
         recurrent=result.recurrent,
         states=pool,
     )
@@ -191,7 +193,7 @@ def load_paged_runner(
         info,
         gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
-        fused_argmax=ready.fused_argmax and part is None,  # the head may have a part of the vocabulary
+        fused_argmax=ready.fused_argmax and part is None,  # a rank may have only part of the vocabulary
         sampling=ops.sampler(),
         on_device=part is None and (not choice.backend.has_model_ops or config.async_steps is True),
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
@@ -257,7 +259,9 @@ def _rooms(
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
     """Return the sizes of each kind of layer, the slots of recurrent states, and the pages of the first kind.
-    ``beside``: see ``Sizing``."""
+
+    ``beside``: see ``Sizing``.
+    """
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     if states is None and config.state_memory is not None:
@@ -283,8 +287,12 @@ def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
 def _as_written(
     config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
 ) -> RecurrentState:
-    """The slots as the model was seen to fill them, as many as the bytes that were planned hold: native
-    kernels keep in float32 what mlx-lm may keep in 16 bits. InvalidConfig if they hold too few."""
+    """Return the state slots in the form that the model wrote in the probe, as many as the planned bytes
+    hold.
+
+    Native kernels keep states in float32 that mlx-lm may keep in 16 bits. Raises InvalidConfig if the bytes
+    hold too few slots.
+    """
     planned = replace(config, state_memory=states.nbytes)
     try:
         fitting = _plan_states(planned, result.entries, size, states.nbytes)
@@ -311,7 +319,7 @@ def _num_pages(
     taken = 0 if states is None else states.nbytes
     available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
-    if not sum(size.group_bytes):  # pages of no bytes name prefixes: as many as sequences could fill
+    if not sum(size.group_bytes):  # pages without bytes only name prefixes: as many as the sequences can fill
         return config.num_pages or -(-max_model_len // config.page_size) * config.max_running
     num_pages = num_pages_for(
         size,
@@ -357,8 +365,10 @@ def _create_kv_cache(
 
 
 def _gathered_row_bytes(layout: CacheLayout, size: Sizing) -> int:
-    """Of the largest layer's K and V, per row and visible position: beside a residual window they are
-    gathered of both kinds of pages, and chosen from."""
+    """Return the bytes of the largest layer's K and V per row and visible position.
+
+    With a residual window, attention gathers them from both kinds of pages.
+    """
     copies = 3 if size.residual else 1
     values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size

@@ -40,15 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
-_MODELOPT = "hf_quant_config.json"  # NVIDIA's settings of quantized weights
-_MAX_NAMED = 5  # parameters in a message
+_MODELOPT = "hf_quant_config.json"  # NVIDIA's settings for quantized weights
+_MAX_NAMED = 5  # largest number of parameters named in a message
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A hooked model whose weights are still on disk until ``materialize``. ``weights`` says
-    what its linear layers compute with."""
+    """A hooked model whose weights stay on disk until ``materialize``; ``weights`` is their format."""
 
     model: Module
     architecture: str
@@ -62,11 +61,10 @@ def load_model(
     ops: ModelOps | None = None,
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
-    """The model of ``path`` by mlx-lm's own code, with the hook in place, its weights not read until
-    ``materialize``. ``ops`` None: MLX's own. ``change`` is applied before weights are converted.
+    """Load the model of ``path`` with mlx-lm's code and the hook; weights are read by ``materialize``.
 
-    Raises ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as
-    requested.
+    ``ops`` None: MLX's own. ``change`` is applied before weights are converted. Raises ModelLoadError if
+    mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as requested.
     """
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
@@ -88,7 +86,7 @@ def load_model(
         ) from error
     except ModelLoadError:
         raise
-    except Exception as error:  # mlx-lm and model code of any architecture
+    except Exception as error:  # mlx-lm and model code can raise anything
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {_in_one_line(error)}") from error
     if warnings := " ".join(said.getvalue().split()):
         log.warning("%s: mlx-lm says: %s", path, warnings)
@@ -105,8 +103,10 @@ def load_model(
 
 
 def _say_tied(config: dict[str, Any], path: Path) -> None:
-    """Set ``tie_word_embeddings`` to false in a configuration that lacks it, if the output head has its own
-    weights; mlx-lm's defaults differ and may drop them."""
+    """Set a missing ``tie_word_embeddings`` to false if the output head has its own weights.
+
+    mlx-lm's defaults differ and could drop the head.
+    """
     nested = config.get("text_config")
     language: dict[str, Any] = nested if isinstance(nested, dict) else config
     if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
@@ -131,8 +131,10 @@ def _in_one_line(error: Exception) -> str:
 
 @contextmanager
 def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a folder in which mlx-lm finds ``config`` and links to the files that hold the weights, while it
-    opens them: it reads whatever is called ``model*.safetensors``."""
+    """Make a folder with ``config`` and links to the weight files while the block runs.
+
+    mlx-lm reads every file called ``model*.safetensors``.
+    """
     with tempfile.TemporaryDirectory(prefix="octavo-model-") as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -146,9 +148,11 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer after ``ops`` has prepared the model, so that the originals of
-    converted weights are never all in memory. ``exact``, ``fuse``, ``reference``: see
-    ``ModelOps.prepare_model``."""
+    """Read the weights layer by layer after ``ops`` has prepared the model.
+
+    So the originals of converted weights are never all in memory. ``exact``, ``fuse``, ``reference``: see
+    ``ModelOps.prepare_model``.
+    """
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
@@ -156,11 +160,11 @@ def materialize(
 
 
 def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
-    """Cast to bf16, or quantize every suitable layer: to MLX's affine groups of 64, or to one scale per
-    output channel ("w8a8", "w4a8"), also from layers with as many bits.
+    """Cast to bf16, or quantize every suitable layer.
 
-    As in mlx-lm's own conversion, a model may exempt layers or choose their bits. Layers whose input width is
-    not a multiple of 64 stay unchanged.
+    Layers become MLX's affine groups of 64, or get one scale per output channel ("w8a8", "w4a8"), also from
+    affine layers with as many bits. As in mlx-lm's own conversion, a model may exempt layers or choose their
+    bits. Layers whose input width is not a multiple of 64 stay unchanged.
     """
     bits = CHANNEL_BITS.get(weights)
     by_channels = {
@@ -201,7 +205,7 @@ def is_quantized(model: Module) -> bool:
 
 
 def describe_weights(model: Module) -> str:
-    """Name the format of most parameters: "int4", "w8a8", "w4a8", "mxfp4", "bf16", "fp16" or "fp32"."""
+    """Return the format of most parameters: "int4", "w8a8", "w4a8", "mxfp4", "bf16", "fp16" or "fp32"."""
     sizes: Counter[str] = Counter()
     for _, module in model.named_modules():
         if not isinstance(module.get("weight"), mx.array):

@@ -1,7 +1,7 @@
 """Attention windows of a model's masks, observed in a forward that is never evaluated.
 
-Some models mask a window although their caches keep everything, or another window than the cache's. Each mask
-that a cache makes is marked, so that its use shows which layers have which window.
+Some models mask a window although their caches keep everything, or mask a different window. Each mask that a
+cache makes is marked, so its use shows which layers have which window.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ..adapt import cache_adapter
 
 
 class _MarkedMask(str):
-    """A mask that is a word, such as "causal", with the window it was asked for."""
+    """A mask given by name, such as "causal", with its requested window."""
 
     window: int
 
 
 class MaskWindows:
-    """The windows of the masks that attention over these caches got."""
+    """Windows of the masks in attention over these caches."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
-        self._by_cache: dict[int, int] = {}  # by the id of the cache
-        self._windows: dict[int, int] = {}  # of masks that are arrays, by their id
-        self._owners: dict[int, int] = {}  # caches by the id of the keys they gave
-        self._kept: list[object] = [*caches]  # so that ids stay theirs
+        self._by_cache: dict[int, int] = {}  # window by the id of a cache
+        self._windows: dict[int, int] = {}  # window by the id of a mask array
+        self._owners: dict[int, int] = {}  # caches by the id of their keys
+        self._kept: list[object] = [*caches]  # references that keep ids from being reused
         for cache in caches:
-            if hasattr(cache, "make_mask"):  # chunks are masked by the model
+            if hasattr(cache, "make_mask"):  # other caches: the model masks chunks itself
                 cache.make_mask = self._marking(cache.make_mask)
             cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
 
     def of(self, cache: Any) -> int | None:
-        """Return the window to which attention over a cache was masked, or None."""
+        """Return the window of attention over a cache, or None."""
         return self._by_cache.get(id(cache))
 
     def _marking(self, make_mask: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class MaskWindows:
         return owned
 
     def attended(self, keys: Any, mask: Any) -> None:
-        """Record attention over these keys with this mask."""
+        """Record a call of attention with these keys and this mask."""
         owner = self._owners.get(id(keys))
         window = mask.window if isinstance(mask, _MarkedMask) else self._windows.get(id(mask))
         if owner is not None and window is not None:
@@ -72,7 +72,7 @@ class MaskWindows:
 
 @contextmanager
 def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
-    """Record, in this block, which windows forwards with these caches mask."""
+    """Record the windows that forwards with these caches mask while the block runs."""
     windows = MaskWindows(caches)
     cache_adapter.observers.append(windows.attended)
     try:

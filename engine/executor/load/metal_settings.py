@@ -1,10 +1,9 @@
 """Settings of a process for Apple GPUs: command buffers before MLX starts, memory limits after.
 
-MLX commits a command buffer after 40 or 50 operations, or when the arrays bound to it have as many Mi
-elements together (mlx/backend/metal/device.cpp). Every write and every attention binds whole arrays of
-the page pool, so with pools of gigabytes each would get a command buffer of its own. The values here are
-those that other engines on MLX report gains with; they were not measured here. A variable that the user
-has set is left alone.
+MLX commits a command buffer after 40 or 50 operations, or when its bound arrays exceed that many Mi elements
+(mlx/backend/metal/device.cpp). Every write and every attention call binds whole arrays of the page pool, so
+with pools of gigabytes each call would get its own command buffer. Other engines on MLX report gains with the
+values used here; they were not measured here. A variable that the user has set is left unchanged.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ LEAST_CACHE = 1 << 30
 
 
 class Device(Protocol):
-    """Access to the platform and MLX; tests replace it."""
+    """Access to the platform and to MLX, replaced in tests."""
 
     def is_metal(self) -> bool: ...
 
     def working_set(self) -> int:
-        """Return the driver's recommended maximum of bytes on the GPU."""
+        """Return the recommended maximum of GPU memory in bytes."""
 
     def set_wired_limit(self, size: int) -> None: ...
 
@@ -61,8 +60,10 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Set command buffers to the size of four layers' arrays, of pages and of weights, counted in 16-bit
-    elements. Call it before MLX first uses its device, which reads the variables once."""
+    """Let a command buffer hold the arrays of four layers, pages and weights, in 16-bit elements.
+
+    Call it before MLX first uses its device, which reads the variables once.
+    """
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
@@ -77,7 +78,7 @@ def prepare_device(
     environ: MutableMapping[str, str] | None = None,
     platform: str = sys.platform,
 ) -> None:
-    """``set_command_buffers`` for a model about to be loaded; nothing where there is no Metal."""
+    """Call ``set_command_buffers`` for a model about to be loaded; do nothing without Metal."""
     if platform != "darwin" or config.backend == "cpu":
         return
     layers = int(text_config(model_config).get("num_hidden_layers") or 1)
@@ -90,20 +91,24 @@ def prepare_device(
 
 
 def set_memory_limits(workspace: int, device: Device | None = None) -> None:
-    """Wire the recommended working set, and let MLX keep ``workspace`` of freed buffers between steps, on
-    Metal no less than ``LEAST_CACHE``. Elsewhere nothing is wired."""
+    """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes.
+
+    On Metal the cache limit is at least ``LEAST_CACHE``. Without Metal nothing is wired.
+    """
     device = MLXDevice() if device is None else device
     if not device.is_metal():
         device.set_cache_limit(workspace)
         return
-    if wired := device.working_set():  # 0: a driver that recommends none
+    if wired := device.working_set():  # 0: the driver has no recommendation
         device.set_wired_limit(wired)
     device.set_cache_limit(max(workspace, LEAST_CACHE))
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    """Bytes for pages and states: what is free or, on Metal, what the recommended working set leaves
-    beside the weights."""
+    """Return the memory for pages and states, in bytes.
+
+    This is the free memory, on Metal at most the recommended working set minus the weights.
+    """
     device = MLXDevice() if device is None else device
     free = available_memory()
     if not device.is_metal() or not (most := device.working_set()):
@@ -114,7 +119,7 @@ def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
 def describe_settings(
     device: Device | None = None, environ: MutableMapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """Describe the settings of this process, as the doctor prints them; None where there is no Metal."""
+    """Return the settings of this process for ``octavo doctor``; None without Metal."""
     device, environ = MLXDevice() if device is None else device, os.environ if environ is None else environ
     if not device.is_metal():
         return None

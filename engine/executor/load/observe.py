@@ -11,7 +11,7 @@ from .loader import load_model
 
 
 def observe_caches(path: Path) -> ObservedCaches:
-    """Of the model in a folder: it is loaded, and forwards of it are built and never evaluated.
+    """Return the observed caches of a model folder; forwards are built but never evaluated.
 
     Raises ModelLoadError for models that cannot be served.
     """

@@ -13,10 +13,10 @@ from ..base import ModelRunner
 
 log = logging.getLogger(__name__)
 
-MOST_CHOSEN = 0.01  # nats: loss of a format that auto chooses
+MOST_CHOSEN = 0.01  # nats: largest loss of a format that auto chooses
 MOST_UNWARNED = 0.05  # nats: largest loss of a configured format without a warning
 MAX_TEXT = 257  # positions: the text and one more
-MIN_TOKENS = 16  # shorter texts are not measured
+MIN_TOKENS = 16  # tokens: shorter texts are not measured
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
@@ -24,8 +24,11 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with a format instead of ``auto``. Warns if a configured format changes
-    predictions much. ``score``: scores the text over pages of a configuration."""
+    """Return the configuration with ``auto`` replaced by a format.
+
+    Warns if a configured format changes predictions much. ``score`` scores the text with a configuration's
+    pages.
+    """
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -42,7 +45,7 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
     for name in CHOSEN_FROM:
         try:
             loss = divergence(base, score(config.with_format(name)))
-        except InvalidConfig as error:  # a format that does not hold such heads, or not on this backend
+        except InvalidConfig as error:  # the format does not fit such heads, or the backend does not have it
             log.info("%s: kv_format %s cannot be chosen: %s", config.model, name, error)
             continue
         losses.append(f"{name} {100 * loss:.2g} %")
@@ -55,9 +58,11 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return the mean divergence in nats of ``other`` from ``base``, over the tokens among the likeliest of
-    both and all others as one: a lower bound of the divergence over the vocabulary. Infinite if ``other`` has
-    no scores."""
+    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence.
+
+    It counts the tokens that are among the likeliest of both, and all others as one token. Infinite if
+    ``other`` has no scores.
+    """
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -39,7 +39,7 @@ class ReadyModel:
     """A model that is ready to serve.
 
     report   replacements of its modules; None if they stay MLX's
-    fusion   result of the fusion check; None if nothing was to be fused
+    fusion   result of the fusion check; None if fusion was not requested
     """
 
     selection: RowSelection
@@ -54,12 +54,12 @@ class ReadyModel:
 
     @property
     def fused_argmax(self) -> bool:
-        """Whether the output head may choose greedy tokens, without logits being stored."""
+        """Whether the output head may choose greedy tokens without storing logits."""
         return self.fusion is not None and not self.fusion.stores_logits
 
 
 def choose_device(config: EngineConfig) -> BackendSelection:
-    """Return the backend, with MLX set up for it. Raises InvalidConfig if it cannot run here."""
+    """Return the backend and configure MLX for it; InvalidConfig if it cannot run here."""
     try:
         choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
@@ -69,7 +69,7 @@ def choose_device(config: EngineConfig) -> BackendSelection:
 
 
 def model_ops(backend: AttentionBackend) -> ModelOps:
-    """The operations that belong to an attention backend."""
+    """Return the model operations of an attention backend."""
     if backend.has_model_ops:
         from ..native.model_ops import NativeOps
 
@@ -85,11 +85,10 @@ def make_ready(
     exact: bool,
     fuse: bool,
 ) -> ReadyModel:
-    """Read the weights, replace modules and probe. Raises ModelLoadError if steps do not compute the model
-    correctly."""
+    """Read the weights, replace modules and probe; ModelLoadError if steps compute wrong results."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
-    gc.collect()  # graphs of observed forwards lie in cycles, and would keep the weights they read
+    gc.collect()  # cycles in observed graphs would keep their weights alive
     references: list[Reference] = []
 
     def refer() -> None:
@@ -97,7 +96,7 @@ def make_ready(
             references.append(plain_reference(model, layout, loaded.architecture))
 
     report = materialize(model, ops, exact=exact, fuse=fuse, reference=refer)
-    give_freed_memory_back(choice.backend.name)  # what weights were before they were converted
+    give_freed_memory_back(choice.backend.name)  # frees the weights in their form before conversion
     with nothing_cached(choice.backend.name):
         result = probe(
             model,
@@ -108,12 +107,12 @@ def make_ready(
             reference=references[0],
             recurrences=recurrences_of(choice.backend) if layout.mixers else None,
         )
-    give_freed_memory_back(choice.backend.name)  # the probe's steps are others than those that follow
+    give_freed_memory_back(choice.backend.name)  # the probe's shapes differ from later steps'
     fusion = None
     if ops.fusion is not None and fuse:
         chosen = selection if result.selects_rows else None
         fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
-        give_freed_memory_back(choice.backend.name)  # before pages are made
+        give_freed_memory_back(choice.backend.name)  # before pages are allocated
     return ReadyModel(selection, report, result, fusion)
 
 
@@ -125,7 +124,7 @@ def _checked_fusion(
     selection: RowSelection | None,
     result: ProbeResult,
 ) -> FusionResult:
-    """Check fusion; leave modules fused only if that changes no bit."""
+    """Check fusion; leave modules fused only if fusion changes no bit."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     spec = PoolSpec(
         layers=layout.layers,

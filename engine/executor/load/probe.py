@@ -2,12 +2,11 @@
 
 A mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond short windows) runs through
 a small pool of 16-bit pages. It is compared row by row with a plain mlx-lm forward of the same weights,
-computed before modules were made native (``NativeOps.prepare_model`` lists those). So an unsupported model is
-detected before the first request.
+computed before modules were made native. So an unsupported model is detected before the first request.
 
 The effect of rounding depends on the weights and may be large for random ones. So two more checks do not
-involve weights: that each kind of layer attends as its spec says (attention_check.py), and that a sequence's
-bits do not depend on other sequences (invariance.py).
+involve weights: each kind of layer attends as its spec says (attention_check.py), and a sequence's bits do
+not depend on other sequences (invariance.py).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # windows up to this are probed beyond their end
+LONGEST_WINDOW = 256  # positions: longer windows are not probed beyond their end
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step. The first gets a chunk across the end of a page and a token after
 that, the second ends early, the third begins late. Each token is a row of three forwards, for which loading
@@ -49,11 +48,11 @@ class ProbeResult:
     """Findings of the probe.
 
     latents        whether layers attend over latents (MLA)
-    gathers        whether layers collect index keys of whole sequences, to choose positions by
+    gathers        whether layers gather index keys of whole sequences, to choose positions
     selects_rows   whether the head computes sampled rows only
-    error, limit   worst row's error, and what was allowed
-    recurrent      the recurrent layers, bent as they passed; None for models without any
-    entries        state arrays of a slot, by name, as they were written
+    error, limit   worst row's error, and the largest allowed
+    recurrent      the recurrent layers as the probe ran them; None for models without any
+    entries        state arrays of a slot, by name, as the model wrote them
     """
 
     latents: bool
@@ -75,8 +74,10 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: computed
-    before modules were replaced; None: none were replaced."""
+    """Raise ModelLoadError unless steps through pages agree with plain forwards.
+
+    ``reference``: computed before modules were replaced; None if none were.
+    """
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
@@ -93,11 +94,11 @@ def probe(
         if refusal is not None and wrong is None and reference.num_noises == 1:
             reference = with_more_noise(reference, model)
             refusal = _judge(errors, reference)
-        if refusal is not None:  # by the name of what is wrong, if that is attention
+        if refusal is not None:  # attention errors get a specific message
             lengths = [len(tokens) for tokens in reference.sequences]
             refusal = "; ".join(filter(None, (refusal, find_mistake(paged, layout, lengths))))
         refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
-    except Exception as error:  # model code of any architecture meets shims here
+    except Exception as error:  # shims may fail in model code in any way
         refusal = _first_line(error)
     if refusal is not None:
         if recurrent is not None:
@@ -121,10 +122,10 @@ def probe(
 
 
 def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
-    """Compute the probe's reference with the untouched model. ModelLoadError if mlx-lm cannot compute it."""
+    """Compute the probe's reference with the unchanged model; ModelLoadError if mlx-lm cannot compute it."""
     try:
         return make_reference(model, layout, _steps(layout))
-    except Exception as error:  # model code of any architecture
+    except Exception as error:  # model code can raise anything
         raise ModelLoadError(
             f"model type {architecture!r} fails in mlx-lm itself on this device: {_first_line(error)}; "
             "the native CPU backend or other weights may work, for example weights='int8'"
@@ -132,7 +133,7 @@ def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Re
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
-    """STEPS, with a longer first chunk if that takes the first sequence beyond a window."""
+    """Return STEPS, with a longer first chunk if it takes the first sequence beyond a window."""
     windows = [spec.window for spec in layout.layers if spec.window is not None]
     reachable = [window for window in windows if window <= LONGEST_WINDOW]
     first, *rest = STEPS
@@ -165,7 +166,7 @@ def _find_wrong(
     reference: Reference,
 ) -> str | None:
     """Return an error that rounding does not explain, or None. ``computed``: the probe's steps."""
-    if paged.gathers and not backend.takes_masks:  # steps as short as the probe's need no mask
+    if paged.gathers and not backend.takes_masks:  # the probe's steps are too short to need a mask
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
     if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
         observed = reference.sequences[-1]
@@ -210,7 +211,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     try:
         (chosen,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         paged.evaluate([chosen])
-    except Exception:  # a model that cannot live with fewer rows keeps them all
+    except Exception:  # a model that fails with fewer rows computes all of them
         return False
     finally:
         paged.selection = None

@@ -1,8 +1,7 @@
 """Reference of the parity probe: mlx-lm's results, and the effect of rounding on them.
 
-The effect of rounding is measured: the plain forward also computes the same sequences with every K and V
-perturbed by about one rounding error. A wrong position, page, head or window moves the logits many times
-farther.
+The plain forward also computes the same sequences with every K and V perturbed by about one rounding error. A
+wrong position, page, head or window changes the logits many times more.
 """
 
 from __future__ import annotations
@@ -24,10 +23,8 @@ from ..recurrent.bending import bend
 from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
-MAX_COLUMNS = 8192  # logits of a row that are compared
-CACHE_STEP = (
-    16  # positions by which caches grow: mlx-lm's 256 are more zeros to write than there is to compute
-)
+MAX_COLUMNS = 8192  # number of compared logits per row
+CACHE_STEP = 16  # positions by which caches grow; mlx-lm's 256 would mostly write zeros
 MORE_NOISES = 4
 """Roundings that are tried beside the first one where that does not explain a row."""
 
@@ -36,11 +33,11 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Plain logits of each sequence and how much rounding moves a row.
+    """Plain logits of each sequence and the effect of rounding on a row.
 
-    noise       of each row, by the first rounding that was tried
-    worst       of any row, by any of those that were tried
-    precision   of the model's values
+    noise       effect on each row of the first rounding tried
+    worst       largest effect on any row of all roundings tried
+    precision   precision of the model's values
     chunk       tokens of a plain forward
     """
 
@@ -58,7 +55,7 @@ class Reference:
 
     @property
     def worst_limit(self) -> float:
-        # One row may be far off by rounding where experts are chosen; 0.4 is what errors look like.
+        # A row may be far off if rounding changes its experts; an error of 0.4 is typical of mistakes.
         return min(10 * self.worst, max(0.4, 2 * self.worst)) + self.precision
 
     @property
@@ -79,8 +76,10 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Add roundings of every layer's output to the reference: few rows pick another expert, and the
-    first one may have picked none."""
+    """Add roundings of every layer's output to the reference.
+
+    Rounding changes the experts of few rows; the first rounding may have changed none.
+    """
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -101,8 +100,10 @@ def with_more_noise(reference: Reference, model: Module) -> Reference:
 def _plain_and_noisy(
     model: Module, tokens: list[int], precision: float, chunk: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits [L, V] of a sequence, without and with perturbed K, V and states, from forwards of mlx-lm's own
-    over so many tokens at a time."""
+    """Return logits [L, V] of a sequence, without and with perturbed K, V and states.
+
+    mlx-lm's own code computes ``chunk`` tokens in each forward.
+    """
     caches = _perturbed_caches(model, precision, seed)
     parts = [
         evaluated(model(mx.array([tokens[first : first + chunk]] * 2), cache=caches))
@@ -113,8 +114,10 @@ def _plain_and_noisy(
 
 
 def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits, both centred,
-    because a constant added to all logits has no effect."""
+    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits.
+
+    Both are centred, because a constant added to all logits has no effect.
+    """
     finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
     if not np.array_equal(finite, np.isfinite(got)):
         return np.full(len(got), np.nan)
@@ -126,7 +129,7 @@ def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
 
 
 def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]:
-    """A function that multiplies the second half of a batch by 1 +- precision at random, as in every run."""
+    """Return a function that multiplies a batch's second half by a reproducible random 1 +- precision."""
     keys = (mx.random.key(i) for i in itertools.count(first_key))
 
     def nudged(x: mx.array) -> mx.array:
@@ -140,7 +143,7 @@ def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]
 
 @contextmanager
 def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[None]:
-    """Perturb, in this block, the outputs of modules that contain no others."""
+    """Perturb the outputs of modules without submodules while the block runs."""
     nudged = _nudging(precision, (seed << 16) + (1 << 15))
     leaves = {id(module): module for _, module in model.named_modules() if not module.children()}.values()
 
@@ -159,7 +162,7 @@ def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[No
 
 
 def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:
-    """Fresh caches of the model that store K, V and states of the second half of a batch perturbed."""
+    """Return new caches that store K, V and states of the second half of a batch perturbed."""
     nudged = _nudging(precision, seed << 16)
 
     def perturbed(cache: Any) -> Any:
@@ -174,7 +177,7 @@ def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[An
 
 
 class _PerturbedState(caches_of_mlx_lm.ArraysCache):
-    """A recurrent cache whose states are perturbed as they are written."""
+    """A recurrent cache that perturbs states as they are written."""
 
     def __init__(self, size: int, nudged: Callable[[mx.array], mx.array]) -> None:
         super().__init__(size)
@@ -187,6 +190,6 @@ class _PerturbedState(caches_of_mlx_lm.ArraysCache):
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:
-    """Return logits [.., V] as float32; for a large vocabulary every n-th column."""
+    """Return logits [.., V] as float32; of a large vocabulary only every n-th column."""
     stride = -(-logits.shape[-1] // MAX_COLUMNS)
     return np.array(logits[..., ::stride].astype(mx.float32))

@@ -23,7 +23,7 @@ class ComputedRows:
     """Results of steps, in the order of each sequence's tokens.
 
     logits  [L, V] of each sequence that has tokens
-    traced  [L, ...] each, of the last sequence: what went through every layer's cache
+    traced  [L, ...] arrays of the last sequence: the data passed through every layer's cache
     """
 
     logits: list[Floats]
@@ -31,11 +31,11 @@ class ComputedRows:
 
 
 class TracedCache:
-    """A ``PagedKVCache`` that keeps what went through it in the step that has begun."""
+    """A ``PagedKVCache`` that keeps the arrays passed through it in the current step."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
-        self.rows: list[mx.array] = []  # [T, ...] each
+        self.rows: list[mx.array] = []  # arrays [T, ...]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self.rows = []
@@ -56,8 +56,10 @@ class TracedCache:
 def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
-    """Compute sequences from their beginning. ``steps``: new tokens of each sequence in each. ``paged``: over
-    a TracedCache with room for so many sequences of ``longest`` positions."""
+    """Compute sequences from their beginning; ``steps`` has each step's number of new tokens per sequence.
+
+    ``paged`` has a TracedCache for that many sequences of ``longest`` positions.
+    """
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)
@@ -68,7 +70,7 @@ def compute_steps(
         tokens = np.concatenate([sequences[i][start:stop] for i, start, stop in work]).astype(np.int32)
         metadata = step_metadata(work, num_sequences=len(sequences), longest=longest)
         out = paged.forward(Batch(tokens, NO_ROWS, metadata)).arrays[0]
-        first = len(tokens) - counts[-1]  # of the rows of the last sequence
+        first = len(tokens) - counts[-1]  # first row of the last sequence
         rows = [rows[first:].astype(mx.float32) for rows in cache.rows if counts[-1]]
         paged.evaluate([out, *rows])
         for (i, _, stop), part in zip(

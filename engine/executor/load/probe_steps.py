@@ -31,7 +31,7 @@ def num_pages(length: int) -> int:
 
 
 def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> PoolSpec:
-    """16-bit pages for so many sequences of up to ``longest`` positions, page 0 left out."""
+    """Return a pool of 16-bit pages for sequences of up to ``longest`` positions; page 0 is unused."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     return PoolSpec(
         layers=layout.layers,
@@ -43,7 +43,7 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
 
 
 def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
-    """Make one pool for all layers: any that has no chunks could be in a group of its own as well."""
+    """Make one pool for all layers, or one for each layer group if a layer is chunked."""
     if not any(layer.chunked for layer in spec.layers):
         return backend.create_pool(spec)
     groups = group_layers(spec.layers, sys.maxsize)
@@ -51,7 +51,7 @@ def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
 
 
 class _SharedTables:
-    """A cache of several groups, whose pages have the same ids in each: steps name them once."""
+    """A cache of several groups with the same page ids in each, so that steps list them once."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -64,8 +64,7 @@ class _SharedTables:
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Pages of the sequences are interleaved, last page first, and page 0 is left out; slots come in
-    falling order, and slot 0 is left out."""
+    """Return metadata in which pages are interleaved, in falling order, and page 0 and slot 0 are unused."""
     width = num_pages(longest)
     tables = (
         1

@@ -19,9 +19,9 @@ from ...memory.configuration import rope_settings, text_config
 from ..mlx_lm_import import rope_utils
 from .config_check import Readings
 
-TOLERANCE = 1e-3  # relative, of a frequency or factor: mlx-lm computes them in float32
+TOLERANCE = 1e-3  # relative error of a frequency or factor, which mlx-lm computes in float32
 
-_DEFAULT_BASE = 10000.0  # of transformers
+_DEFAULT_BASE = 10000.0  # transformers' default
 _KINDS = (
     RoPE,
     rope_utils.SuScaledRoPE,
@@ -37,22 +37,24 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Angles per position of each pair that turns, and the factor on the values that turn."""
+    """Angles per position of each rotated pair, and the factor on the rotated values."""
 
     frequencies: Doubles
     factor: float
 
     def is_near(self, other: Rotation) -> bool:
-        """Whether both turn alike, up to rounding."""
+        """Whether two rotations are equal up to rounding."""
         return abs(self.factor - other.factor) <= TOLERANCE * abs(other.factor) and np.allclose(
             self.frequencies, other.frequencies, rtol=TOLERANCE, atol=1e-12
         )
 
 
 def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, origin: str) -> None:
-    """Give modules the scaling that the configuration asks for where mlx-lm left it out, or a part of it, and
-    raise ModelLoadError unless some module has each kind of rotary embedding in it. Models without modules of
-    mlx-lm's kinds pass."""
+    """Apply the configured RoPE scaling where mlx-lm left it out, and check the result.
+
+    Raises ModelLoadError unless some module has each rotary embedding of the configuration. Models without
+    modules of mlx-lm's kinds pass.
+    """
     flat = text_config(config)
     settings = rope_settings(flat)
     _replace_dynamic(model)
@@ -65,7 +67,7 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
         if wanted["rope_type"] == "default" and (
             theta is None or not readings.taken & {"rope_theta", "rope_parameters"}
         ):
-            continue  # another model's key: this model has a base of another name
+            continue  # the key belongs to another model: this one stores its base under another name
         if _is_built(modules, wanted, flat):
             continue
         if theta is not None:
@@ -82,8 +84,10 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
 
 
 def _replace_dynamic(model: Module) -> None:
-    """Replace dynamic scaling by what it is up to the model's length, which no sequence exceeds
-    (``lengths_of``): none. mlx-lm's computes one length for all rows."""
+    """Replace dynamic scaling by none, which is equal up to the model's length (``lengths_of``).
+
+    No sequence exceeds that length; mlx-lm's code computes one length for all rows.
+    """
     plain = [
         (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
         for path, module in model.named_modules()
@@ -94,7 +98,9 @@ def _replace_dynamic(model: Module) -> None:
 
 
 def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether some module turns as ``wanted``; of kinds that depend on the length, whether there is one."""
+    """Whether some module rotates as ``wanted``; if that depends on the length, whether one of the kind
+    exists.
+    """
     if (kind := _BY_LENGTH.get(wanted["rope_type"])) is not None:
         return any(isinstance(module, kind) for module in modules)
     bases = {float(module.base) for module in modules if isinstance(module, RoPE)} | {_DEFAULT_BASE}
@@ -106,7 +112,7 @@ def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapp
 
 
 def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], *, everywhere: bool) -> None:
-    """Scale the plain embeddings of this base, where all layers have the same one, and correct YaRN's."""
+    """Scale the plain embeddings of this base if all layers share it, and correct YaRN's."""
     replaced = []
     for path, module in model.named_modules():
         if isinstance(module, rope_utils.YarnRoPE) and wanted["rope_type"] == "yarn":
@@ -124,7 +130,7 @@ def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], 
             replaced.append((path, scaled))
     if replaced:
         model.update_modules(tree_unflatten(replaced))
-        _apply(model, wanted, config, everywhere=False)  # what mlx-lm leaves out of YaRN
+        _apply(model, wanted, config, everywhere=False)  # adds parts of YaRN that mlx-lm leaves out
 
 
 def _is_plain(module: Any, wanted: Mapping[str, Any]) -> bool:
@@ -142,7 +148,7 @@ def _dims(module: Any) -> int:
 
 
 def _built(module: Any) -> Rotation | None:
-    """Return what a module of mlx-lm's kinds turns; None for other modules."""
+    """Return the rotation of a module of mlx-lm's kinds; None for other modules."""
     if isinstance(module, RoPE):
         return Rotation(_plain(float(module.base), module.dims) * module.scale, 1.0)
     if isinstance(module, rope_utils.SuScaledRoPE):
@@ -162,8 +168,10 @@ def _plain(base: float, dims: int) -> Doubles:
 
 
 def _wanted(settings: Mapping[str, Any], dims: int, config: Mapping[str, Any]) -> Rotation | None:
-    """Return what settings ask for in heads of which ``dims`` values turn; None where that depends on the
-    length of a sequence, or on a kind that is not known here."""
+    """Return the rotation for heads with ``dims`` rotated values.
+
+    None if it depends on the length of a sequence, or if the kind is unknown.
+    """
     plain = _plain(float(settings["rope_theta"]), dims)
     kind, factor = settings["rope_type"], settings.get("factor")
     if kind in ("default", "mrope", "dynamic"):

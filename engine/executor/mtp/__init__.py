@@ -1,1 +1,1 @@
-"""Multi-token prediction: the model's own head that guesses one token further, on pages of its own."""
+"""Multi-token prediction: the model's own head drafts one more token, with its own pages."""

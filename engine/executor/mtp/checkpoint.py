@@ -25,7 +25,7 @@ from ...memory.weight_files import weight_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Tensor names after ``prefix``. ``shifted``: norm weights are stored minus one."""
+    """Tensor names after ``prefix``; ``shifted``: the checkpoint stores norm weights minus one."""
 
     prefix: str
     embedding_norm: str
@@ -42,8 +42,8 @@ class HeadWeights:
     """The weights of a head for multi-token prediction.
 
     embedding_norm, hidden_norm, norm  [D]
-    projection  [D, 2 D], of the embedding and then the hidden state
-    layer       of the decoder layer, named as in layer 0 of a model; norms apart, as they are computed with
+    projection  [D, 2 D], of the embedding followed by the hidden state
+    layer       tensors of the decoder layer, named as in layer 0 of a model; norms as used in computation
     """
 
     embedding_norm: mx.array
@@ -79,8 +79,7 @@ def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | Non
 
 
 def read_head(path: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Return the head's tensors, not evaluated. Raises InvalidConfig if the checkpoint has no complete
-    head."""
+    """Return the head's tensors, not evaluated. InvalidConfig if the checkpoint has no complete head."""
     files = weight_files(path)
     layout = find_layout((name for file in files for name in tensors_of(file)), config)
     if layout is None:

@@ -26,10 +26,10 @@ from ..mlx_lm_import import utils as mlx_lm_utils
 from ..row_inputs import RowInputs
 from .checkpoint import HeadWeights, read_head
 
-HIDDEN = "hidden"  # the model's hidden state at the position before each token
+HIDDEN = "hidden"  # input name: the model's hidden state at the position before each token
 _Rows = Callable[[mx.array], mx.array]
 
-# What makes a model's settings those of one layer: with full attention, and experts if there are any.
+# Settings that reduce a model to one layer, with full attention and experts if the model has any.
 _ONE_LAYER = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,
@@ -40,8 +40,10 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """The head without its output: y [rows, 1, D] of tokens [rows, 1] and the row input HIDDEN, [rows, D]
-    (zeros where a step has none)."""
+    """The head without its output layer.
+
+    Maps tokens [rows, 1] and the row input HIDDEN, [rows, D] (zeros if a step has none), to y [rows, 1, D].
+    """
 
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,8 +53,8 @@ class MTPLayer(Module):
         self.projection = Linear(1, 1, bias=False)
         self.projection.weight = weights.projection
         self.layer = layer
-        self.quant_predicate: Any = None  # which layers are quantized, as mlx-lm's model says
-        self._embed = embed  # a function: the module is the model's
+        self.quant_predicate: Any = None  # mlx-lm's choice of layers to quantize
+        self._embed = embed  # a function, so that the model's module is not registered here too
         self.row_inputs = RowInputs()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
@@ -69,7 +71,7 @@ class MTPLayer(Module):
 
 
 class MTPModel(Module):
-    """A model of one layer: logits [rows, L, V], by the output head of another."""
+    """A model of one layer with another model's output head: logits [rows, L, V]."""
 
     def __init__(self, body: MTPLayer, output: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,8 +83,10 @@ class MTPModel(Module):
 
 
 def load_head(path: Path, model: Module) -> MTPModel:
-    """The head that the checkpoint of ``model`` has, its weights not evaluated. InvalidConfig if there is
-    none, ModelLoadError if mlx-lm's layer of that kind does not take its weights."""
+    """Load the MTP head from the checkpoint of ``model``, its weights not evaluated.
+
+    Raises InvalidConfig if there is none, ModelLoadError if mlx-lm's layer does not accept its weights.
+    """
     config = read_config(path)
     weights = read_head(path, config)
     whole = _one_layer_model(config, weights)
@@ -109,7 +113,7 @@ def load_head(path: Path, model: Module) -> MTPModel:
 
 
 def _one_layer_model(config: Mapping[str, Any], weights: HeadWeights) -> Any:
-    """A model of mlx-lm's own code with the head's decoder layer; nothing else of it is of use."""
+    """Return a model of mlx-lm's code with the head's decoder layer; only that layer is used."""
     settings = _one_layer(config)
     architecture = config["model_type"]
     try:
@@ -118,7 +122,7 @@ def _one_layer_model(config: Mapping[str, Any], weights: HeadWeights) -> Any:
         named = whole.sanitize({f"model.layers.0.{name}": value for name, value in weights.layer.items()})
         found = {name.partition("layers.0.")[2]: value for name, value in named.items()} | weights.layer_norms
         whole.layers[0].load_weights(list(found.items()), strict=True)
-    except Exception as error:  # model code of any architecture
+    except Exception as error:  # model code can raise anything
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(
             f"mlx-lm's {architecture!r} does not take the weights of the head for multi-token prediction: "

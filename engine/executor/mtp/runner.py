@@ -18,7 +18,7 @@ from .head import HIDDEN, MTPModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPRunner:
-    """``HeadRunner`` of an MTP head. The model's output head selects rows, see ``PagedModel``."""
+    """``HeadRunner`` of an MTP head; the model's output head selects the rows, see ``PagedModel``."""
 
     head: MTPModel
     paged: PagedModel

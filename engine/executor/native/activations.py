@@ -1,7 +1,7 @@
-"""Activation functions in one native operation each, for every model of this process.
+"""Activation functions as single native operations, for every model in this process.
 
-Model code calls them by name, as attributes of ``mlx.nn`` or bound at import; both are replaced by
-functions that fall through to the originals for what the kernels do not take.
+Model code calls them by name, as attributes of ``mlx.nn`` or bound at import. Both kinds of name are replaced
+by functions that call the originals for inputs that the kernels do not support.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 
 def replace_activations() -> dict[str, Any]:
-    """Bind native functions wherever MLX's and mlx-lm's are bound now; return them by name. Their
-    ``original`` is the replaced function.
+    """Replace every current binding of MLX's and mlx-lm's activations by native functions; return them by
+    name.
 
-    Call it again after more model code was imported.
+    Their ``original`` is the replaced function. Call it again after more model code was imported.
     """
     done = {}
     for path, name, wrap in _OURS:
@@ -68,7 +68,7 @@ def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
 
 
 def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
-    """Compute SwiGLU in float32, rounded once like the native one."""
+    """Return a SwiGLU that computes in float32 and rounds once, as the native one does."""
 
     def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
         if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
@@ -80,7 +80,7 @@ def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]
 
 
 def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Return the norms of q and k before a gated delta net, each with its scale."""
+    """Return the native normalization of q and k before a gated delta net, each with its scale."""
 
     def normalize_qk(q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
         if q.dtype not in FLOATS or k.dtype != q.dtype or not on_cpu():
@@ -113,14 +113,13 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether new operations run on the CPU, the only device of the kernels, and are not forced to mlx-lm's
-    own."""
+    """Whether new operations run on the CPU with native kernels, and not inside ``originals``."""
     return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Make replaced functions compute with mlx-lm's own code in this block."""
+    """Make replaced functions call mlx-lm's own code while the block runs."""
     global _native
     before, _native = _native, False
     try:

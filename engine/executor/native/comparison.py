@@ -30,9 +30,9 @@ from .rope import NATIVE as ROPES
 LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
 """Largest error of a value, relative: of three roundings, and in float32 of approximated exponentials."""
 
-_NUM_OUTPUTS = 16  # of a linear layer that are compared
-_POSITIONS = (0, 17, 2047, 300, 1)  # of rows that are rotated
-_FAR = 100_000  # a position by which frequencies that are nearly equal part
+_NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
+_POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
+_FAR = 100_000  # position at which nearly equal frequencies differ visibly
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
@@ -51,7 +51,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a module's method: arrays by their form, anything else as it was."""
+    """A call of a module's method: forms in place of arrays, other arguments unchanged."""
 
     method: str
     args: tuple[Any, ...]
@@ -100,10 +100,10 @@ def _form_of(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A call with inputs, and what mlx-lm's own module gives for it.
+    """A call with inputs, and the result of mlx-lm's own module.
 
-    outputs  those of a linear layer that are compared; None: all values
-    floor    of a row's root mean square: errors count as of values that are at least so large
+    outputs  indices of a linear layer's outputs that are compared; None: all
+    floor    smallest root mean square of a row that errors are relative to
     """
 
     method: str
@@ -127,8 +127,10 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """Expectations of a model's modules, and how far their successors are off. ``calls`` has what forwards
-    call; a module that none called is compared on three rows."""
+    """Expected outputs of a model's modules, and the errors of their native replacements.
+
+    ``calls`` holds the calls made in forwards. A module that was not called is compared on three rows.
+    """
 
     calls: Calls = field(default_factory=dict)
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)
@@ -141,7 +143,7 @@ class Comparison:
             calls = _different(self.calls.get(id(module), ())) or _usual_calls(module)
             cases = tuple(case for call in calls for case in _cases(module, call))
             if kind in _DENSE or kind in _EXPERTS or kind in _TABLES:
-                now += [case.wanted for case in cases]  # their weights will be packed and let go of
+                now += [case.wanted for case in cases]  # packing will release the original weights
             found.append(Expected(name, kind.__name__, cases))
         mx.eval(now)
         return found
@@ -171,7 +173,7 @@ class Comparison:
     def compare(self, label: str, got: mx.array, case: _Case) -> None:
         if case.outputs is not None:
             got = mx.take(got, case.outputs, axis=-1)
-        given = case.args[0].dtype  # a bias of a wider dtype does not widen what native layers give
+        given = case.args[0].dtype  # the output keeps the input's dtype even if the bias is wider
         if got.shape != case.wanted.shape or got.dtype not in (case.dtype, given):
             raise ModelLoadError(
                 f"native {label} must give {case.dtype} of shape {list(case.wanted.shape)} as mlx-lm's "
@@ -182,9 +184,9 @@ class Comparison:
     def check(self) -> None:
         """Raise ModelLoadError with the name of a layer whose results differ from mlx-lm's."""
         mx.eval([(got, case.wanted) for _, got, case in self._found])
-        for label, got, case in reversed(self._found):  # modules are named from the last layer on
+        for label, got, case in reversed(self._found):  # reversed: modules are named from the last layer on
             error = _error(got, case)
-            if not error <= case.limit:  # NaN is too large
+            if not error <= case.limit:  # also true for NaN
                 raise ModelLoadError(
                     f"native {label} must compute what mlx-lm's does within {case.limit:.2g}, got values "
                     f"{error:.2g} off; load the model with --backend reference"
@@ -198,9 +200,7 @@ def _different(calls: Sequence[Call]) -> list[Call]:
     for call in calls:
         arrays = [value for value in (*call.args, *dict(call.kwargs).values()) if isinstance(value, Form)]
         rows = max((value.size // max(value.shape[-1], 1) for value in arrays if value.shape), default=0)
-        rotated = (
-            arrays[0].shape[-2] > 1 if len(arrays[0].shape) == 4 else False
-        )  # several positions in a row
+        rotated = arrays[0].shape[-2] > 1 if len(arrays[0].shape) == 4 else False  # one offset per row
         kind = (
             call.method,
             rotated,
@@ -233,7 +233,7 @@ def _error(found: mx.array, case: _Case) -> float:
 
 
 def _usual_calls(module: Any) -> list[Call]:
-    """Make calls for a module that no forward called: three rows of what it holds."""
+    """Return calls for a module that no forward called, with three rows each."""
     kind = type(module)
     dtype = module.get("scales", module.get("weight", mx.array(0.0))).dtype
     dtype = dtype if dtype in LIMITS else mx.bfloat16
@@ -247,7 +247,7 @@ def _usual_calls(module: Any) -> list[Call]:
     if kind in ROPES:
         size = getattr(module, "dims", None) or module.dim
         return [Call("__call__", (Form((3, 2, 1, size), mx.float32),))]
-    if "weight" not in module:  # a norm without weights is of any width
+    if "weight" not in module:  # a norm without weights accepts any width
         return [Call("__call__", (Form((3, 1, 64), mx.float32),))]
     row = Form((3, 1, module["weight"].size), dtype)
     takes_gate = "gate" in kind.__call__.__code__.co_varnames
@@ -272,7 +272,7 @@ def _cases(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _lookup(module: Any, call: Call) -> _Case:
-    """Rows of a table; quantized ones in float32, because MLX rounds each step of what it makes of codes."""
+    """Return rows of a table; quantized ones in float32, because MLX rounds every step of dequantization."""
     (ids, *rest) = call.args
     count, dtype = module["weight"].shape[0], module(mx.zeros((1,), mx.int32)).dtype
     chosen = np.random.default_rng(0).integers(0, count, ids.shape).astype(np.int32)
@@ -316,8 +316,10 @@ def _product(module: Any, call: Call) -> _Case:
 
 
 def _dequantized_product(module: Any, x: mx.array) -> mx.array:
-    """Multiply by a dequantized matrix: MLX's own product takes ten times as long on a CPU and rounds to 16
-    bits."""
+    """Multiply by the dequantized matrix.
+
+    MLX's quantized product takes ten times as long on a CPU and rounds to 16 bits.
+    """
     wide = {
         name: module[name].astype(mx.float32)
         if mx.issubdtype(module[name].dtype, mx.floating)
@@ -333,7 +335,7 @@ def _dequantized_product(module: Any, x: mx.array) -> mx.array:
 
 @functools.cache
 def _sampled(count: int) -> Any:
-    """Sample one output from each of so many parts, the first and the last among them."""
+    """Choose one output from each of ``count`` parts, including the first and the last."""
     edges = np.linspace(0, count, min(count, _NUM_OUTPUTS) + 1).astype(np.int64)
     chosen = np.random.default_rng(count).integers(edges[:-1], edges[1:])
     chosen[0], chosen[-1] = 0, count - 1
@@ -344,7 +346,7 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
     x, *rest = call.args
     named = {name: value for name, value in call.kwargs if name != "offset"}
     if named or len(rest) > 1:
-        return  # of what native embeddings leave to mlx-lm's own
+        return  # native embeddings leave these calls to mlx-lm
     values = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
     positions = np.resize(np.array(_POSITIONS, np.int32), x.shape[0])
     offsets: list[tuple[mx.Dtype, Any, float]] = [(mx.float32, _POSITIONS[1], 0.0)]
@@ -358,11 +360,10 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _rows(module: Any, call: Call) -> Iterator[_Case]:
-    """Make rows of a norm, gated or not: in the dtype it is called with, and in float32, where nothing is
-    rounded."""
+    """Return rows of a norm, gated or not, in the dtype of the calls and in float32, which does not round."""
     first = call.args[0]
     for dtype in dict.fromkeys((first.dtype, mx.float32)):
-        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # whose products it still holds
+        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # float16 holds its products
         args = [
             mx.array(_heavy_rows(form.shape, small if index == 0 else 1.0, index)).astype(dtype)
             if isinstance(form, Form)
@@ -376,8 +377,10 @@ def _rows(module: Any, call: Call) -> Iterator[_Case]:
 
 @functools.lru_cache(maxsize=64)
 def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
-    """float32 rows of the last axis: blocks of values of very different sizes, heavy tails; of each three
-    rows the second is about as large as ``small``, the third zero."""
+    """Return float32 rows of the last axis with blocks of very different sizes and heavy tails.
+
+    Of every three rows, the second has about the size ``small`` and the third is zero.
+    """
     rng = np.random.default_rng(seed)
     size = shape[-1]
     rows = rng.standard_t(3, (max(int(np.prod(shape[:-1])), 1), size))
@@ -390,9 +393,11 @@ def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _integers(shape: tuple[int, ...]) -> Any:
-    """Integers of at most 127, once in each 32 that, so that any scale of 8 bits holds all of them, and the
-    sum of two neighbours is no larger, as AVX2 needs it; of each three rows the second is divided by 256, the
-    third zero."""
+    """Return integers of magnitude up to 127, with a 127 in every block of 32.
+
+    So any 8-bit scale represents all of them exactly. Neighbours sum to at most 127, as AVX2 needs. Of every
+    three rows, the second is divided by 256 and the third is zero.
+    """
     rng = np.random.default_rng(0)
     size = shape[-1]
     rows = np.clip(np.rint(rng.standard_t(2, (max(int(np.prod(shape[:-1])), 1), size)) * 6), -127, 127)

@@ -1,9 +1,8 @@
 """MLX modules that compute with native kernels.
 
-Each is made in place from the MLX module it stands for: the object keeps its identity, its other
-attributes and its base class, so that whoever holds or inspects it notices nothing but the speed.
-Weights move into the kernels' layout; ``weight`` (``scales``, ``biases``) gives them back bit by
-bit, as fresh copies, for model code that reads them.
+Each is made in place from an MLX module: the object keeps its identity, its other attributes and its base
+class, so other code sees the same module. Weights move into the kernels' layout. Reading ``weight``
+(``scales``, ``biases``) returns bit-identical copies of the originals.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
 
 
 class Greedy(NamedTuple):
-    """Ids int32 [...] of the largest logits of rows, and those logits, float32 [...].
+    """Ids int32 [...] of the largest logit of each row, and that logit, float32 [...].
 
-    A logit is NaN, and its id without meaning, where any logit of the row is NaN.
+    If a row holds NaN, its logit is NaN and its id is meaningless.
     """
 
     ids: mx.array
@@ -58,10 +57,10 @@ class Greedy(NamedTuple):
 
 
 def _original(name: str, index: int) -> property:
-    """Attribute ``name`` of the MLX module: in its dictionary, or the packed array ``index``.
+    """Attribute ``name`` of the MLX module, read from its dictionary or from packed array ``index``.
 
-    Assigning to it works as on any MLX module, which deletes the attribute first: the weights
-    go back to the dictionary and are packed again when they are next used.
+    Assigning to it works as on any MLX module, which deletes the attribute first: the weights return to the
+    dictionary and are packed again at their next use.
     """
 
     def get(module: Any) -> mx.array | None:
@@ -83,19 +82,19 @@ class _Packed:
 
     packed: Any  # _ext.PackedWeight, or _ext.PackedExperts
     exact: bool
-    names: tuple[str, ...] = ("weight",)  # of the arrays that get packed, in the order of unpack
+    names: tuple[str, ...] = ("weight",)  # names of the packed arrays, in the order of unpack
 
     weight = _original("weight", 0)
 
     def pack(self: Any) -> None:
-        """Move the weights into the kernels' layout and drop the originals. A bias is read now."""
+        """Move the weights into the kernels' layout and drop the originals; the bias is read now, too."""
         if self.packed is None:
             self.packed = self.make_packed()
             for name in self.names:
                 del self[name]
 
     def restore(self: Any) -> None:
-        """Reverse ``pack``."""
+        """Move the weights back into MLX's layout; the reverse of ``pack``."""
         if self.packed is not None:
             for name, array in zip(self.names, self.unpack(), strict=True):
                 self[name] = array
@@ -105,8 +104,7 @@ class _Packed:
         return self.pack_stacked([self])
 
     def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
-        """The weights of layers like this one as one matrix, the outputs of the first on top, with this
-        one's bias."""
+        """Return the weights of similar layers as one matrix, stacked by outputs, with this layer's bias."""
         return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
@@ -120,10 +118,10 @@ class _Packed:
         return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
 
     def argmax(self, x: mx.array) -> Greedy:
-        """The greedy choice of each row of x [..., inputs], as a head of a language model makes it.
+        """Return the greedy choice of each row of x [..., inputs], for the output head of a language model.
 
-        Equal to ``mx.argmax(multiply(x), -1)``, also among equals (the lowest id), without storing
-        the logits: for rows that are sampled greedily and whose logits nobody asked for.
+        Equal to ``mx.argmax(multiply(x), -1)``, also for ties (the lowest id), without storing the logits. It
+        serves greedy rows for which no logits are requested.
         """
         if self.packed is None:
             self.pack()
@@ -150,7 +148,7 @@ class _Quantized(_Packed):
         return self.pack_arrays([[layer[name] for layer in layers] for name in self.names], self.get("bias"))
 
     def pack_arrays(self: Any, arrays: list[list[mx.array]], bias: mx.array | None) -> _ext.PackedWeight:
-        """Pack one matrix, given by the arrays called ``names`` of each of its parts."""
+        """Pack one matrix from several parts; each part has the arrays called ``names``."""
         if self.mode == "affine":
             codes, scales, biases = arrays
             return _ext.pack_stacked_affine(
@@ -175,8 +173,7 @@ class NativeQuantizedLinear(_Quantized, QuantizedLinear):
 
 
 class NativeEmbedding(_Packed, Embedding):
-    """``nn.Embedding`` whose ``as_linear`` is native. Packed when that is first called: a table
-    that is only looked up stays as it is."""
+    """``nn.Embedding`` with a native ``as_linear``, packed at its first call; plain tables stay unpacked."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
@@ -188,7 +185,7 @@ class NativeEmbedding(_Packed, Embedding):
 
 
 class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights. Packed when it is first called."""
+    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights, packed at its first call."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
@@ -233,8 +230,10 @@ class _Experts(_Packed):
         indices: mx.array,
         sorted_indices: bool = False,  # noqa: ARG002
     ) -> mx.array:
-        """x [..., M, inputs] and indices [...], broadcast against each other, -> [..., M, outputs].
-        Rows are grouped by expert anyway: ``sorted_indices`` changes nothing."""
+        """Return [..., M, outputs] for x [..., M, inputs] and indices [...], broadcast against each other.
+
+        Kernels group rows by expert in any case, so ``sorted_indices`` has no effect.
+        """
         if self.packed is None:
             self.pack()
         return _ext.gather_linear(x, self.packed, indices, exact=self.exact)

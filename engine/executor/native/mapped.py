@@ -1,4 +1,4 @@
-"""Weights as they lie in their files: packing reads them from there, so no copy is ever made of all."""
+"""Weights mapped from their files, so that packing reads them there and never copies all at once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _DTYPES = {
 
 
 def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
-    """Map a ``.safetensors`` file that ``mx.load`` would read; None if it has empty
-    tensors or types that are not known here.
+    """Map a ``.safetensors`` file that ``mx.load`` would read.
 
-    The format: 8 bytes little-endian length of a JSON header, the header, then the data
-    (https://huggingface.co/docs/safetensors).
+    Returns None if it has empty tensors or unknown types. The format: 8 bytes little-endian length of a JSON
+    header, the header, then the data (https://huggingface.co/docs/safetensors).
     """
     with open(path, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")

@@ -1,9 +1,9 @@
-"""Linear layers that are given the same input, computed as one: q, k and v; gate and up.
+"""Merging of linear layers with the same input: q, k and v; gate and up.
 
-Which those are is observed, not guessed: a forward that is built but never evaluated shows what every
-layer is called on. The outputs of a group lie one after another in one packed matrix; the first of
-its layers that is called computes all of them, the others take their part. A layer that is called
-on something else computes it like any other, so results do not depend on the observation.
+The groups are observed: a forward that is built but never evaluated shows the input of every layer. The
+outputs of a group are adjacent in one packed matrix. The first layer that is called computes all of them, and
+the others return their part. A layer called with another input computes it alone, so results do not depend on
+the observation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _shared_inputs(calls: list[tuple[Any, mx.array]]) -> list[list[Any]]:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two layers can be rows of one matrix."""
+    """Whether the weights of two layers fit into one matrix."""
     if type(a) is not type(b) or ("bias" in a) != ("bias" in b):
         return False
     settings: list[tuple[Any, ...]]
@@ -71,7 +71,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 @contextmanager
 def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
-    """Record calls of this method of MLX's own modules in this block, in order, with their input."""
+    """Record, while the block runs, calls of this method of MLX's modules with their input."""
     calls: list[tuple[Any, mx.array]] = []
 
     def recording(original: Any) -> Any:
@@ -93,10 +93,10 @@ def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array
 
 
 class Merged:
-    """Native layers whose weights lie in ``whole``, one native layer with all of their outputs."""
+    """Native layers that share ``whole``, one native layer with the outputs of all."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """Pack the members' weights, which must be alike and not packed yet."""
+        """Pack the members' weights, which must be of one kind and not packed yet."""
         self.members = list(members)
         first = self.members[0]
         self.whole = copy.copy(first)
@@ -105,8 +105,8 @@ class Merged:
         self.whole.packed = self.whole.pack_stacked(self.members)
         for name in first.names:
             del self.whole[name]
-        self.together = True  # False: every member computes its part by itself
-        self._input: mx.array | None = None  # with its product, until every member has taken its part
+        self.together = True  # False: every member computes only its part
+        self._input: mx.array | None = None  # with its product, until all members have read it
         self._output: mx.array | None = None
         self._waiting: set[int] = set()
         start = 0
@@ -120,7 +120,7 @@ class Merged:
             start = stop
 
     def multiply(self, index: int, x: mx.array) -> mx.array:
-        """Return the product of x with the weights of one member."""
+        """Return member ``index``'s product with x."""
         if not self.together:
             alone: mx.array = self.whole.multiply(x)[..., self.members[index].span]
             return alone
@@ -134,7 +134,7 @@ class Merged:
         return part
 
     def dissolve(self) -> None:
-        """Return every member's weights to it, unpacked."""
+        """Unpack the weights and return them to their members."""
         arrays = self.whole.unpack()
         for member in self.members:
             for name, array in zip(member.names, arrays, strict=True):

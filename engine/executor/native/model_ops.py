@@ -42,11 +42,11 @@ LARGEST_UNTOUCHED = 1 << 21
 two for each nanosecond. Those of a larger model would take longer than all of loading: there the reference is
 computed when layers with packed weights are native, each compared with MLX's own, and nothing else is."""
 
-_QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits that our kernel quantizes weights to
+_QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits of the formats that our kernel quantizes to
 
 
 class NativeOps:
-    """``ModelOps`` of the native CPU kernels; see the module."""
+    """``ModelOps`` of the native CPU kernels."""
 
     fusion: Fusion | None = Fusion(set_fused, unfuse)
 
@@ -56,7 +56,7 @@ class NativeOps:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Give mlx-lm, in this block, weights that are mapped from their files and not read."""
+        """Make mlx-lm map weights from their files, without reading them, while the block runs."""
         original = mx.load
 
         def load(file: Any, *unusual: Any, **more: Any) -> Any:
@@ -72,8 +72,10 @@ class NativeOps:
 
     @contextmanager
     def quantizing(self) -> Iterator[None]:
-        """Make layers quantize themselves, in this block, with our kernel: the bits of MLX's, which
-        takes one thread and most of the time of loading."""
+        """Make layers quantize with our kernel while the block runs.
+
+        The bits are MLX's. MLX's own quantization takes one thread and most of the loading time.
+        """
         original = mx.quantize
 
         def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
@@ -88,7 +90,7 @@ class NativeOps:
             mx.quantize = original
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """Quantize on all threads, without copies of a layer in wider types."""
+        """Quantize in parallel, without a copy of the layer in a wider type."""
         kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels
         return kernel(*arrays, group_size=group_size, bits=BITS[kind])
 
@@ -98,7 +100,7 @@ class NativeOps:
         """Replace MLX's modules by native ones, packing weights one layer at a time."""
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
-            model(mx.array([[0], [1], [2]]))  # rows of a step; neither is evaluated
+            model(mx.array([[0], [1], [2]]))  # row ids of a step; the forward is not evaluated
         seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
         untouched = multiplications(model) <= LARGEST_UNTOUCHED
 
@@ -113,7 +115,7 @@ class NativeOps:
         )
         kept = dict(Counter(each.type for each in report.kept))
         log.info("native layers: %s; MLX's own, besides: %s", report.replaced, kept or "none")
-        model.update(tree_map(_ext.copy_of, model.parameters()))  # what is left may lie in the files
+        model.update(tree_map(_ext.copy_of, model.parameters()))  # the others may still be mapped
         return report
 
     def weight_bytes(self, model: Module) -> int:

@@ -1,4 +1,4 @@
-"""Put native kernels into a loaded model, by the type of its modules, never by its name."""
+"""Native kernels for a loaded model, chosen by the types of its modules, never by its name."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def replace_modules(
 ) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
-    Call it on the thread that will evaluate the model, after loading. Weights are evaluated,
-    packed and released one layer at a time, so that a lazily loaded model is never held twice.
+    Call it on the thread that will evaluate the model, after loading. Weights are evaluated, packed and
+    released one layer at a time, so that a lazily loaded model is never in memory twice.
 
-    exact  refuse the kernels that round activations below the precision they come in: to 8
-           or 16 bits before quantized weights (AVX2, AVX-512), fp16 ones to bf16 (AVX-512, AMX)
-    fuse   let norms take over the addition before them, and rotary embeddings the norm; results
-           stay the same to the bit
-    observed  what a forward calls: layers on one input become one, and embeddings that are heads are
-           packed first, while nothing else is in memory; others when their head is first used
-    between   is called when layers with packed weights are native, and nothing else is
+    exact     refuse kernels that round activations below their precision: to 8 or 16 bits before
+              quantized weights (AVX2, AVX-512), or from fp16 to bf16 (AVX-512, AMX)
+    fuse      let norms include the addition before them, and rotary embeddings the norm; results
+              stay bit-identical
+    observed  observed calls of a forward: layers with one input are merged. Embeddings used as heads
+              are packed first, while nothing else is in memory; others at the head's first use
+    between   called when layers with packed weights are native and the others are not yet
 
     Activation functions become native for every model of this process.
 
-    Raises ModelLoadError for a module whose successor does not compute what it does.
+    Raises ModelLoadError for a module whose replacement computes other results.
     """
     work = _Replacement(model, exact, Comparison(observed.calls))
     work.pack_heads(observed.heads)
-    _ext.release_kept()  # where a head was quantized: it is the largest, and no layer needs as much again
+    _ext.release_kept()  # quantizing a head leaves the largest buffer, which no layer needs
     work.merge(observed.groups)
     modules = list(model.named_modules())
     work.replace([each for each in modules if type(each[1]) in _PACKED], fuse=fuse)
@@ -83,7 +83,7 @@ def replace_modules(
 
 
 class _Replacement:
-    """The modules of one model as they become native, and what becomes of them."""
+    """Progress of replacing the modules of one model."""
 
     def __init__(self, model: Module, exact: bool, comparison: Comparison) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -105,7 +105,7 @@ class _Replacement:
                 self._meet(before, head, kind)
 
     def merge(self, groups: Sequence[Sequence[Module]]) -> None:
-        """Make groups of linear layers native and merge them, where all of a group can be."""
+        """Make groups of linear layers native and merge each group whose layers all have a kernel."""
         for group in groups:
             label = " + ".join(self._names[id(module)].rpartition(".")[2] for module in group)
             kind = type(group[0])
@@ -124,7 +124,7 @@ class _Replacement:
                 self._meet(expected, module, kind)
 
     def replace(self, modules: Sequence[tuple[str, Any]], *, fuse: bool) -> None:
-        """Make these native that have a rule, each by itself."""
+        """Make modules with a replacement rule native, one by one."""
         for name, module in modules:
             kind = type(module)
             rule = _RULES.get(kind) or _rule_by_source(module)
@@ -140,7 +140,7 @@ class _Replacement:
                 continue
             self._meet(before[0], module, kind)
             if hasattr(module, "fuse"):
-                module.fuse = fuse  # now: what fusing changes is compared in whole steps
+                module.fuse = fuse  # set already: fused results are compared in whole steps
 
     def _meet(self, expected: Expected, module: Module, kind: type) -> None:
         self.replaced[kind.__name__] += 1
@@ -148,15 +148,14 @@ class _Replacement:
 
 
 def replaceable(model: Module) -> set[type]:
-    """Types of its modules that have native successors."""
+    """Return the types of the model's modules that have native replacements."""
     return {
         type(module) for _, module in model.named_modules() if type(module) in _RULES or kind_of_norm(module)
     }
 
 
 def set_fused(model: Module, on: bool) -> None:
-    """Whether modules take over operations of others. Off, merged layers compute apart, each from
-    all of their weights: slow, to compare with."""
+    """Turn fusion on or off; off, each merged layer multiplies by the whole matrix, as a slow reference."""
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
             module.merged.together = on
@@ -165,7 +164,7 @@ def set_fused(model: Module, on: bool) -> None:
 
 
 def unfuse(model: Module) -> None:
-    """Undo what fuses operations of different modules: each computes for itself from now on."""
+    """Undo fusion permanently: each module computes its own operations from now on."""
     set_fused(model, False)
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
@@ -173,10 +172,11 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return what MLX multiplies for a row that passes every layer with a weight, and every expert.
+    """Return the multiplications of MLX for one row through every layer with a weight, and every expert.
 
-    A quantized weight counts as 16, because MLX takes so much longer for it. Infinite for experts that MLX
-    cannot multiply on a CPU."""
+    A quantized weight counts as 16, because MLX is that much slower for it. Infinite for experts that MLX
+    cannot multiply on a CPU.
+    """
     count = 0.0
     for _, module in model.named_modules():
         if type(module) in _PACKED:
@@ -188,17 +188,17 @@ def multiplications(model: Module) -> float:
 
 
 def packed_bytes(model: Module) -> int:
-    """Bytes of the model's packed weights (embeddings are packed when their head is first used)."""
+    """Return the bytes of packed weights; embeddings are packed at their head's first use."""
     return sum(weight.nbytes for weight in _packed(model))
 
 
 def unread_bytes(model: Module) -> int:
-    """Bytes that no step reads: scales of groups where a kernel takes those of whole channels."""
+    """Return bytes that no step reads: group scales, if a kernel uses scales of whole channels."""
     return sum(weight.unread_nbytes for weight in _packed(model))
 
 
 def _packed(model: Module) -> list[_ext.PackedWeight | _ext.PackedExperts]:
-    """Each once, though modules share some."""
+    """Return the packed weights; weights shared by modules appear once."""
     packed = {id(w): w for _, module in model.named_modules() if (w := getattr(module, "packed", None))}
     return [w for w in packed.values() if isinstance(w, _ext.PackedWeight | _ext.PackedExperts)]
 
@@ -207,7 +207,7 @@ def _has_own_arrays(module: Module) -> bool:
     return any(isinstance(value, mx.array) for value in module.values())
 
 
-# A rule makes a module native, or says why it cannot.
+# A rule makes a module native, or returns the reason why not.
 
 
 def _replace_norm(module: Any, _exact: bool) -> str | None:
@@ -255,8 +255,10 @@ def _dense_reason(module: Any, num_dims: int = 2) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """The native module with packed weights in the place of one of MLX's, and why a module cannot become it.
-    Tables of embeddings are packed when their head is first used, others at once."""
+    """Replacement of an MLX module by a native one with packed weights, or the reason why not.
+
+    Embedding tables are packed at their head's first use, other weights at once.
+    """
 
     kind: type
     reason_of: Callable[[Any, int], str | None]
@@ -272,7 +274,7 @@ class _Packed:
         return reason
 
     def put(self, module: Any, exact: bool) -> None:
-        """Make the module native, its weights not packed yet."""
+        """Make the module native, with its weights not packed yet."""
         module.__class__ = self.kind
         module.packed = None
         module.exact = exact

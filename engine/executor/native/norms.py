@@ -1,6 +1,6 @@
-"""MLX norms that compute in one native operation (MLX's own are chains of several on the CPU).
+"""MLX norms as single native operations (MLX's own are chains of several on the CPU).
 
-Made in place, like the modules of ``linear``. ``fuse`` lets a norm take over the addition before it.
+They are made in place, like the modules of ``linear``. ``fuse`` lets a norm include the addition before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .activations import FLOATS
 
 
 class NativeRMSNorm(RMSNorm):
-    """``nn.RMSNorm``."""
+    """Native ``nn.RMSNorm``."""
 
     fuse: bool
 
@@ -35,7 +35,7 @@ class NativeRMSNorm(RMSNorm):
 
 
 class NativeLayerNorm(LayerNorm):
-    """``nn.LayerNorm``, with or without weight and bias."""
+    """Native ``nn.LayerNorm``, with or without weight and bias."""
 
     fuse: bool
 
@@ -49,11 +49,11 @@ class NativeLayerNorm(LayerNorm):
 
 
 class NativeShiftedRMSNorm(Module):
-    """An RMS norm by the weight plus one, as gemma's models store theirs."""
+    """Native RMS norm that multiplies by the stored weight plus one, as gemma's models do."""
 
     fuse: bool
     eps: float
-    plain: type[Module]  # model code's own
+    plain: type[Module]  # class of the model file
 
     def __call__(self, x: mx.array) -> mx.array:
         gain = 1.0 + self["weight"]
@@ -64,15 +64,17 @@ class NativeShiftedRMSNorm(Module):
 
 
 class NativeGatedRMSNorm(Module):
-    """An RMS norm and silu of a gate, as gated delta nets end: ``norm(x) silu(gate)``, or with ``gate_first``
-    ``norm(x silu(gate))``, as Mamba-2's. With a ``norm_group_size``, each so many values have a norm of their
-    own, as in Nemotron-H."""
+    """Native RMS norm with a silu gate, as in gated delta nets: ``norm(x) silu(gate)``.
+
+    With ``gate_first`` it is ``norm(x silu(gate))``, as in Mamba-2. With a ``norm_group_size``, groups of
+    that many values are normalized separately, as in Nemotron-H.
+    """
 
     fuse: bool
     eps: float
     gate_first: bool
     norm_group_size: int | None
-    plain: type[Module]  # model code's own
+    plain: type[Module]  # class of the model file
 
     def __call__(self, x: mx.array, gate: mx.array | None = None) -> mx.array:
         weight = self["weight"]
@@ -96,10 +98,10 @@ class NativeGatedRMSNorm(Module):
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
-    """A norm that model code defines for itself: one by the weight plus one, or a gated one.
+    """A norm that model code defines itself: with the stored weight plus one, or gated.
 
-    gate_first  of a gated norm; None: the weight plus one
-    grouped     the module's ``group_size`` values have a norm of their own
+    gate_first  order of a gated norm; None: not gated, the weight plus one
+    grouped     groups of the module's ``group_size`` values are normalized separately
     """
 
     gate_first: bool | None = None
@@ -131,8 +133,11 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """Recognize a norm of model code that has a native one, by its source and what it holds; None for
-    others. What modules compute is not asked: norms of different kinds can agree on what is tried."""
+    """Return the kind of a norm in model code that has a native replacement, or None.
+
+    It is recognized by source code and attributes. Results are not compared, because norms of different kinds
+    can agree on test inputs.
+    """
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None
@@ -143,9 +148,9 @@ def kind_of_norm(module: Any) -> NormKind | None:
 
 @functools.cache
 def _body(call: Any) -> str:
-    """The body of a ``__call__``, or nothing where its source is not known."""
+    """Return the source of a ``__call__``'s body; empty if it is unknown."""
     try:
-        source = inspect.getsource(call.__code__)  # of what it wraps, if it wraps something, nothing is asked
+        source = inspect.getsource(call.__code__)  # not the source of a function that it wraps
     except (AttributeError, OSError):
         return ""
     (function,) = ast.parse(textwrap.dedent(source)).body

@@ -1,7 +1,7 @@
-"""Rotary embeddings in one native operation: MLX's own is a chain of some twenty on the CPU.
+"""Rotary embeddings as single native operations (MLX's own are chains of about twenty on the CPU).
 
-Every kind that mlx-lm builds is a rotation by ``position * inverse_frequency``; they differ in the
-frequencies and in factors on positions and values. A ``Rotation`` says which.
+Every kind that mlx-lm builds is a rotation by ``position * inverse_frequency``. The kinds differ in
+frequencies and in factors on positions and values; ``Rotation`` holds these.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from octavo.kernels import _ext
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A rotary embedding, as numbers.
+    """Parameters of a rotary embedding.
 
-    dims                 values of a head that turn, from the front
-    interleaved          pairs are neighbours; otherwise dims / 2 apart
+    dims                 rotated values of a head, from the first on
+    interleaved          pairs are neighbours; otherwise they lie dims / 2 apart
     inverse_frequencies  float32 [dims / 2]
-    position_scale       positions are multiplied by it
-    value_scale          the values that turn are multiplied by it first
+    position_scale       factor on positions
+    value_scale          factor on the rotated values, applied first
     """
 
     dims: int
@@ -62,28 +62,27 @@ class _Native:
 
 
 class NativeRoPE(_Native, RoPE):
-    """``nn.RoPE``: plain, linearly scaled, or of some dimensions only."""
+    """Native ``nn.RoPE``: plain, linearly scaled, or over part of the dimensions."""
 
 
 class NativeLlama3RoPE(_Native, rope_utils.Llama3RoPE):
-    """mlx-lm's ``Llama3RoPE``."""
+    """Native version of mlx-lm's ``Llama3RoPE``."""
 
 
 class NativeSuScaledRoPE(_Native, rope_utils.SuScaledRoPE):
-    """mlx-lm's ``SuScaledRoPE`` (longrope)."""
+    """Native version of mlx-lm's ``SuScaledRoPE`` (longrope)."""
 
 
 class NativeYarnRoPE(_Native, rope_utils.YarnRoPE):  # type: ignore[misc]
-    """mlx-lm's ``YarnRoPE``."""
+    """Native version of mlx-lm's ``YarnRoPE``."""
 
 
 class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
-    """mlx-lm's ``ProportionalRoPE``."""
+    """Native version of mlx-lm's ``ProportionalRoPE``."""
 
 
 def rotation_of(module: Any) -> Rotation:
-    """Return the rotation of a rotary embedding of a type in ``NATIVE``. It must not have been changed since
-    it was made."""
+    """Return the rotation of a rotary embedding of a type in ``NATIVE``, unchanged since its creation."""
     kind = type(module)
     if kind is RoPE:
         return Rotation(
@@ -108,8 +107,11 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """Make MLX's own embeddings compute in float32 in this block: on a CPU they else take angles in the type
-    of x, and in bf16 those of position 250 are off by half a position."""
+    """Make MLX's own embeddings compute in float32 while the block runs.
+
+    On a CPU they otherwise compute angles in the type of x; in bf16, the angles of position 250 are off by
+    half a position.
+    """
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -128,20 +130,20 @@ def computed_in_float32() -> Iterator[None]:
 
 
 def _plain(dims: int, base: float) -> mx.array:
-    """base ** (-i / (dims / 2)) for i in [0, dims / 2)."""
+    """Return base ** (-i / (dims / 2)) for i in [0, dims / 2)."""
     exponents = np.arange(dims // 2, dtype=np.float64) / (dims / 2)
     return _shared((np.float64(base) ** -exponents).astype(np.float32).tobytes())
 
 
 def _reciprocal(frequencies: mx.array) -> mx.array:
-    """mlx-lm keeps base ** (i / (dims / 2)); infinity marks pairs that do not turn."""
+    """Return inverse frequencies; mlx-lm stores base ** (i / (dims / 2)), infinite for pairs not rotated."""
     inverse = 1.0 / np.array(frequencies.astype(mx.float32))
     return _shared(inverse.astype(np.float32).tobytes())
 
 
 @functools.lru_cache(maxsize=64)
 def _shared(frequencies: bytes) -> mx.array:
-    """Share one array between layers of the same frequencies: their angles are then computed once."""
+    """Return one array for all layers with these frequencies, so that their angles are computed once."""
     array = mx.array(np.frombuffer(frequencies, np.float32))
     mx.eval(array)
     return array

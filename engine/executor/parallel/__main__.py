@@ -1,4 +1,4 @@
-"""A rank behind the first: ``python -m octavo.engine.executor.parallel FD``, which rank 0 starts."""
+"""A rank other than 0: ``python -m octavo.engine.executor.parallel FD``, started by rank 0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .runner import follow
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for rank 0 too, which drains
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to rank 0 too, which drains
     connection = Connection(int(sys.argv[1]))
     config = pickle.loads(connection.recv_bytes())
     rank = os.environ["MLX_RANK"]
@@ -31,4 +31,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # the ring's threads may wait for a neighbour that is gone
+    os._exit(code)  # the ring's threads may wait for a dead neighbour

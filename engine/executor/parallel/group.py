@@ -25,15 +25,15 @@ from .shards import shard
 
 logger = logging.getLogger(__name__)
 
-END_GRACE_S = 2.0  # for rank 0 to say what went wrong before another rank's end ends it
+END_GRACE_S = 2.0  # seconds: rank 0 may still report its error before the end of another rank stops it
 STOP_S = 10.0
-_started = False  # MLX makes one group per process, and keeps it
+_started = False  # MLX makes only one group per process
 
 
 class RankGroup:
-    """This process's place among the ranks. Made on the thread that computes: MLX's streams are its own.
+    """This process's place among the ranks; make it on the computing thread, whose MLX streams it uses.
 
-    steps   rank 0: connections to ranks 1, 2, ...; other ranks: the one to rank 0
+    steps   rank 0: connections to ranks 1, 2, ...; other ranks: the connection to rank 0
     """
 
     def __init__(self, variables: Mapping[str, str], steps: Sequence[Connection[Any, Any]]) -> None:
@@ -43,19 +43,19 @@ class RankGroup:
         self.steps = tuple(steps)
 
     def shard(self, model: Any) -> None:
-        """Leave this rank's part of the model. InvalidConfig says why it cannot be."""
+        """Reduce the model to this rank's part; InvalidConfig if it cannot be split."""
         shard(model, self._mlx)
 
     def smallest(self, value: int) -> int:
-        """Return the smallest of all ranks' values; every rank asks at the same time."""
+        """Return the smallest of all ranks' values; every rank must call it at the same time."""
         return int(np.array(mx.distributed.all_min(mx.array([value]), group=self._mlx))[0])
 
 
 class LeadingGroup(RankGroup):
-    """Rank 0, which starts the others on this machine and ends with them."""
+    """Rank 0, which starts the other ranks on this machine and ends with them."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """InvalidConfig where this process has had a group before."""
+        """Start the ranks; InvalidConfig if this process had a group before."""
         global _started
         if _started:
             raise InvalidConfig(
@@ -83,7 +83,7 @@ class LeadingGroup(RankGroup):
             super().__init__({"MLX_RANK": "0", **variables}, steps)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """End this process when a rank ends: no step can be computed without it."""
+        """End this process when rank ``rank`` ends, because no step can be computed without it."""
         code = process.wait()
         time.sleep(END_GRACE_S)
         if not self._ending:
@@ -108,7 +108,7 @@ class LeadingGroup(RankGroup):
 
 @contextmanager
 def ring_file(addresses: str) -> Iterator[dict[str, str]]:
-    """MLX's variable that names a file with the address of each rank."""
+    """Yield MLX's environment variable, which names a file with the address of each rank."""
     read, write = os.pipe()
     with ExitStack() as stack:
         stack.callback(os.close, read)

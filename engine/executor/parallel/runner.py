@@ -1,4 +1,4 @@
-"""Rank 0's runner, which sends every step to the other ranks, and what those do with it."""
+"""Rank 0's runner, which sends every step to the other ranks, and the loop of those ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .group import LeadingGroup, RankGroup
 
 
 def load_leading_runner(config: EngineConfig) -> LeadingRunner:
-    """Start the other ranks and load this one's part of the model. Raises what ``load_runner`` raises."""
+    """Start the other ranks and load rank 0's part of the model; raises as ``load_runner`` does."""
     if config.threads is None:
         config = replace(config, threads=max(1, available_threads() // config.tensor_parallel))
     group = LeadingGroup(config)
@@ -52,13 +52,13 @@ class LeadingRunner:
         return Resolved(self.run(batch, states))
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        step = batch._replace(inputs=dict(batch.inputs))  # a view cannot be sent
+        step = batch._replace(inputs=dict(batch.inputs))  # the mapping is a view, which cannot be pickled
         for connection in self._group.steps:
             connection.send(step)
         output = self._inner.run(batch, states)
         failed = set(output.failed_rows)
         for connection in self._group.steps:
-            failed.update(connection.recv())  # K/V of a row may be NaN on one rank only
+            failed.update(connection.recv())  # K or V of a row may be NaN on one rank only
         return with_failed_rows(batch, output._replace(failed_rows=tuple(sorted(failed))))
 
     @property
@@ -81,7 +81,7 @@ class LeadingRunner:
 
 
 def follow(config: EngineConfig, group: RankGroup) -> None:
-    """Compute this rank's part of every step until rank 0 is gone. Tokens drawn here are not used."""
+    """Compute this rank's part of every step until rank 0 ends; its sampled tokens are dropped."""
     runner = load_paged_runner(config, part=group)
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size

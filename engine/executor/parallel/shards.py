@@ -1,8 +1,8 @@
-"""A model of mlx-lm as one rank computes it: its own heads and columns, and sums over the ranks.
+"""One rank's part of an mlx-lm model: its own heads and columns, and sums over the ranks.
 
-mlx-lm's ``shard`` chooses what is split. Its layers that communicate are then made plain linear layers again,
-with the sum in a module around them, so that what takes plain layers (native kernels, quantizing, merged
-projections) takes these as well.
+mlx-lm's ``shard`` chooses the parts. Its communicating layers are then replaced by plain linear layers inside
+a module that sums. So native kernels, quantization and merged projections, which need plain layers, work here
+too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 
 
 class RankSum(Module):
-    """A linear layer over a part of the inputs; the sum over the ranks is the whole layer's output.
+    """A linear layer over part of the inputs; the sum over the ranks is the whole layer's output.
 
-    The parts are added in the order of the ranks. The ring's own sum of three or more begins each part of an
-    array at another rank, so that a row's bits would depend on its place in the batch.
+    Parts are added in the order of the ranks. The ring's own sum of three or more ranks starts each piece of
+    an array at another rank, so a row's bits would depend on its place in the batch.
     """
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
@@ -49,7 +49,7 @@ class RankSum(Module):
 
 
 def shard(model: Any, group: Any) -> None:
-    """Leave this rank's part of the model. InvalidConfig says why it cannot be."""
+    """Reduce the model to this rank's part; InvalidConfig if it cannot be split."""
     kind = type(model).__module__.rpartition(".")[2]
     if not hasattr(model, "shard"):
         raise InvalidConfig(
@@ -75,7 +75,7 @@ def shard(model: Any, group: Any) -> None:
 
 
 def _drop_gradients() -> None:
-    """Take out of mlx-lm's models what adds a node to the graph that only training needs."""
+    """Remove graph nodes from mlx-lm's models that only training needs."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and hasattr(module, "sum_gradients"):
             module.sum_gradients = _without_gradients  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ def _without_gradients(_group: Any) -> Any:
 
 
 def _as_plain(module: Any, group: Any) -> Module | None:
-    """Return a layer that communicates as plain layers; None for any other module."""
+    """Return a communicating layer as plain layers; None for other modules."""
     kind = type(module)
     if kind not in _SPLIT_OUTPUTS + _SPLIT_INPUTS:
         return None

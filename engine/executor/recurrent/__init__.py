@@ -1,1 +1,1 @@
-"""Recurrent layers of mlx-lm's models in mixed steps: where their state is kept, and who touches it."""
+"""Recurrent layers of mlx-lm's models in mixed steps: their state slots and the code that updates them."""

@@ -1,4 +1,4 @@
-"""Giving one module of a model another ``__call__``, and taking it back."""
+"""Replacing ``__call__`` and methods of one module of a model, and restoring them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Call = Callable[..., Any]
 
 
 def bend(module: Module, call: Call, **methods: Call) -> None:
-    """Let calls of ``module``, and of these of its methods, go to other functions.
+    """Redirect calls of ``module``, and of the named methods, to other functions.
 
-    By a class of its own, because calls look at the class. The parameter tree, ``isinstance`` and
-    ``super()`` stay as they were.
+    The module gets a subclass of its class, because Python looks ``__call__`` up on the class. The parameter
+    tree, ``isinstance`` and ``super()`` keep working.
     """
     plain = type(module)
     names = {"__call__": call, "__module__": plain.__module__, "_is_bent": True, **methods}
@@ -30,7 +30,7 @@ def unbend(module: Module) -> None:
 
 @contextmanager
 def traced(model: Module, stack: list[Module]) -> Iterator[None]:
-    """Keep in ``stack``, in this block, the modules that are being called, the innermost last."""
+    """Keep the modules that are being called in ``stack`` while the block runs, the innermost last."""
 
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         stack.append(module)

@@ -1,9 +1,9 @@
 """Cut points: the calls in a recurrent layer where rows of one sequence depend on each other.
 
-A mixer computes most of what it does row by row: linear layers, norms, gates. What is not row by row
-are its *cut points*: short convolutions and the recurrence itself. mlx-lm's recurrences are functions
-that its model files bind by name; ``install_cut_points`` replaces them there, once, by functions that
-ask who is computing on this thread, and are mlx-lm's own when nobody is.
+A mixer computes most operations row by row: linear layers, norms, gates. The exceptions are its *cut points*:
+short convolutions and the recurrence itself. mlx-lm's recurrences are functions that its model files import
+by name. ``install_cut_points`` replaces those names once. The replacement calls this thread's catcher, or
+mlx-lm's own function if there is none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Protocol
 class CutPoint:
     """A callable (rows, .., state) -> (y, new state).
 
-    state     name of its state argument; position: its place where it is given by position
-    axis      where rows have the tokens: 1 for [B, S, ..], 2 for [B, H, S, D]
+    state     name of its state argument; position: index of the state if it is passed by position
+    axis      axis of the tokens: 1 for [B, S, ..], 2 for [B, H, S, D]
     """
 
     state: str
@@ -56,12 +56,12 @@ _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 
 class Catcher(Protocol):
-    """Object that computes a mixer on this thread and gets the calls of its cut points."""
+    """Object that computes a mixer on this thread and receives the calls of its cut points."""
 
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The result of ``plain(*args, **kwargs)``, however it is computed."""
+        """Return the result of ``plain(*args, **kwargs)``, computed in any way."""
         ...
 
 
@@ -74,7 +74,7 @@ _catchers = _Catchers()
 
 @contextmanager
 def catching(catcher: Catcher) -> Iterator[None]:
-    """Send calls of ``FUNCTIONS`` from model files to ``catcher``, in this block and on this thread."""
+    """Send this thread's calls of ``FUNCTIONS`` from model files to ``catcher`` while the block runs."""
     before, _catchers.current = _catchers.current, catcher
     try:
         yield
@@ -83,7 +83,7 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    """Replace ``FUNCTIONS`` in every model file of mlx-lm that is imported; call it after others are, too."""
+    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm; call it again after further imports."""
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
             continue

@@ -1,4 +1,4 @@
-"""The cut points of one mixer: what is not row by row in it, by a kernel or once per group of segments."""
+"""The cut points of one mixer, computed by a kernel or by mlx-lm once per group of segments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """The cut points of one mixer, active while it computes a step."""
+    """The cut points of one mixer, active while the mixer computes a step."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
@@ -31,7 +31,7 @@ class Cuts:
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A function among ``FUNCTIONS``, by a kernel or in groups."""
+        """Compute a call of one of ``FUNCTIONS``, by a kernel or group by group."""
         if (recurrences := self._layers.recurrences) is not None:
             advance = recurrences.function(name, args, kwargs)
             if advance is not None:
@@ -40,7 +40,7 @@ class Cuts:
         return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
 
     def _advance(self, name: str, advance: Advance, by_mlx_lm: Callable[[], mx.array]) -> mx.array:
-        """Return what a kernel gives. ``by_mlx_lm``: what it is compared with, where sequences begin."""
+        """Return a kernel's result; ``compare`` may check it against ``by_mlx_lm``."""
         recurrences = self._layers.recurrences
         assert recurrences is not None
         found = self._layers.pool.advance(name, advance, recurrences.kernels)
@@ -64,7 +64,7 @@ class Cuts:
         return call
 
     def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
-        """A module inside the mixer, called as (rows, state)."""
+        """Return a ``__call__`` for a module inside the mixer that is called as (rows, state)."""
 
         def call(module: Module, x: mx.array, cache: Any = None) -> Any:
             if not self.is_active:
@@ -82,7 +82,9 @@ class Cuts:
         return call
 
     def whole(self, name: str, plain: Call) -> Call:
-        """A mixer called as (token ids [T, 1], cache), whose cache is a list of one entry for it."""
+        """Return a ``__call__`` for a mixer called as (token ids [T, 1], cache); its cache is a list of one
+        entry.
+        """
 
         def call(module: Module, ids: mx.array, cache: Any = None) -> Any:
             if not hasattr(cache, "mute"):
@@ -98,9 +100,9 @@ class Cuts:
         return call
 
     def scanned(self, plain: Call, inputs: Inputs) -> Call:
-        """Mamba-1's ``_process_sequence``, with the scan as its cut point."""
+        """Return a replacement of Mamba-1's ``_process_sequence`` whose cut point is the scan."""
         name = f"{self._mixer.name}.selective_scan"
-        A: list[mx.array] = []  # made once
+        A: list[mx.array] = []  # cached after the first call
 
         def scan(*args: Any) -> Any:
             if (recurrences := self._layers.recurrences) is not None:
@@ -123,8 +125,11 @@ class Cuts:
     def _in_groups(
         self, name: str, plain: Call, cut: CutPoint, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A cut point with the states of slots, once per group; its new state is the pool's. Without a name
-        it is computed in float32 for sequences that begin, and no state is read or written."""
+        """Compute a cut point once per group, with the states of the group's slots.
+
+        New states are written to the pool. With an empty name, the call is computed in float32 as if all
+        sequences began, and no state is read or written.
+        """
         step, pool = self._layers.step, self._layers.pool
 
         def of_group(value: Any, group: SegmentGroup) -> Any:
@@ -153,7 +158,7 @@ class Cuts:
         return step.join(outputs)[None].swapaxes(1, cut.axis), None
 
     def conv(self, name: str, conv: Any) -> Call:
-        """A depthwise convolution over [window, rows], whose window is the state."""
+        """Return a ``__call__`` for a depthwise convolution over [window, rows]; the window is its state."""
         plain = type(conv).__call__
         keep = conv.weight.shape[1] - 1
 
@@ -185,9 +190,12 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """rwkv7's token shift: the row before, [1, T, D]. To kernels it is a sum of that row once and of the
-        row itself no times: of NaN or infinity NaN, as whoever looks for a bad state must see."""
-        weights: dict[mx.Dtype, mx.array] = {}  # made once
+        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D].
+
+        A kernel computes it as a convolution with weights 1 (previous row) and 0 (this row). If this row is
+        NaN or infinite, so is the product, and the check for bad states sees it.
+        """
+        weights: dict[mx.Dtype, mx.array] = {}  # cached after the first call
 
         def call(module: Module, x: mx.array, state: Any) -> Any:
             if not self.is_active:
@@ -214,7 +222,9 @@ class Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Positions of their own for rows that stand in one sequence: [1, H, T, D] as [T, H, 1, D]."""
+        """Return a rotary embedding's ``__call__`` that gives each row a position: [1, H, T, D] as [T, H, 1,
+        D].
+        """
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
@@ -224,8 +234,8 @@ class Cuts:
         return call
 
     def shifted_heads(self, plain: Call) -> Call:
-        """baichuan_m1: K, then V, [T, H, 1, D], are mixed with those of the row before."""
-        taps: dict[str, mx.array] = {}  # weights by cut point as kernels read them, made once
+        """Return baichuan_m1's mixing of K, then of V, [T, H, 1, D], with the previous row."""
+        taps: dict[str, mx.array] = {}  # weights by cut point in the kernels' layout, made once
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:
             if not self.is_active:
@@ -261,7 +271,7 @@ def _wide(value: Any) -> Any:
 
 
 def _each(weights: mx.array, times: int) -> mx.array:
-    """Weights [K, H] as [K, H * times], for so many channels each."""
+    """Repeat weights [K, H] to [K, H * times]: the ``times`` channels of a head share its weight."""
     wide = mx.contiguous(mx.repeat(weights, times, axis=1))
     mx.eval(wide)
     return wide

@@ -1,4 +1,4 @@
-"""The arrays of a state: shapes and dtypes."""
+"""Shapes and dtypes of the arrays that make up a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .mixers import MixerError
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """State array of a slot: the widest that the model writes."""
+    """One state array of a slot, in the widest shape that the model writes."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -29,13 +29,15 @@ def slot_bytes(entries: Mapping[str, EntrySpec]) -> int:
 
 
 def bytes_of(array: mx.array) -> Any:
-    """The memory of an evaluated array [N, ..] without gaps, as NumPy's uint8 [N, bytes]."""
+    """Return the memory of an evaluated contiguous array [N, ..] as NumPy's uint8 [N, bytes]."""
     return np.asarray(array.reshape(array.shape[0], -1).view(mx.uint8))
 
 
 def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """States [B, ..] of a shape. Windows of inputs may be shorter at first: the missing past is zeros in
-    front. MixerError if it is not that."""
+    """Return states [B, ..] padded in front with zeros to ``shape``, as windows are short at first.
+
+    Raises MixerError if a dimension is larger than in ``shape``.
+    """
     if value.shape[1:] == shape:
         return value
     if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):

@@ -1,8 +1,7 @@
-"""Finding a model's mixers: the modules that read and write recurrent caches.
+"""Search for a model's mixers: the modules that read and write recurrent caches.
 
-All modules are traced during forwards whose caches note who touches them; nothing is looked up by
-the name of an architecture. If a module that touches a cache lies inside another that does, the outer one
-is the mixer.
+Forwards with recording caches show which modules touch a cache; architecture names play no part. If nested
+modules touch a cache, the outer one is the mixer.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from .mamba_scan import INPUTS, Inputs
 
 
 class MixerError(RuntimeError):
-    """The model does with its state what slots cannot give."""
+    """The model uses its recurrent state in a way that slots do not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer:
-    """A module that touches one recurrent cache, and what is to be bent in it.
+    """A module that touches one recurrent cache, and the parts of it that are replaced.
 
     name            its path in the model
     state           index of its cache among the model's recurrent caches; entries: those it touches
-    touches_kv      it also writes K and V
-    functions       names of ``FUNCTIONS`` that are called in it
+    touches_kv      whether it also writes K and V
+    functions       names of ``FUNCTIONS`` that it calls
     convs           depthwise convolutions over [window, rows]
-    shifts          modules that ask for the row before (rwkv7)
-    children        modules that are cut points themselves
-    methods         methods of it that are
+    shifts          modules that read the previous row (rwkv7)
+    children        submodules that are cut points
+    methods         methods that are cut points
     ropes           rotary embeddings
-    scan_inputs     Mamba-1: its norms in front of the scan
+    scan_inputs     Mamba-1: norms before the scan
     """
 
     name: str
@@ -56,7 +55,7 @@ class Mixer:
 
     @property
     def shifts_heads(self) -> bool:
-        """baichuan_m1: K and V are each mixed with those of the row before, inside attention."""
+        """Whether attention mixes K and V with the previous row's (baichuan_m1)."""
         return hasattr(self.module, "_custom_convolution")
 
     @property
@@ -65,7 +64,7 @@ class Mixer:
 
     @property
     def has_cut_points(self) -> bool:
-        """Whether its cut points hold all the state there is: they are as many as entries."""
+        """Whether its cut points hold the whole state: there is one for each entry."""
         if self.is_cut_point:
             return len(self.entries) == 1
         if self.touches_kv:
@@ -79,7 +78,7 @@ class Observed:
     """Observations made during forwards.
 
     stack      modules being called
-    states     (cache, entry, modules) of every touch of a recurrent cache
+    states     (cache, entry, modules) of every access to a recurrent cache
     kv         modules being called at every write of K and V
     functions  names of cut points by the id of the innermost module
     """
@@ -97,7 +96,7 @@ class Observed:
 
 
 class RecordingState(caches_of_mlx_lm.ArraysCache):
-    """mlx-lm's own cache, which notes its readers and writers, and the shapes of what is written."""
+    """A cache of mlx-lm that records its readers and writers and the shapes of its values."""
 
     def __init__(self, size: int, index: int, observed: Observed) -> None:
         super().__init__(size)
@@ -131,13 +130,13 @@ def record_kv(cache: Any, observed: Observed) -> Any:
 
 
 def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> None:
-    """Run ``forwards``, noting in ``observed`` which modules and cut points they pass."""
+    """Run ``forwards`` and record in ``observed`` the modules and cut points that they call."""
     with traced(model, observed.stack), catching(observed):
         forwards()
 
 
 def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
-    """The mixers, in the order of their first touch. MixerError if one has the states of several layers."""
+    """Return the mixers in the order of first access. MixerError if one has the states of several layers."""
     names = {id(module): name for name, module in model.named_modules()}
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:
@@ -184,12 +183,12 @@ def _kind(module: Module) -> tuple[str, str]:
 
 
 def is_depthwise(module: Module) -> bool:
-    """Whether it convolves each channel for itself."""
+    """Whether a convolution processes each channel separately."""
     return isinstance(module, Conv1d) and module.weight.ndim == 3 and module.weight.shape[2] == 1
 
 
 def describe_mixers(mixers: Sequence[Mixer]) -> str:
-    """Describe the modules and their number for people: "3 linear_attn"."""
+    """Describe the modules and their number in words, such as "3 linear_attn"."""
     counts: dict[str, int] = {}
     for mixer in mixers:
         last = mixer.name.rsplit(".", 1)[-1]

@@ -1,7 +1,7 @@
-"""Recurrent layers on kernels over slots: mlx-lm's cut points, called with all rows of a step at once.
+"""Kernels for the cut points of mlx-lm's recurrent layers, run on the slots of a state pool.
 
-Each function takes the arguments of mlx-lm's own, rows as ``[1, T, ..]``, and says what to run on the pool of
-its state, or None where no kernel fits: mlx-lm's operations are used then. States have mlx-lm's layout.
+Each function takes the arguments of mlx-lm's function, with all rows of a step as ``[1, T, ..]``. It returns
+the kernel call, or None if no kernel fits; mlx-lm's operations are used then. States have mlx-lm's layout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The state that a kernel keeps in each slot."""
+    """Shape and dtype of the state that a kernel keeps in each slot."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -49,8 +49,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """``run(pool, arrays)`` gives the pool's new handle and y of all rows; ``finish`` makes of y what
-    mlx-lm's function would have returned."""
+    """A kernel call: ``run(pool, arrays)`` returns the pool's new handle and y of all rows.
+
+    ``finish`` turns y into the result of mlx-lm's function.
+    """
 
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
@@ -58,12 +60,12 @@ class Advance:
 
 
 class Recurrences:
-    """Kernels for cut points; None where none fits the arguments."""
+    """Kernels for cut points; methods return None if no kernel fits the arguments."""
 
     def __init__(self, kernels: RecurrentKernels, rare: RareRecurrentKernels | None = None) -> None:
         self.kernels = kernels
         self._rare = rare
-        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # see ``_array_of``
+        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # a module and its array by the module's id
         self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
             "gated_delta_update": self._gated_delta,
             "ssm_update": self._ssm,
@@ -74,7 +76,7 @@ class Recurrences:
             }
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
-        """For a call of mlx-lm's function, rows [1, T, ..]."""
+        """Return the kernel call for a call of mlx-lm's function with rows [1, T, ..]."""
         kernel = self._functions.get(name)
         if kernel is None:
             return None
@@ -84,7 +86,7 @@ class Recurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
-        """For a call of one of ``CHILDREN``, over rows [1, T, C]."""
+        """Return the kernel call for one of ``CHILDREN`` with rows [1, T, C]."""
         kind = type(module).__name__
         if kind == "RGLRU" and self._rare is not None:
             decay = self._array_of(module, _lru_decay)
@@ -92,12 +94,14 @@ class Recurrences:
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
-        """For a depthwise convolution over rows [T, C], without those before them."""
+        """Return the kernel call for a depthwise convolution over this step's rows [T, C]."""
         weight = self._array_of(module, _turned_weight)
         return self.taps(rows, weight, module.bias if "bias" in module else None)
 
     def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
-        """For sums of each row of [T, C] and those before it, times weights [K, C], the row's own last."""
+        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C], this row's
+        last.
+        """
         if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
 
@@ -107,7 +111,7 @@ class Recurrences:
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
-        """Return the array that a kernel reads in place of a module's parameter, made once."""
+        """Return the array made from a module's parameter for a kernel; it is made once."""
         known = self._arrays.get(id(module))
         if known is None:
             known = self._arrays[id(module)] = (module, make(module))
@@ -154,28 +158,28 @@ class Recurrences:
 
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
-    """Return the recurrences of a backend's kernels; None where mlx-lm's operations compute them."""
+    """Return a backend's recurrent kernels, or None if it has none."""
     kernels = backend.recurrent_kernels
     return None if kernels is None else Recurrences(kernels, backend.rare_recurrent_kernels)
 
 
 def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
-    """Arguments [1, T, ..] as [T, ..]: views, which an index would copy."""
+    """Return the named arguments [1, T, ..] as [T, ..]; ``squeeze`` makes views, an index would copy."""
     return [given[name].squeeze(0) for name in names]
 
 
 def _turned_weight(conv: Any) -> mx.array:
-    """Taps of a convolution, [K, C]."""
+    """Return a convolution's weights as [K, C]."""
     return mx.contiguous(conv.weight[..., 0].T)
 
 
 def _lru_decay(module: Any) -> mx.array:
-    """[W], -8 softplus of the layer's parameter."""
+    """Return -8 softplus of the layer's parameter, [W]."""
     return -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
 
 
 def _rg_lru(kernels: RareRecurrentKernels, module: Any, x: mx.array, c: mx.array) -> Advance | None:
-    """recurrent_gemma's recurrence, its gates computed in front of the kernel."""
+    """Return the kernel call for recurrent_gemma's recurrence; its gates are computed before the kernel."""
     if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
         return None
     blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)

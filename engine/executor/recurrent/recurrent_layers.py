@@ -1,9 +1,9 @@
-"""A model's recurrent layers in mixed steps: its mixers bent, its states in slots.
+"""A model's recurrent layers in mixed steps, with replaced mixers and states in slots.
 
-Every token of a step is a row of its own, ``[T, 1]``. A bent mixer runs once, on ``[1, T, H]``, as if the
-step were one sequence with no state: what is row by row sees all rows at once. Its cut points, which hold the
-state, are caught, and computed with the states of slots. A mixer whose state is not all in cut points is
-refused. Calls with mlx-lm's own caches go to plain mlx-lm.
+Every token of a step is a row, ``[T, 1]``. A replaced mixer runs once, on ``[1, T, H]``, as if the step were
+one sequence without a state, so row-by-row operations process all rows at once. Its cut points hold the
+state; they are intercepted and computed with the states of slots. A mixer with state outside its cut points
+is refused. Calls with mlx-lm's own caches run mlx-lm's code.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from .state_pool import StatePool
 
 
 class StateShim(caches_of_mlx_lm.ArraysCache):
-    """Stands in for one recurrent cache. A subclass, because model code asks ``isinstance`` before it
-    writes."""
+    """Placeholder of one recurrent cache; a subclass, because model code tests it with ``isinstance``."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._size = size
-        self.mute = False  # a mixer is computed: it sees no state, and what it writes is dropped
+        self.mute = False  # set while a mixer is computed: reads return None, writes are dropped
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
-            raise IndexError(entry)  # so unpacking a cache ends
+            raise IndexError(entry)  # ends the unpacking of a cache
         if not self.mute:
             raise MixerError(
                 "the model reads a recurrent state in a module that did not read it during "
@@ -64,7 +63,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
 
 
 class ListShim:
-    """Stands in for several caches of one layer."""
+    """Placeholder of several caches of one layer."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self.caches = tuple(caches)
@@ -85,14 +84,17 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """The mixers of a model, bent until ``release``. ``recurrences`` compute their cut points where they can,
-    mlx-lm's operations the others. MixerError for a mixer whose state is not all in cut points."""
+    """The mixers of a model, replaced until ``release``.
+
+    ``recurrences`` compute the cut points for which they have a kernel; mlx-lm's operations compute the
+    others. Raises MixerError for a mixer with state outside its cut points.
+    """
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
         self.recurrences = recurrences
         self.computed_by: Mapping[str, bool] = {}  # see ``settle``
-        self.all_native = False  # kernels alone compute states
+        self.all_native = False  # kernels compute every state
         self.compared: dict[str, tuple[mx.array, mx.array]] | None = None  # see ``compare``
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
@@ -103,8 +105,7 @@ class RecurrentLayers:
             self._bend_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:
-        """These computed the states of the probe's steps, by name: a kernel, or operations. For reports: no
-        step asks."""
+        """Record which states of the probe's steps kernels computed, by name; used by reports only."""
         self.all_native = bool(computed_by) and all(computed_by.values())
         names = [f"{mixer.name}." for mixer in self.mixers]
         self.computed_by = {
@@ -112,15 +113,17 @@ class RecurrentLayers:
         }
 
     def compare(self, name: str, found: mx.array, by_mlx_lm: Callable[[], mx.array]) -> None:
-        """Keep what a kernel gives and what mlx-lm's operations give for the same rows, if ``compared`` is a
-        dict: once for each name, in a step in which every sequence begins."""
+        """Keep a kernel's result and that of mlx-lm's operations, if ``compared`` is a dict.
+
+        Each name is compared once, in a step in which every sequence begins.
+        """
         if self.compared is None or name in self.compared:
             return
         if all(group.fresh and group.wave == 0 for group in self.step.groups):
             self.compared[name] = found, by_mlx_lm()
 
     def wrong_kernel(self) -> str | None:
-        """Return what is wrong with a kernel, by its layer's name, or None; end the comparison."""
+        """Return an error message for the first kernel that is wrong, or None; end the comparison."""
         compared, self.compared = self.compared or {}, None
         for name, (found, wanted) in compared.items():
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
@@ -134,8 +137,10 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Modules whose recurrences and convolutions kernels computed wherever a step came to them: what else
-        of their own they compute has no state."""
+        """Return modules whose recurrences and convolutions are always computed by kernels.
+
+        The rest of these modules has no state.
+        """
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
@@ -144,7 +149,7 @@ class RecurrentLayers:
         return found
 
     def count_cut_points(self) -> dict[str, tuple[int, int]]:
-        """By what they are called in mlx-lm: how many kernels compute, and how many its own operations do."""
+        """Return, by kind of cut point, how many kernels compute and how many mlx-lm's operations compute."""
         counts: dict[str, tuple[int, int]] = {}
         for name, native in self.computed_by.items():
             kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])
@@ -162,7 +167,7 @@ class RecurrentLayers:
         return self.pool.step
 
     def begin(self, pool: StatePool, step: StateStep) -> None:
-        """From now on mixers compute this step, with the states of this pool."""
+        """Let mixers compute this step with the states of this pool from now on."""
         pool.begin_step(step)
         self._pool = pool
 
@@ -234,7 +239,7 @@ def _shims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateShim]:
 
 
 def _turned(value: Any, rows: int) -> Any:
-    """[T, 1, ..] <-> [1, T, ..]; tuples part by part."""
+    """Swap [T, 1, ..] and [1, T, ..]; tuples part by part."""
     if isinstance(value, tuple):
         return tuple(_turned(part, rows) for part in value)
     if isinstance(value, mx.array) and value.ndim >= 2 and sorted(value.shape[:2]) == sorted((1, rows)):

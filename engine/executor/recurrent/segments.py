@@ -17,12 +17,12 @@ from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent rows of one sequence. A chunk in whose middle a state is wanted is two segments.
+    """Adjacent rows of one sequence; a snapshot inside a chunk splits it into two segments.
 
     sequence    index in the step
-    slot        where its state lies
-    position    tokens of the sequence before the segment; stop: once it is computed
-    is_last     whether it is the sequence's last one of the step
+    slot        slot of the sequence's state
+    position    tokens of the sequence before the segment; stop: tokens including it
+    is_last     whether it is the sequence's last segment in the step
     copies      slots that get a copy of the state after the segment
     """
 
@@ -35,16 +35,16 @@ class Segment:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Slots that hold the state after the segment once the step is over."""
+        """Slots that hold the state after this segment when the step is complete."""
         return (self.slot, *self.copies) if self.is_last else self.copies
 
 
 class SegmentGroup:
-    """B segments of equal length S, all with a state or all without one.
+    """B segments of equal length S, either all with a state or all without one.
 
-    Later segments of a chunk are in groups of later waves, which read what the wave before has computed.
-    A sequence without a state must not be given zeros in its place: a model may treat the first token
-    differently when it sees None.
+    Later segments of a chunk are in later waves, which read the states that earlier waves computed. A
+    sequence without a state must not be given zeros: a model may treat the first token differently when it
+    gets None.
     """
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
@@ -52,7 +52,7 @@ class SegmentGroup:
         self.length = segments[0].stop - segments[0].position
         self.wave = wave
         self.fresh = fresh
-        self.rows = rows  # [B * S], of the step
+        self.rows = rows  # [B * S], rows of the step
         first, last = int(rows[0]), int(rows[-1])
         self._run = (first, last + 1) if last + 1 - first == len(rows) and _rises(rows) else None
 
@@ -69,17 +69,17 @@ class SegmentGroup:
 
     @functools.cached_property
     def last_rows(self) -> list[int]:
-        """The last row of each segment, in the step."""
+        """Index in the step of each segment's last row."""
         return [int(row) for row in self.rows[self.length - 1 :: self.length]]
 
     def take(self, rows: mx.array) -> mx.array:
-        """Rows of the group out of those of a step: [T, ..] -> [B, S, ..]."""
+        """Return the group's rows of a step's [T, ..] as [B, S, ..]."""
         part = rows[self.row_ids] if self._run is None else rows[self._run[0] : self._run[1]]
         return part.reshape(len(self), self.length, *rows.shape[1:])
 
 
 class StateStep:
-    """The segments of one step, in groups. ValueError for slots that do not belong together."""
+    """The segments of one step, in groups. ValueError if there is not one slot for each sequence."""
 
     def __init__(self, step: StepRows) -> None:
         states = step.states
@@ -111,17 +111,16 @@ class StateStep:
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
 
     def arrays(self, kernels: RecurrentKernels) -> Any:
-        """The segments as kernels take them: the same for all layers."""
+        """Return the segments in the kernels' form, shared by all layers."""
         if self._arrays is None:
             self._arrays = kernels.arrays(self.segments())
         return self._arrays
 
     def segments(self) -> StateSegments:
-        """Return one segment for each sequence: waves are no matter for kernels, which copy states as they
-        pass."""
+        """Return one segment for each sequence: kernels need no waves, they copy snapshots while they run."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
-        for group in self.groups:  # the first wave first
+        for group in self.groups:  # groups are sorted by wave
             for segment, last in zip(group.segments, group.last_rows, strict=True):
                 checkpoints += [(last, slot) for slot in segment.copies]
                 first, count, source, _ = rows.get(
@@ -136,7 +135,7 @@ class StateStep:
         )
 
     def join(self, parts: list[mx.array]) -> mx.array:
-        """Rows of a step out of those of its groups: [B, S, ..] each -> [T, ..]."""
+        """Return the rows of a step [T, ..] from the results of its groups, [B, S, ..] each."""
         flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
         rows = flat[0] if len(flat) == 1 else mx.concatenate(flat)
         return rows if self._inverse is None else rows[self._inverse]

@@ -1,10 +1,9 @@
 """Slots: the recurrent state of sequences, one row in every state array of the model.
 
-A step reads the states of its slots, and what it computes is kept beside them until ``commit`` puts it
-there, once; kernels (``advance``) write their slots when the step is evaluated, which is right before. The
-pool knows how many tokens each slot stands after, and a step that does not begin there is refused: a step
-that is computed twice cannot advance a state twice, and a slot that was mixed up is an error and no wrong
-answer.
+A step reads the states of its slots. Its new states are kept apart until ``commit`` writes them, once;
+kernels (``advance``) write their slots directly when the step is evaluated. The pool records the number of
+tokens behind each slot's state, and refuses a step that begins elsewhere. So a repeated step cannot advance a
+state twice, and a wrong slot raises an error instead of giving wrong tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from .mixers import MixerError
 from .recurrences import Advance
 from .segments import SegmentGroup, StateStep
 
-NOTHING = -1  # position of a slot that holds no sequence's state
+NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """``num_slots`` slots of ``entries``, by name; None: arrays are made, and widened, as a model writes them
-    (the probe learns them so).
+    """``num_slots`` slots of ``entries``, by name.
 
-    zeros   makes the arrays of ``entries``
+    With ``entries`` None, arrays are made and widened as the model writes them; the probe learns the entries
+    so. ``zeros`` makes the arrays.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class StatePool:
     ) -> None:
         self.num_slots = num_slots
         self._fixed = entries is not None
-        self.computed_by: dict[str, bool] = {}  # of entries made as the model wrote them: whether by a kernel
+        self.computed_by: dict[str, bool] = {}  # entries written by the probe: whether by a kernel
         self._arrays = {
             name: zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
@@ -52,10 +51,10 @@ class StatePool:
         self._written: dict[str, list[tuple[SegmentGroup, mx.array]]] = {}
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
-        self._advanced: dict[str, mx.array] = {}  # by kernels, which write slots when they are evaluated
+        self._advanced: dict[str, mx.array] = {}  # results of kernels, which write the slots themselves
         self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
-        self._bound: Any = None  # the step's segments where a program is captured, in its own arrays
-        self.stays = False  # arrays keep their place in memory: programs have it
+        self._bound: Any = None  # segments of a captured program, in the program's own arrays
+        self.stays = False  # whether arrays keep their address, as programs need
 
     @property
     def entries(self) -> dict[str, EntrySpec]:
@@ -63,7 +62,7 @@ class StatePool:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of a slot outside the pool, which records after how many tokens it stands."""
+        """Bytes of a slot's state outside the pool, including its number of tokens."""
         return slot_bytes(self.entries) + 8
 
     @property
@@ -76,8 +75,11 @@ class StatePool:
         return self._step
 
     def begin_step(self, step: StateStep) -> None:
-        """Forget what a step has computed that was not committed. ValueError if a slot does not stand where
-        its sequence begins, or two sequences would write one."""
+        """Begin a step and drop uncommitted states of the last one.
+
+        Raises ValueError if a slot's position is not that of its sequence, or if two sequences would write
+        one slot.
+        """
         targets: list[int] = []
         for group in step.groups:
             for segment in group.segments:
@@ -101,8 +103,9 @@ class StatePool:
         self._flags = self._bound = None
 
     def read(self, name: str, group: SegmentGroup) -> mx.array | None:
-        """States [B, ..] that the group's segments begin with; None if they have none yet, or if nobody
-        ever wrote this entry."""
+        """Return the states [B, ..] before the group's segments; None if the sequences begin or the entry was
+        never written.
+        """
         if group.wave == 0:
             array = None if group.fresh else self._arrays.get(name)
             return None if array is None else array[group.slot_ids]
@@ -116,7 +119,7 @@ class StatePool:
         return mx.concatenate(rows) if len(rows) == len(group) else None
 
     def write(self, name: str, group: SegmentGroup, value: mx.array) -> None:
-        """The states [B, ..] after the group's segments; they are in no slot before ``commit``."""
+        """Keep the states [B, ..] after the group's segments until ``commit`` writes them to slots."""
         if self.stays:
             raise MixerError(
                 f"MLX operations write state {name!r}, which a kernel wrote during the load-time probe"
@@ -133,8 +136,10 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Compute a kernel's output for all rows of the step. It writes the slots itself, those of snapshots
-        too, when it is evaluated: once, before ``commit``."""
+        """Return a kernel's output for all rows of the step.
+
+        When evaluated, the kernel itself writes the slots, also those of snapshots: once, before ``commit``.
+        """
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -153,23 +158,24 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance these from now on, as if nothing of the step were computed; with ``segments``
-        None, those of the step that has begun."""
+        """Let kernels advance these arrays from now on, as if the step were not yet computed.
+
+        With ``segments`` None, the segments of the current step are used.
+        """
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
 
     def advanced(self) -> tuple[mx.array | None, dict[str, mx.array]]:
-        """Return the outputs of kernels in the step that has begun: flags of rows, and handles of arrays by
-        name."""
+        """Return the kernels' outputs in the current step: flags of rows, and array handles by name."""
         return self._flags, self._advanced
 
     def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
-        """A program has computed these."""
+        """Take over flags and arrays that a program has computed."""
         self._flags, self._advanced = flags, dict(arrays)
 
     def arrays(self) -> dict[str, mx.array]:
-        """All slots, by the name of an entry."""
+        """Return all slots, by name of entry."""
         return self._arrays
 
     def pending(self) -> list[mx.array]:
@@ -187,7 +193,7 @@ class StatePool:
         return [*flags, *states, *self._advanced.values(), *(total for _, total in self._sums)]
 
     def commit(self) -> None:
-        """Put the states of the evaluated step into their slots, and copies into those of snapshots."""
+        """Write the states of the evaluated step into their slots, and copies into snapshot slots."""
         step, self._step = self.step, None
         written, self._written = self._written, {}
         self._failed = []
@@ -211,21 +217,21 @@ class StatePool:
     def _rows(self, slots: Sequence[int]) -> dict[str, mx.array]:
         ids = mx.array(np.array(slots, np.int32))
         rows = {name: array[ids] for name, array in self._arrays.items()}
-        mx.eval(rows)  # so that nothing else holds the pool while it is written
+        mx.eval(rows)  # drops the last reference to the pool before it is written
         return rows
 
     def nonfinite_rows(self) -> list[int]:
-        """The last rows of the segments of the committed step whose state holds NaN or infinity."""
+        """Return the last rows of the committed step's segments whose state holds NaN or infinity."""
         return sorted(set(self._failed))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy slot ``source`` onto slot ``target``, all at once. Between steps."""
+        """Copy slot ``source`` onto slot ``target`` for all pairs at once; call between steps."""
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             self._put(targets, self._rows(sources), self._positions[list(sources)].tolist())
 
     def _put(self, slots: Sequence[int], rows: Mapping[str, mx.array], positions: Sequence[int]) -> None:
-        """Let slots hold these states."""
+        """Write these states and positions to slots."""
         mx.eval(rows)
         if self.stays:
             for name, array in self._arrays.items():
@@ -234,15 +240,17 @@ class StatePool:
             return
         targets = mx.array(np.array(slots, np.int32))
         for name in list(self._arrays):
-            array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
+            array = self._arrays.pop(name)  # another reference would force a copy of the whole array
             array[targets] = rows[name]
             self._arrays[name] = array
         mx.eval(list(self._arrays.values()))
         self._positions[list(slots)] = positions
 
     def read_slots(self, slots: Sequence[int]) -> PageBytes:
-        """Copies of whole slots, uint8 [n, ``snapshot_bytes``]: every entry's bytes, by name, then
-        the number of tokens they stand after, int64. Between steps."""
+        """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]; call between steps.
+
+        A row holds the bytes of every entry by name, then the number of tokens, int64.
+        """
         ids = np.array(slots, np.int32)
         if not len(slots):
             return np.empty((0, self.snapshot_bytes), np.uint8)
@@ -252,7 +260,7 @@ class StatePool:
         return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
 
     def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
-        """Put bytes as from ``read_slots`` into these slots. Between steps."""
+        """Write bytes as returned by ``read_slots`` into these slots; call between steps."""
         positions = np.ascontiguousarray(data[:, -8:]).view("<i8")[:, 0].tolist()
         rows: dict[str, mx.array] = {}
         first = 0
@@ -278,12 +286,12 @@ class StatePool:
         rows = values[0] if len(values) == 1 else mx.concatenate(values)
         if places != list(range(first)):
             rows = rows[mx.array(np.array(places, np.int32))]
-        array = self._arrays.pop(name)  # nothing else may hold it, or all of it is copied
+        array = self._arrays.pop(name)  # another reference would force a copy of the whole array
         array[mx.array(np.array(slots, np.int32))] = rows.astype(array.dtype)
         self._arrays[name] = array
 
     def _widen(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
-        """The first state that a model writes may be narrower than later ones."""
+        """Widen an entry's array if the model writes a wider state than before."""
         for _, value in parts:
             array = self._arrays.get(name)
             if array is None:

@@ -1,7 +1,7 @@
-"""Slots of states in programs of steps: what changes from step to step is in arrays of numbers.
+"""State slots in captured programs of steps: per-step data is passed in arrays.
 
-Kernels alone advance states there, in place, so that a program knows where they lie; and which rows go on
-which slot, and who has none yet, are values and no part of the program.
+Only kernels advance states there, in place, so a program can keep the arrays' addresses. The slot of each
+row, and whether it has a state yet, are values and not part of the program.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
-    """``ReplayablePool`` of a pool whose states kernels compute, all of them. Its arrays stay where they
-    are from now on."""
+    """``ReplayablePool`` of a pool in which kernels compute all states; its arrays keep their addresses."""
 
     def __init__(self, pool: StatePool, capture: StateCapture) -> None:
         self._pool, self._capture = pool, capture
-        self._of: StateStep | None = None  # the step whose values these are
+        self._of: StateStep | None = None  # the step of the current values
         self._values: list[Ints] = []
         pool.stays = True
 
@@ -59,7 +58,7 @@ class StateReplay:
         self._pool.bind(self._capture.bind([segments, checkpoints]), flags, named)
 
     def pending(self) -> list[mx.array]:
-        """The flags, first, so that a program marks what a kernel gave before it goes on; then the states."""
+        """Return the flags first, so that a program checks the kernels' results early, then the states."""
         flags, advanced = self._pool.advanced()
         missing = sorted(set(self._pool.arrays()) - set(advanced))
         if missing or flags is None:
@@ -75,8 +74,10 @@ class StateReplay:
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
-    """None, or as many as there are sequences, if that suffices: programs are told apart by numbers of
-    checkpoints, and those that a page's end brings must not make one of each."""
+    """Return checkpoints padded to one per sequence, or unchanged if there are none or more.
+
+    Programs are specialized by the number of checkpoints; without padding, page ends would create many.
+    """
     num_missing = num_sequences - len(checkpoints)
     if not len(checkpoints) or num_missing <= 0:
         return checkpoints

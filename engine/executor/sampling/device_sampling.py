@@ -1,24 +1,23 @@
-"""Drawing tokens where the logits are, as part of the step's graph: MLX operations only.
+"""Sampling on the device, as part of the step's graph: MLX operations only.
 
-The tokens are those that ``sampler.sample`` draws from the same logits, with the same random numbers, and
-never nearly so. A device sums in float32 and in an order of its own, and its exponentials differ from
-NumPy's in their last bits; so wherever another rounding could lead to another token, the row is given back
-as UNSURE, and its token is drawn by the host, from the logits. What is compared, and how it is held equal:
+The tokens are exactly those that ``sampler.sample`` draws from the same logits with the same random numbers.
+A device sums in float32 in its own order, and its exponentials differ from NumPy's in their last bits. If
+rounding could change the token, the row is marked UNSURE and the host draws its token from the logits. The
+methods:
 
-greedy   logits as they are: the first of the largest. There is no rounding, and no row is unsure.
-top_k    logits as they are: all that are not smaller than the k-th largest.
-min_p    weights: unsure, if one lies within WEIGHT_ERROR of the bound.
-top_p    sums of weights from the largest on: unsure, if one lies within ``_sum_error`` of the target, or if
-         the last weight that is kept is not equal to its neighbours for sure nor different from them.
-         Equal logits have equal weights everywhere; of them the lower id goes first.
-draw     sums of the weights that are left, in order of id: unsure, if one lies within ``_sum_error`` of
+greedy   compares logits: the first of the largest. No rounding, so no row is unsure.
+top_k    compares logits: keeps all that are not smaller than the k-th largest.
+min_p    compares weights: unsure if a weight lies within WEIGHT_ERROR of the bound.
+top_p    compares sums of weights from the largest on: unsure if a sum lies within ``_sum_error`` of the
+         target, or if the last kept weight is neither surely equal to nor surely different from its
+         neighbours. Equal logits have equal weights everywhere; the lower id goes first.
+draw     compares sums of the kept weights in order of id: unsure if a sum lies within ``_sum_error`` of
          the target.
 
-``_sum_error`` bounds what a sum of weights can differ by, relative to the sum of all: blocks are summed
-first and then these sums, so that no sum has more than BLOCK + V / BLOCK terms behind each other, each of
-which rounds by 2**-24 at most; the weights themselves are taken to be off by 2**-18 of their sum at
-most. How often a row is unsure is that bound times the number of tokens that are likely: some
-thousandths for a model that has an opinion, every row for uniform noise.
+``_sum_error`` bounds the error of a sum of weights relative to the sum of all. Blocks are summed first and
+then their sums, so no sum chains more than BLOCK + V / BLOCK additions, each with an error of at most 2**-24.
+The weights are taken to be off by at most 2**-18 of their sum. The share of unsure rows is about this bound
+times the number of likely tokens: some thousandths for a trained model, every row for uniform noise.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from .sampler import SampleState
 
 SURE, UNSURE, FAILED = 0, 1, 2
 
-BLOCK = 512  # weights that are summed before sums are accumulated
-ROUNDING = 2.0**-24  # of one float32 operation, relative
-WEIGHT_ERROR = 2.0**-13  # what two computations of a weight can differ by, relative to it
+BLOCK = 512  # weights in a block, which is summed first
+ROUNDING = 2.0**-24  # relative error of one float32 operation
+WEIGHT_ERROR = 2.0**-13  # largest relative difference between two computations of a weight
 UNLIMITED = np.iinfo(np.int32).max
-TINY = 2.0**-100  # below, and not far above, a device may flush weights to 0
+TINY = 2.0**-100  # smaller weights may be flushed to 0 by a device
 
 Floats32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sampling parameters of S rows, as arrays [S]; one that is not truncated has UNLIMITED, 1 and 0."""
+    """Sampling parameters of S rows, as arrays [S]; rows without truncation have UNLIMITED, 1 and 0."""
 
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32
@@ -61,7 +60,7 @@ class Draws:
 
 
 def draws_of(states: Sequence[SampleState]) -> Draws | None:
-    """Return the parameters for the next token of each state, all ``plain``; None where all are greedy."""
+    """Return the parameters for the next token of each ``plain`` state; None if all are greedy."""
     assert all(state.is_unprocessed for state in states), "sampling on the device takes unmodified logits"
     if all(state.greedy for state in states):
         return None
@@ -79,8 +78,11 @@ def draws_of(states: Sequence[SampleState]) -> Draws | None:
 
 
 def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
-    """Tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated. Every token lies in the vocabulary,
-    whatever the verdict: SURE, or UNSURE, or FAILED where the row is not finite."""
+    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated.
+
+    A verdict is SURE, UNSURE or FAILED (the row is not finite). Every token is in the vocabulary, whatever
+    its verdict.
+    """
     x = logits.astype(mx.float32)
     largest = mx.max(x, axis=1)
     failed = mx.logical_or(mx.any(mx.isnan(x), axis=1), mx.logical_not(mx.isfinite(largest)))
@@ -96,7 +98,7 @@ def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
 
 
 def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.array]:
-    """Tokens [S] and whether the host must say."""
+    """Return tokens [S] and whether the host must draw them."""
     temperature = mx.array(draws.temperature)[:, None]
     weights = mx.exp((x - largest) / temperature)
     kept = mx.ones_like(x, dtype=mx.bool_)
@@ -128,8 +130,10 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Return which of x [S, V] the nucleus keeps, and whether [S] that is uncertain. ``weights`` are those of
-    the logits in falling order, 0 where one is not kept anyway."""
+    """Return which of x [S, V] the nucleus keeps, and whether that is uncertain, [S].
+
+    ``weights`` belong to the logits in falling order; 0 where a token is already excluded.
+    """
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total
@@ -154,7 +158,7 @@ def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array)
 
 
 def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
-    """Compute running sums of rows [S, V], blocks first, and the sums of all, [S, 1]."""
+    """Return running sums of rows [S, V], computed by blocks, and the row totals [S, 1]."""
     rows, size = weights.shape
     blocks = -(-size // BLOCK)
     padded = mx.pad(weights, [(0, 0), (0, blocks * BLOCK - size)]).reshape(rows, blocks, BLOCK)
@@ -166,10 +170,12 @@ def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _sum_error(size: int) -> float:
-    """See the module: of sums of ``size`` weights, relative to the whole; two of them are compared."""
+    """Return the error bound for comparing two sums of ``size`` weights, relative to the total; see the
+    module.
+    """
     return 2 * ((min(size, BLOCK) + -(-size // BLOCK)) * ROUNDING + 2.0**-18)
 
 
 def _count(mask: mx.array) -> mx.array:
-    """Trues in each row: int32 [S]."""
+    """Count the true values in each row, int32 [S]."""
     return mx.sum(mask.astype(mx.int32), axis=1)

@@ -1,4 +1,4 @@
-"""Rows of a step's evaluated logits, and what draws tokens from them."""
+"""Rows of a step's evaluated logits, and the samplers that draw tokens from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .truncation import Floats
 
 
 class Target(NamedTuple):
-    """A token whose probability is asked for, and those of the ``num_top`` likeliest ones."""
+    """A token whose log-probability is requested, together with those of the ``num_top`` likeliest tokens."""
 
     row: int
     token: int
@@ -25,16 +25,16 @@ class Sampler(Protocol):
     """Reads evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
-        """Draw one token for each state, from that row, like ``sampler.sample``."""
+        """Draw one token per state from the row of the same index in ``rows``, like ``sampler.sample``."""
         ...
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
-        """Log-probabilities as ``sampler.logprob_of`` gives them; None where the row is not finite."""
+        """Return log-probabilities as ``sampler.logprob_of`` does; None for rows that are not finite."""
         ...
 
 
 class NumpySampler:
-    """``Sampler`` where there are no native kernels."""
+    """``Sampler`` in NumPy, for devices without native kernels."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         return sample((float_row(logits, row) for row in rows), states)

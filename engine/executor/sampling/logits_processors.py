@@ -1,4 +1,4 @@
-"""Changes of some tokens' logits by a request's parameters, before a token is drawn."""
+"""Changes to logits that a request's parameters ask for, made before sampling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 class LogitAdjustments(NamedTuple):
-    """Changes of logits, made in the order of the fields; ids of one list are distinct.
+    """Changes of logits, applied in the order of the fields; the ids of one list are distinct.
 
     bias                [B] is added to the logits of ``bias_ids``
-    repetition_penalty  divides those of ``seen_ids`` that are above 0, and multiplies the others
-    frequency_penalty   times ``output_counts`` [O] is subtracted from those of ``output_ids``
-    presence_penalty    is then subtracted from the same
-    suppressed_ids      become minus infinity
+    repetition_penalty  divides positive logits of ``seen_ids`` and multiplies the others
+    frequency_penalty   times ``output_counts`` [O] is subtracted from the logits of ``output_ids``
+    presence_penalty    is then subtracted from the logits of ``output_ids``
+    suppressed_ids      get minus infinity
     """
 
     bias_ids: Ids
@@ -38,7 +38,7 @@ class LogitAdjustments(NamedTuple):
     suppressed_ids: Ids
 
     def apply(self, logits: Floats) -> None:
-        """To logits [V], in place and in float32."""
+        """Change logits [V] in place, in float32."""
         logits[self.bias_ids] += self.bias
         if len(self.seen_ids):
             values, penalty = logits[self.seen_ids], np.float32(self.repetition_penalty)
@@ -50,10 +50,10 @@ class LogitAdjustments(NamedTuple):
 
 
 class LogitsProcessors:
-    """The changes that one sample's parameters ask for; follows its tokens.
+    """The logit changes that one sample's parameters ask for, updated with its tokens.
 
-    ``any``: whether there are some beyond the tokens that are suppressed until ``params.min_tokens``.
-    ``follows``: whether they depend on its tokens.
+    ``any``: whether there are changes apart from the tokens suppressed until ``params.min_tokens``.
+    ``follows``: whether the changes depend on its tokens.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids``: sequences of which the last token must not come behind the others."""
+        """``bad_ids`` are token sequences that must not appear: the last token is suppressed after the
+        others.
+        """
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -76,12 +78,12 @@ class LogitsProcessors:
         self._output = _TokenCounts(()) if counts else None
         self._bad_ids = bad_ids
         self._num_recent = max(map(len, bad_ids), default=1) - 1
-        self._recent: tuple[int, ...] = ()  # output tokens that a bad word may begin with
+        self._recent: tuple[int, ...] = ()  # latest output tokens, in which a bad word may begin
         self.follows = self._seen is not None or counts or self._num_recent > 0
         self.any = bool(params.logit_bias or bad_ids) or self.follows
 
     def record(self, token: int) -> None:
-        """The sample's next token is ``token``."""
+        """Record ``token`` as the sample's next token."""
         for counts in (self._seen, self._output):
             if counts is not None:
                 counts.add(token)
@@ -92,7 +94,7 @@ class LogitsProcessors:
             self._recent = (*self._recent, *tokens)[-self._num_recent :]
 
     def after(self, tokens: Sequence[int]) -> LogitsProcessors:
-        """Return a copy as it is once the sample's next tokens have been these."""
+        """Return a copy in the state after the sample's next ``tokens``."""
         if not self.follows:
             return self
         ahead = copy.copy(self)
@@ -102,8 +104,7 @@ class LogitsProcessors:
         return ahead
 
     def changes(self, *, suppress: bool) -> LogitAdjustments:
-        """Return the changes for the next token; ``suppress``: it must not be an end token. Good until
-        ``record``."""
+        """Return the changes for the next token, valid until ``record``; ``suppress`` excludes end tokens."""
         seen, output, params = self._seen, self._output, self._params
         return LogitAdjustments(
             self._bias_ids,
@@ -118,7 +119,7 @@ class LogitsProcessors:
         )
 
     def _suppressed(self, suppress: bool) -> Ids:
-        """Return the tokens that must not come next: end tokens with ``suppress``, and ends of bad words."""
+        """Return the excluded next tokens: end tokens if ``suppress``, and last tokens of bad words."""
         ends = self.suppressed_ids if suppress else _NO_IDS
         recent = self._recent
         bad = {ids[-1] for ids in self._bad_ids if len(ids) == 1 or recent[1 - len(ids) :] == tuple(ids[:-1])}
@@ -126,8 +127,10 @@ class LogitsProcessors:
 
 
 class _TokenCounts:
-    """Distinct tokens in order of appearance with how often each came, as growing arrays:
-    adding one costs the same however many there are."""
+    """Distinct tokens in order of appearance and their counts, as growing arrays.
+
+    Adding a token takes constant time.
+    """
 
     def __init__(self, tokens: Iterable[int]) -> None:
         ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
@@ -135,7 +138,7 @@ class _TokenCounts:
         self._index: MutableMapping[int, int] = {int(token): i for i, token in enumerate(ids)}
 
     def after(self, tokens: Sequence[int]) -> _TokenCounts:
-        """A copy with these tokens, which looks the others up where this one does."""
+        """Return a copy with these tokens added; it shares this object's index of earlier tokens."""
         ahead = copy.copy(self)
         ahead._ids, ahead._counts = self.ids.copy(), self.counts.copy()
         ahead._index = ChainMap({}, self._index)

@@ -1,8 +1,8 @@
-"""``Sampler`` by the native kernels: all rows of a step side by side, on the kernels' threads.
+"""``Sampler`` on the native kernels, which process the rows of a step in parallel threads.
 
-Rows are read where the model left them, and nothing of a row passes through Python: the kernels make the
-changes that penalties, a bias and min_tokens ask for, and find log-probabilities. The draws are those of
-``truncation``, with the same random numbers; log-probabilities agree with ``sampler.logprob_of`` to float32.
+Rows are read from the model's output, without copies in Python. The kernels apply penalties, bias and
+min_tokens and compute log-probabilities. Tokens are those of ``truncation`` with the same random numbers;
+log-probabilities agree with ``sampler.logprob_of`` to float32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .sampler import LATE, NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_f
 
 
 class NativeSampler:
-    """See the module."""
+    """``Sampler`` on the native kernels."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         vocab_size = logits.shape[1]

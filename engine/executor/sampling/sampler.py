@@ -1,12 +1,12 @@
-"""Drawing tokens from logits, row by row, the way vLLM does it.
+"""Sampling from logits, row by row, in vLLM's order.
 
-Order: logit bias, then repetition, frequency and presence penalties, then the mask of structured
-output; that gives the logits of which logprobs speak. Greedy rows take their largest (the lowest id
-among equals); others are divided by the temperature, truncated (see truncation.py) and drawn from.
+Logit bias comes first, then repetition, frequency and presence penalties, then the mask of structured output.
+Logprobs refer to the resulting logits. Greedy rows take the largest logit (the lowest id among equals);
+others are divided by the temperature, truncated (see truncation.py) and sampled.
 
-The draw is counter-based: one uniform number from Philox4x64 keyed by the sample's seed, with
-the number of tokens generated so far as its counter (Salmon et al. 2011). So it does not depend
-on the batch, on preemption or on how many draws others made.
+The draw is counter-based: one uniform number from Philox4x64, keyed by the sample's seed, with the number of
+generated tokens as its counter (Salmon et al. 2011). So it does not depend on the batch, on preemption or on
+other samples' draws.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
 
-GREEDY_BELOW = 1e-5  # colder than this is greedy, as in vLLM
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
@@ -38,25 +38,26 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """Drawn token; ``token`` is None when the row failed, ``error`` says why, and ``invalid`` whether
-    what the request asks for is the cause, not the model."""
+    """A drawn token; None if the row failed. ``error`` gives the reason.
+
+    ``invalid`` tells whether the request's parameters are the cause, not the model.
+    """
 
     token: int | None
     logprob: TokenLogprob | None = None
     error: str | None = None
     invalid: bool = False
-    is_late: bool = False  # the mask of its grammar is not there yet: the row is to be computed again
+    is_late: bool = False  # the grammar's mask is not ready, so the row must be computed again
 
 
 LATE = Sampled(token=None, is_late=True)
 
 
 class SampleState:
-    """State of one sample between its tokens: its parameters, seed and token counts.
+    """Parameters, seed and token counts of one sample between its tokens.
 
-    ``seed`` is the sample's own (for n > 1 the caller gives each sample another one, as in
-    ``seed + index``). The draw of the k-th token depends on (seed, k) and the logits alone,
-    neither on batch neighbours nor on preemption.
+    ``seed`` belongs to this sample: for n > 1 the caller passes a different one to each, such as ``seed +
+    index``. The k-th token depends only on (seed, k) and the logits, not on batch neighbours or preemption.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class SampleState:
         bad_ids: Sequence[Sequence[int]] = (),
         constraint: AnyConstraint | None = None,
     ) -> None:
-        """``end_ids`` are not drawn among the first ``params.min_tokens`` tokens; ``bad_ids``: see
-        ``LogitsProcessors``; ``constraint`` is this sample's own.
+        """``end_ids`` are excluded for the first ``params.min_tokens`` tokens; ``bad_ids``: see
+        ``LogitsProcessors``.
 
-        Raises InvalidRequest if the logit bias names a token outside the vocabulary.
+        ``constraint`` must not be shared with another sample. Raises InvalidRequest if the logit bias names a
+        token outside the vocabulary.
         """
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
@@ -84,28 +86,28 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
-        self.mask_may_be_late = False  # whether a step may go on without the token
+        self.mask_may_be_late = False  # whether a step may run without the token if the mask is late
         self._behind: BehindDrafts | ReasoningGate | None = (
-            None  # what takes its place, of a state that lies ahead
+            None  # replaces ``constraint`` in a state that lies ahead
         )
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
             params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids, bad_ids=bad_ids
         )
         self._vocab_size = vocab_size
-        self._listed: Mask | None = None  # the tokens of params.allowed_token_ids, made when first asked for
+        self._listed: Mask | None = None  # mask of params.allowed_token_ids, made at first use
         adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
-        self._asks_nothing = not adjusts and params.logprobs is None  # once it may end
+        self._asks_nothing = not adjusts and params.logprobs is None  # once min_tokens is reached
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
     def is_unprocessed(self) -> bool:
-        """Whether the token is drawn from the logits as they are, and nothing else is asked."""
+        """Whether the token is drawn from unchanged logits and no log-probabilities are requested."""
         return self._asks_nothing and not self._suppresses_end
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the token is just the position of the largest logit, and nothing else is asked."""
+        """Whether the token is simply the position of the largest logit."""
         return self.greedy and self._asks_nothing and not self._suppresses_end
 
     @property
@@ -115,16 +117,16 @@ class SampleState:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether what the tokens after the next one are drawn with does not depend on it."""
+        """Whether the parameters of later tokens do not depend on the next token."""
         return self.constraint is None and not self._processors.follows
 
     @property
     def may_end(self) -> bool:
-        """Whether an end token may be drawn next, as far as the parameters say."""
+        """Whether the parameters allow an end token next."""
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
 
     def record(self, token: int) -> None:
-        """The sample's next token is ``token``."""
+        """Record ``token`` as the sample's next token."""
         self.num_generated += 1
         if self.constraint is not None:
             self.constraint.accept(token)
@@ -132,8 +134,10 @@ class SampleState:
             self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
-        """This state as it is once its next tokens have been these: what a row behind drafts is drawn
-        with. Good until the next ``record``; never recorded itself."""
+        """Return this state as it will be after ``tokens``, for rows behind drafts.
+
+        The result is valid until the next ``record`` and must not be recorded itself.
+        """
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
@@ -141,9 +145,11 @@ class SampleState:
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
-        """Return a copy like ``after`` for another model's draft of the token behind these: the number that
-        draws the token draws it, so that models which nearly agree mostly draw the same. No grammar is
-        asked."""
+        """Return a copy like ``after`` with which a draft model draws the token after ``tokens``.
+
+        It uses the random number of the real draw, so that models that nearly agree mostly draw the same
+        token. It ignores grammars.
+        """
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
         ahead._processors = self._processors.after(tokens) if tokens else self._processors
@@ -152,13 +158,16 @@ class SampleState:
 
     @property
     def changes(self) -> LogitAdjustments | None:
-        """Changes of the next token's logits before structured output; None: nothing."""
+        """Return the logit changes for the next token before structured output, or None."""
         suppress = self._suppresses_end and self.constraint is None
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
     def allowed(self) -> Mask | None:
-        """[V] tokens that structured output and ``params.allowed_token_ids`` let come next; None: any. Raises
-        ConstraintFailed, MaskLate."""
+        """Return the tokens [V] that structured output and ``params.allowed_token_ids`` allow next; None:
+        all.
+
+        Raises ConstraintFailed or MaskLate.
+        """
         grammar = self.constraint if self._behind is None else self._behind
         if self._listed is None and self.params.allowed_token_ids:
             self._listed = np.zeros(self._vocab_size, np.bool_)
@@ -177,15 +186,17 @@ class SampleState:
             logits[~allowed] = -np.inf
 
     def uniform(self) -> float:
-        """The number in [0, 1) that draws the next token."""
+        """Return the number in [0, 1) with which the next token is drawn."""
         bits = np.random.Philox(key=self.seed, counter=self.num_generated).random_raw()
         return float(int(bits) >> 11) * 2.0**-53
 
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
-    """Draw one token for each row [V] of float32 logits; a row with NaN or +infinity as its
-    largest value fails alone. Bias and penalties change the rows in place. Does not record the
-    tokens. ValueError if the numbers differ."""
+    """Draw one token for each row [V] of float32 logits, without recording it.
+
+    A row fails alone if its largest value is NaN or +infinity. Bias and penalties change the rows in place.
+    Raises ValueError if there are not as many states as rows.
+    """
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
@@ -209,7 +220,7 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
 
 
 def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
-    """Make logits [V], in place, those that a token is drawn from; why it cannot be drawn, or None."""
+    """Apply a state's changes to logits [V] in place; return the failed sample, or None."""
     if not is_finite(logits):
         return Sampled(token=None, error=NOT_FINITE)
     try:
@@ -224,12 +235,12 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
 
 
 def is_finite(logits: Floats) -> bool:
-    """Whether a token can be drawn from logits [V]."""
-    return bool(np.isfinite(logits[np.argmax(logits)]))  # of the first NaN, if there is one
+    """Whether logits [V] have a finite largest value, so that a token can be drawn."""
+    return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds the first NaN, if there is one
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
-    """Log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
+    """Return the log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
     largest = logits.max()
     with np.errstate(under="ignore"):
         total = float(np.exp(logits - largest).sum(dtype=np.float64))
@@ -239,7 +250,7 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
     if num_top:
         ids = np.flatnonzero(logits >= np.partition(logits, -num_top)[-num_top])
         ids = ids[np.argsort(-logits[ids], kind="stable")][:num_top]
-        ids = ids[np.isfinite(logits[ids])]  # what may not come is not among the likeliest
+        ids = ids[np.isfinite(logits[ids])]  # excluded tokens are not listed
     return TokenLogprob(
         token_id=token,
         logprob=float(logits[token]) - log_total,
@@ -248,7 +259,7 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
 
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Make samples of plain greedy rows from their largest logits (NaN if any logit of a row is)."""
+    """Return samples of plain greedy rows from their largest logits (NaN if any logit of the row is NaN)."""
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

@@ -1,5 +1,6 @@
-"""From logits to the tokens that may be drawn, and the draw itself. NumPy only, no sorting
-of a whole vocabulary: a row of 152k tokens costs a few passes over it.
+"""Truncation of logits to the tokens that may be drawn, and the draw itself, in NumPy.
+
+A whole vocabulary is never sorted: a row of 152k tokens takes a few passes over it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # candidates that are sorted rather than narrowed further
-_BLOCK = 512  # weights that are summed before sums are accumulated
-_STRIDE_SAMPLE = 512  # values looked at to choose where to narrow
+_SMALL = 4096  # candidates: up to this many are sorted, more are narrowed first
+_BLOCK = 512  # weights in a block, which is summed first
+_STRIDE_SAMPLE = 512  # values sampled to choose a pivot
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be drawn, in ascending order of id, and their weights (the largest
-    of the vocabulary is 1, the sum is arbitrary). ``ids`` None stands for every token."""
+    """Tokens that may be drawn, by ascending id, and their weights.
+
+    The largest weight of the vocabulary is 1; the sum is arbitrary. ``ids`` None stands for every token.
+    """
 
     ids: Ids | None
     weights: Floats
 
     def only(self, kept: NDArray[Any]) -> Candidates:
-        """The candidates at indices ``kept`` (ascending), or where the mask is true."""
+        """Return the candidates at ascending indices ``kept``, or where the mask is true."""
         if kept.dtype == np.bool_:
             kept = np.flatnonzero(kept)
         return Candidates(kept if self.ids is None else self.ids[kept], self.weights[kept])
 
     def draw(self, uniform: float) -> int:
-        """The token where the cumulative weight, in order of id, passes ``uniform`` in [0, 1)."""
+        """Return the token at which the cumulative weight, in order of id, passes ``uniform`` in [0, 1)."""
         start, weights = 0, self.weights
         size = len(weights) // _BLOCK * _BLOCK
         if size > _BLOCK:  # sums of blocks first: a running sum of a whole vocabulary is slow
@@ -44,7 +47,7 @@ class Candidates:
             block = _first_beyond(ends, target)
             start = block * _BLOCK
             weights = weights[start : start + _BLOCK]
-            target = max(0.0, target - float(ends[block] - sums[block]))  # below 0 only by rounding
+            target = max(0.0, target - float(ends[block] - sums[block]))  # negative only by rounding
         else:
             target = uniform * float(weights.sum(dtype=np.float64))
         index = start + _first_beyond(np.cumsum(weights, dtype=np.float64), target)
@@ -52,8 +55,10 @@ class Candidates:
 
 
 def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
-    """The first place where the sum passes ``target``; the last that adds to it, should rounding have
-    put the target beyond all."""
+    """Return the first index where the sum passes ``target``.
+
+    If rounding put the target beyond the total, it is the last index with a positive weight.
+    """
     index = int(np.searchsorted(cumulative, target, side="right"))
     if index == len(cumulative):
         index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
@@ -61,19 +66,19 @@ def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
 
 
 def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, min_p: float) -> Candidates:
-    """Truncate logits [V] like vLLM, in its order: temperature, min_p, top_k, top_p.
+    """Truncate logits [V] in vLLM's order: temperature, min_p, top_k, top_p.
 
     min_p   keeps tokens at least min_p times as likely as the likeliest
-    top_k   keeps the k largest of what is left, and ties with the smallest of them
-    top_p   keeps the smallest set of what is left whose share of it reaches p; between
-            equally likely tokens the lower id goes first
+    top_k   keeps the k largest remaining tokens, and ties with the smallest of them
+    top_p   keeps the smallest set whose share of the remaining weight reaches p; of equally likely
+            tokens the lower id goes first
     """
     ids: Ids | None = None
     largest = logits.max()
-    if 0 < top_k < len(logits):  # before min_p: either order keeps the same, and few are left to look at
+    if 0 < top_k < len(logits):  # before min_p: the result is the same, and fewer candidates remain
         ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
         logits = logits[ids]
-    with np.errstate(over="ignore", under="ignore"):  # a cold temperature sends all but the top to 0
+    with np.errstate(over="ignore", under="ignore"):  # at low temperatures all but the top underflow to 0
         candidates = Candidates(ids, np.exp((logits - largest) / np.float32(temperature)))
     if min_p > 0:
         candidates = candidates.only(candidates.weights >= np.float32(min_p))
@@ -83,8 +88,10 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
 
 
 def nucleus(weights: Floats, p: float) -> NDArray[Any]:
-    """A mask of the fewest largest ``weights`` whose sum reaches p times the whole; among
-    equal weights those of lower index first. At least one is kept."""
+    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total.
+
+    Of equal weights the lower index goes first. At least one is kept.
+    """
     target = p * float(weights.sum(dtype=np.float64))
     last, num_ties = _last_kept(weights, target)
     kept = weights > last
@@ -93,10 +100,10 @@ def nucleus(weights: Floats, p: float) -> NDArray[Any]:
 
 
 def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
-    """The smallest weight of the nucleus, and how many of the weights equal to it belong.
+    """Return the smallest weight of the nucleus, and how many weights equal to it are kept.
 
-    Narrows to the weights around the boundary by pivots: ``taken`` is the mass of those
-    known to be above it. The first pivot expects a few thousand tokens to be enough.
+    Pivots narrow the weights down to those near the boundary; ``taken`` is the sum of weights known to be
+    above it. The first pivot assumes that a few thousand tokens suffice.
     """
     taken, quantile = 0.0, max(0.5, 1 - _SMALL / (2 * len(weights)))
     while len(weights) > _SMALL:
@@ -110,7 +117,7 @@ def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
         elif len(above):
             taken += mass
             weights = weights[weights <= pivot]
-        else:  # the pivot is the largest: too many ties to narrow
+        else:  # the pivot is the largest: ties prevent narrowing
             break
         quantile = 0.5
     ordered = np.sort(weights)[::-1]

@@ -1,1 +1,1 @@
-"""Vision models: features of images by mlx-vlm, as rows of the language model that mlx-lm's file computes."""
+"""Vision models: mlx-vlm computes image features, which become rows of mlx-lm's language model."""

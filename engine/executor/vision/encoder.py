@@ -1,4 +1,4 @@
-"""Images of requests as rows of a loaded model, and the features that are kept."""
+"""Encoding of images for a loaded model, with a cache of encoded images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .tower import Encoded, Tower
 
 
 class ImageEncoder:
-    """Encodes images and keeps what it made, by digest, the least recently used within ``max_bytes``.
+    """Encodes images and caches the results by digest, least recently used first out beyond ``max_bytes``.
 
-    Every call comes from the engine's thread, between two steps. ``has_axes``: positions have three axes.
+    Call it only on the engine's thread, between two steps. ``has_axes``: positions have three axes.
     """
 
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
@@ -29,7 +29,7 @@ class ImageEncoder:
         self.nbytes = tower.nbytes
 
     def encode(self, image: PromptImage) -> Encoded:
-        """Return an image's rows, from those that are kept where it can be."""
+        """Return an image's rows, from the cache if possible."""
         encoded = self._kept.get(image.digest)
         if encoded is None:
             encoded = self._kept[image.digest] = self._tower.encode(image)
@@ -43,7 +43,7 @@ class ImageEncoder:
 def load_encoder(
     config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules
 ) -> ImageEncoder:
-    """Read the vision part of the folder ``path``, and let the language model take its rows."""
+    """Read the vision part of the folder ``path``, and prepare the language model for its rows."""
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, rules, width=text["hidden_size"])

@@ -1,7 +1,7 @@
-"""Rows of images in the language model: their embeddings, positions and deepstack, from named inputs.
+"""Image rows in the language model: their embeddings, positions and deepstack, from named inputs.
 
-Modules are adapted in place once the model is ready: an object gets a subclass of its class. In a step
-without these inputs it computes what it did, and rows of text have the same bits with them and without.
+Once the model is ready, its modules are adapted in place: an object gets a subclass of its class. Without
+these inputs a step computes as before, and text rows have the same bits with and without them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from mlx_lm.models import rope_utils
 from ...api.errors import ModelLoadError
 from ..row_inputs import RowInputs
 
-IS_IMAGE = "image_rows"  # int32 [T], 1 for rows of images
-FEATURES = "image_features"  # float32 [T, D], their embeddings
-DEEPSTACK = "image_deepstack"  # float32 [T, L, D]
+IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
+FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
+DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added behind layers
 _ROPES = (
     RoPE,
     rope_utils.Llama3RoPE,
@@ -27,12 +27,14 @@ _ROPES = (
     rope_utils.YarnRoPE,
     rope_utils.ProportionalRoPE,
 )
-POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, of M-RoPE
+POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-RoPE
 
 
 def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *, num_deepstack: int) -> bool:
-    """Let ``model`` read the inputs of ``rows``. Return whether positions have three axes. ModelLoadError for
-    a model that lacks the modules for it."""
+    """Let ``model`` read the inputs of ``rows``; return whether positions have three axes.
+
+    Raises ModelLoadError for a model that lacks the necessary modules.
+    """
     embeddings = [module for path, module in model.named_modules() if path.endswith("embed_tokens")]
     layers: list[Any] = list(model.layers)
     if len(embeddings) != 1 or num_deepstack >= len(layers):
@@ -56,7 +58,7 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
 
 
 def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of rotary embeddings, of which checkpoints have two names in two places."""
+    """Return the settings of rotary embeddings, which checkpoints store under two names in two places."""
     for part in (config.get("text_config") or {}, config):
         for name in ("rope_parameters", "rope_scaling"):
             if part.get(name):
@@ -66,8 +68,10 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
-    """Return the axis (time, height, width) whose position turns each pair of values: Qwen2-VL's sections one
-    after another, Qwen3-VL's interleaved (t h w t h w ... t)."""
+    """Return the axis (time, height or width) that rotates each pair of values.
+
+    Qwen2-VL's sections follow one another; Qwen3-VL's are interleaved (t h w t h w ... t).
+    """
     if not interleaved:
         return [axis for axis, count in enumerate(section) for _ in range(count)]
     axes = [0] * sum(section)
@@ -89,7 +93,7 @@ def _adapt(module: Any, rows: RowInputs, make: Any) -> None:
 
 
 def _of_images(rows: RowInputs, values: mx.array, others: mx.array) -> mx.array:
-    """``values`` [T, D] in rows of images, and ``others`` [T, 1, D] in rows of text."""
+    """Return ``values`` [T, D] in image rows and ``others`` [T, 1, D] in text rows."""
     mask = rows.get(IS_IMAGE)
     assert mask is not None, "a step with features says which rows they are for"
     return mx.where(mask[:, None, None] > 0, values[:, None].astype(others.dtype), others)
@@ -122,10 +126,10 @@ def _rope(kind: Any) -> dict[str, Any]:
         if positions[0] is None:
             text: mx.array = kind.__call__(self, x, offset, **more)
             return text
-        # One rotation for each axis, by what computes text: so rows of text keep their bits.
+        # One rotation for each axis, computed as for text, so text rows keep their bits.
         t, h, w = (kind.__call__(self, x, position, **more) for position in positions)
         axis = self.axis_of_value
-        if axis.size < x.shape[-1]:  # values behind do not turn
+        if axis.size < x.shape[-1]:  # later values are not rotated
             axis = mx.concatenate([axis, mx.zeros(x.shape[-1] - axis.size, mx.int32)])
         turned: mx.array = mx.where(axis == 0, t, mx.where(axis == 1, h, w))
         return turned

@@ -1,4 +1,4 @@
-"""The rules by which a model's pictures become rows, read from its folder."""
+"""The rules by which a model's images become rows, read from its folder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from ...api.image import ImageRules
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 SEES_ITSELF = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "paligemma")  # bidirectional rows of an image
 MARK = "<|image_pad|>"
-_DEFAULTS: Mapping[str, Any] = {  # of Qwen's processors, where its file leaves them out
+_DEFAULTS: Mapping[str, Any] = {  # defaults of Qwen's processors for missing settings
     "temporal_patch_size": 2, "merge_size": 2, "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3,
     "min_pixels": 56 * 56, "max_pixels": 14 * 14 * 4 * 1280,
 }  # fmt: skip
 
 
 def read_rules(path: Path, config: Mapping[str, Any], *, max_pixels: int) -> ImageRules:
-    """Return the rules of the model folder ``path``. InvalidConfig for a model whose images cannot be served,
-    ModelLoadError for settings that are missing or unknown."""
+    """Return the image rules of the model folder ``path``.
+
+    Raises InvalidConfig for a model whose images cannot be served, ModelLoadError for missing or unknown
+    settings.
+    """
     family = config["model_type"]
     if family not in FAMILIES or "vision_config" not in config:
         why = "whose image rows see each other, which no backend computes" if family in SEES_ITSELF else ""
@@ -52,7 +55,7 @@ def read_rules(path: Path, config: Mapping[str, Any], *, max_pixels: int) -> Ima
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """The image processor's settings, with the numbers of pixels under one name."""
+    """Return the image processor's settings, with pixel limits under one name."""
     found: dict[str, Any] = {}
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         if (file := path / name).exists():

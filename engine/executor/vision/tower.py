@@ -1,4 +1,4 @@
-"""The vision part of a model, by mlx-vlm: images in, rows of the language model out."""
+"""The vision part of a model, computed by mlx-vlm: images in, rows of the language model out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Floats = npt.NDArray[np.float32]
 
 
 class Encoded(NamedTuple):
-    """An image as the language model sees it.
+    """An encoded image.
 
-    features   [n, D], what its rows have for embeddings
-    deepstack  [n, L, D], added to them behind each of the first L layers; None: the model has none
+    features   [n, D], embeddings of its rows
+    deepstack  [n, L, D], added after each of the first L layers; None: the model has none
     """
 
     features: Floats
@@ -34,25 +34,25 @@ class Encoded(NamedTuple):
 
 
 class Tower:
-    """Encodes images, one at a time. The language part of mlx-vlm's model is dropped before its weights are
-    read.
+    """Encodes images, one at a time.
 
-    ``width``: of the language model's hidden states.
+    The language part of mlx-vlm's model is dropped before its weights are read. ``width``: hidden size of the
+    language model.
     """
 
     def __init__(self, path: Path, rules: ImageRules, *, width: int) -> None:
-        """Read the weights. ModelLoadError if mlx-vlm is missing or cannot load them."""
+        """Read the weights; ModelLoadError if mlx-vlm is missing or cannot load them."""
         load = _mlx_vlm_loader()
         try:
             self._model = load(path, lazy=True)
             self._model.language_model = SimpleNamespace(
                 model=SimpleNamespace(embed_tokens=lambda ids: mx.zeros((*ids.shape, width))),
-                get_rope_index=lambda *_, **__: (None, None),  # positions are computed of whole prompts
+                get_rope_index=lambda *_, **__: (None, None),  # computed elsewhere, for whole prompts
             )
             self._model.eval()
             weights = dict(tree_flatten(self._model.parameters())).values()
             mx.eval(*weights)
-        except Exception as error:  # mlx-vlm and its model code
+        except Exception as error:  # mlx-vlm's code can raise anything
             why = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelLoadError(
                 f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
@@ -61,8 +61,11 @@ class Tower:
         self.nbytes = sum(weight.nbytes for weight in weights)
 
     def encode(self, image: PromptImage) -> Encoded:
-        """Return an image's rows. mlx-vlm's own ``get_input_embeddings`` computes them, of a prompt that is
-        nothing but the image: the one interface that all of its models share."""
+        """Return an image's rows.
+
+        mlx-vlm's ``get_input_embeddings`` computes them for a prompt that consists of the image alone,
+        because all of its models share only this interface.
+        """
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
         ids = mx.full((1, image.length), rules.token, mx.int32)
@@ -79,8 +82,10 @@ class Tower:
 
 
 def patches(rules: ImageRules, pixels: npt.NDArray[np.uint8]) -> Floats:
-    """Return normalized patches of pixels [H, W, 3], as rows of the squares that they lie in:
-    [(H / patch) (W / patch), 3 temporal patch patch], as Qwen's processors lay them out."""
+    """Return normalized patches of pixels [H, W, 3] in the order of Qwen's processors.
+
+    The shape is [(H / patch) (W / patch), 3 temporal patch patch]; patches of a merged square are adjacent.
+    """
     patch, merge = rules.patch, rules.merge
     height, width = pixels.shape[0] // rules.side, pixels.shape[1] // rules.side
     scaled = pixels.astype(np.float32) * np.float32(1 / 255)
