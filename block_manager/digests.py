@@ -86,10 +86,11 @@ def page_contents(
     page_size: int,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> list[bytes]:
-    """Return what pages ``[first, last)`` are named by, their parent aside.
+    """Return the bytes from which the digests of pages ``[first, last)`` are made, without their parents.
 
-    That is the page's packed tokens, and for each medium with rows in the page its digest and the place of
-    its beginning, in positions from the page's first: more bytes than any page of tokens alone."""
+    These are the page's packed tokens and, for each medium with rows in the page, its digest and its start
+    relative to the page: always more bytes than a page of tokens alone.
+    """
     pages = split(pack(tokens[first * page_size : last * page_size]), page_size)
     for span in media:
         for page in range(max(first, span.start // page_size), min(last, -(-span.stop // page_size))):

@@ -16,7 +16,7 @@ GAPS = tuple(
     1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES
 )  # class of a gap, by age at a use
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))  # class
-ONE_MORE = NUM_GAPS * NUM_NEW  # between the kind of one class of uses and of the next
+ONE_MORE = NUM_GAPS * NUM_NEW  # distance between kinds of one class of uses and of the next
 
 PRIOR_WEIGHT, PRIOR_HIT_RATE = (
     16.0,

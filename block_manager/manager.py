@@ -105,7 +105,7 @@ class BlockManager:
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """The parts of a cached prefix: pages of every group, then snapshots of recurrent state, if any."""
+        """Parts of a cached prefix: pages of every group, then snapshots of recurrent state, if any."""
         return tuple(group.spec for group in self._all)
 
     @property
@@ -206,12 +206,12 @@ class BlockManager:
         The last token is always left to compute, because the caller needs its logits. So the page being
         written is never a cached one.
 
-        The table remembers the digests of these tokens: until ``rollback`` says otherwise, they are what it
-        will be written with.
+        The table remembers the digests of these tokens: until ``rollback``, they must be the tokens that it
+        is written with.
 
-        digests   what an earlier table of the same tokens and salt knew: they are not computed again.
-                  The table writes on in this very list, so that what it learns outlives it
-        find      False: start empty; what is written will be found by others as ever
+        digests   known digests of the same tokens and salt, such as an earlier table's. The table extends the
+                  list, so that later tables can use it too
+        find      False: start empty; written pages are published nevertheless
         media     images and the like among the tokens, by their positions
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
@@ -537,5 +537,5 @@ class BlockManager:
     def _contents(
         self, tokens: abc.Sequence[int], first: int, last: int, media: tuple[MediaSpan, ...]
     ) -> list[bytes]:
-        """Return what pages ``[first, last)`` are named by, their parent aside."""
+        """Return the bytes that name pages ``[first, last)``; see ``digests.page_contents``."""
         return page_contents(tokens, first, last, page_size=self.page_size, media=media)

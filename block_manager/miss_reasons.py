@@ -90,7 +90,7 @@ class FirstPages:
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """Note a first page; ``packed``: what names it, from ``digests.page_contents``."""
+        """Note a first page; ``packed``: its ``digests.page_contents``."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:

@@ -36,7 +36,7 @@ class PagePool:
         self._ref_counts = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, PageId] = {}
-        self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # next at the end
+        self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # taken from the end
         self._cached = policy
         self._clock = clock
         self.on_forgotten: abc.Callable[[abc.Sequence[Digest]], object] | None = None
@@ -66,7 +66,7 @@ class PagePool:
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's first pages others hold, too; a holder of one holds all before."""
+        """Return how many of a table's first pages are shared; a holder of one holds all pages before it."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
@@ -90,7 +90,7 @@ class PagePool:
         return self._page_of.keys()
 
     def lookup(self, digest: Digest) -> PageId | None:
-        """Return the page with this digest without holding it, or None."""
+        """Return the page with this digest, or None, without holding it."""
         return self._page_of.get(digest)
 
     def allocate(self, num_pages: int) -> list[PageId] | None:

@@ -13,7 +13,7 @@ RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings, at first a
 SLOTS_PER_RELEASE = 4  # slots per release between two rankings, at least, later on
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
 SHARED = 2  # continuations beyond which a snapshot does not belong to one conversation
-TAIL, JUNCTION, CONTINUED = range(3)  # classes in the place of gaps in ``kind_of``
+TAIL, JUNCTION, CONTINUED = range(3)  # classes that replace the gap classes in ``kind_of``
 
 
 class _Record:

@@ -3,9 +3,9 @@
 A state may be as large as the K/V of hundreds of tokens, so a snapshot at every page would use up the memory.
 Two kinds are taken of each sequence:
 
-tail       the last page that is full: what the next turn of a conversation begins with. While a sequence
-           is decoded there is one, which moves on from page to page
-junction   where pages were found further than states: what several prompts begin with
+tail       at the last full page, where the next turn of a conversation begins. A decoding sequence has
+           one tail, which moves from page to page
+junction   where cached pages reach further than snapshots: the common prefix of several prompts
 
 If a slot is no bigger than a page, every page gets a snapshot.
 """

@@ -1,9 +1,9 @@
 """Specifications of KV groups: the positions visible to each kind of layer, and the arithmetic that follows.
 
-Layers that see the same positions form a group with its own page ids, pool and part of every page table.
-Without any state, a specification computes which pages of a sequence a group needs, how many these can be,
-and how many are useful. The block manager, the sizing of pools, the planner and the disk tier get these
-numbers only from here.
+Layers that see the same positions form a group with its own page ids, pool and part of every page table. A
+specification has no state. It computes which pages of a sequence a group needs, how many these can be, and
+how many are useful. The block manager, the sizing of pools, the planner and the disk tier get these numbers
+only from here.
 
 ::
 
@@ -282,14 +282,15 @@ class ResidualWindow(SlidingWindow):
 class RecurrentState:
     """Layers whose state has a fixed size for any length of the sequence.
 
-    num_slots        size of the pool: any slot may run, or be a snapshot
-    slot_bytes       of the state of all these layers
-    every_page       a snapshot at every page, because a slot is no bigger than one
-    tail, junction   otherwise which snapshots are taken, see ``snapshot_policy.py``; without one: to compare
-    step_down        what a longer snapshot of the same sequence follows goes first
-    page_bytes       of a page of K/V: a snapshot is of use only with those before it
-    turn_pages       what a short turn of a conversation brings: others are told apart by how many times that
-    num_drafted      slots that states after drafts may have at a time (0: half of those that can run)
+    num_slots        size of the pool: a slot may be running or hold a snapshot
+    slot_bytes       bytes of the state of all these layers
+    every_page       take a snapshot at every page, because a slot is no bigger than a page
+    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_policy.py``; one is off in
+                     comparisons
+    step_down        evict a snapshot early if a longer one of its sequence exists
+    page_bytes       bytes of a page of K/V, which a snapshot needs to be of use
+    turn_pages       new pages of a short turn of a conversation, the unit in which turns are classified
+    num_drafted      limit of slots for states after drafts (0: half of those that can run)
     """
 
     num_slots: int
@@ -311,12 +312,12 @@ class RecurrentState:
 
     @property
     def max_drafted(self) -> int:
-        """Slots that states after drafts may have at a time: what is cached keeps the others."""
+        """Limit of slots for states after drafts; the other slots keep cached snapshots."""
         return self.num_drafted or self.num_slots // 2
 
     @property
     def nbytes(self) -> int:
-        """Of the whole pool."""
+        """Bytes of the whole pool."""
         return self.num_slots * self.slot_bytes
 
     @property

@@ -43,7 +43,7 @@ class StateGroup(CacheGroup):
     ) -> None:
         self.index = index
         self.spec = spec
-        self._order = (  # None: each page has a snapshot, evicted with it
+        self._order = (  # None: each page has a snapshot, which is evicted with it
             None
             if spec.every_page
             else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.slot_bytes)
@@ -161,7 +161,8 @@ class StateGroup(CacheGroup):
     def num_draftable(self, num_running: int) -> int:
         """Return how many drafts a step with ``num_running`` sequences can have.
 
-        A slot for each, beside one that every sequence may need for a snapshot."""
+        Each draft needs a slot; one more slot per sequence is left for a snapshot.
+        """
         idle = self.pool.num_idle - num_running
         return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
 
@@ -302,11 +303,11 @@ class StateGroup(CacheGroup):
             ), "a table has positions and no state"
 
     def _can_become_running(self, found: PageId | None) -> bool:
-        """Whether a snapshot can be the running slot itself, where no other is left to copy it to."""
+        """Whether a snapshot can become the running slot, if no slot is left to copy it to."""
         return found is not None and self.pool.ref_count(found) == 1
 
     def _take(self) -> PageId:
-        """Hand out one slot, of which there must be one."""
+        """Allocate one slot; one must be available."""
         slots = self.pool.allocate(1)
         assert slots is not None, "a slot is taken where none is idle"
         return slots[0]

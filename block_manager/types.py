@@ -16,10 +16,10 @@ a kernel that computes the address of what it then masks stays inside the pool."
 
 
 class MediaSpan(NamedTuple):
-    """Positions of a sequence whose K and V come from something else than their tokens, such as an image.
+    """Positions of a sequence whose K and V depend on more than their tokens, such as an image.
 
-    start, length  of the positions
-    digest         32 bytes that stand for the medium and all that its rows are computed from
+    start, length  span of the positions
+    digest         32 bytes that identify the medium and all other inputs of its rows
     """
 
     start: int

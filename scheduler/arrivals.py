@@ -13,7 +13,7 @@ from .step_draft import StepDraft
 from .types import Sequence
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
-SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # sequences examined, as which a look-up of a waiting prompt counts
+SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # a prompt that waits for a shared page counts as so many sequences
 
 SLOT_REST = 32  # plans during which a tenant that lost a slot to another leaves one slot free
 

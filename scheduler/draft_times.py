@@ -15,7 +15,7 @@ UNKNOWN_COST = 0.2
 _LEARNING = 0.05  # weight of the latest step, after about twenty steps
 _MOST_STEPS = 4  # steps that one timed step may stand for
 _PRIOR = 2.0  # steps: weight of the line through all numbers of drafts, at one of them
-_OUTLIER = 0.7  # of a logarithm; limits steps that took over twice as long as expected
+_OUTLIER = 0.7  # limit of the logarithm of actual over expected time; about twice as long
 
 
 class _Mean:

@@ -68,13 +68,13 @@ class Scheduler:
             )
         self.blocks = blocks
         self.limits = limits
-        self.num_preemptions = 0  # since the start
+        self.num_preemptions = 0  # preemptions since the start
         self.held: abc.Set[Sequence] = frozenset()  # sequences to leave out of the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
-        self._draft_times: DraftTimes | None = None  # once somebody asks for them
+        self._draft_times: DraftTimes | None = None  # made when first read
         queue = WaitingQueue() if waiting is None else waiting
         self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
@@ -171,9 +171,7 @@ class Scheduler:
         if self._queues.shares.are_several:
             self._displace(draft)
         self._plan_decodes(draft)
-        if (
-            draft.chunks or not draft.is_plain or self._queues.may_grow
-        ):  # most steps have nothing of this kind
+        if draft.chunks or not draft.is_plain or self._queues.may_grow:  # most steps need none of these
             self._open_budget(draft)
             held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
             self._plan_arrivals(draft)
@@ -419,7 +417,7 @@ class Scheduler:
         for item, token, is_last in zip(work, tokens, finished):  # noqa: B905  # see above
             sequence = item[0]
             table = sequence.table
-            if table is None:  # aborted while it was computed, or ended by the step before
+            if table is None:  # aborted meanwhile, or ended by the previous step
                 continue
             if token is None:
                 ended.append(sequence)
@@ -464,7 +462,7 @@ class Scheduler:
                 continue
             token, finished, more, void = results[index]
             index += 1
-            if void or table is None:  # aborted while it was computed, or ended by the step before
+            if void or table is None:  # aborted meanwhile, or ended by the previous step
                 continue
             if token is None:
                 ended.append(sequence)

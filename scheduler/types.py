@@ -175,19 +175,19 @@ class Lookup(NamedTuple):
 
 
 class SchedulerOutput(NamedTuple):
-    """One forward over a mixed batch, decided but not yet computed.
+    """One forward over a mixed batch, planned but not yet computed.
 
     work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
                left the step to arrivals
     copies     pages to copy (copy-on-write) before anything of this step is written
     preempted  sequences that lost their pages, or their slots to another tenant
     lookups    prefix-cache results, one per sequence admitted for the first time
-    predicted_s   seconds that the step is expected to take; None without a latency target
-    shape      numbers on which its time depends; None until it is needed
-    sources    of a step that was planned before the one before it was committed: which of the samples there
-               each sequence's last token is; None: all tokens are known
-    plain      every sequence of it computes its last token, which was generated, and gets one more: no
-               tokens of prompts, no drafts, no parallel samples, and so no lookups
+    predicted_s   predicted seconds of the step; None without a latency target
+    shape      numbers on which its time depends; None until needed
+    sources    for a step planned ahead: for each sequence, the index of the sample of the previous step
+               that gives its last token; None: all tokens are known
+    plain      every sequence computes its last generated token and gets one more: no prompt tokens, drafts,
+               parallel samples or lookups
 
     A named tuple: a frozen dataclass of as many fields takes three times as long to build.
     """

@@ -17,7 +17,7 @@ from ..executor.base import Adapters
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-ROWS_INPUT = "adapters"  # name of the rows' input in the layers
+ROWS_INPUT = "adapters"  # name of the row input in adapted layers
 
 
 class AdapterPart(StepPart, Resource):
@@ -27,9 +27,9 @@ class AdapterPart(StepPart, Resource):
         """``max_loras``: slots of ``adapters``."""
         self._adapters = adapters
         self._max_loras = max_loras
-        self._running: Counter[str] = Counter()  # sequences that hold a slot, by adapter
+        self._running: Counter[str] = Counter()  # by adapter: running sequences, each of which holds its slot
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self.samples: Counter[str] = Counter()  # number of samples that have not ended, by adapter
+        self.samples: Counter[str] = Counter()  # by adapter: unfinished samples
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
         """Load an adapter; see ``AdapterSlots.load``. Raises InvalidRequest while requests use the one to
@@ -55,7 +55,7 @@ class AdapterPart(StepPart, Resource):
         return self._adapters.infos()
 
     def usage(self) -> AdapterLoad:
-        """Return the adapters whose requests run, and wait."""
+        """Return the adapters with running and with waiting requests."""
         running = tuple(self._running)
         waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))
         return AdapterLoad(self._max_loras, running, waiting)

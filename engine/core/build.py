@@ -109,12 +109,12 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
                 f"{difference}; choose one with the same tokenizer"
             )
         states = drafter.info.states
-        if states is not None:  # snapshots are not kept for other sequences
+        if states is not None:  # snapshots are not kept for later sequences
             states = replace(states, num_drafted=states.num_slots - 1)
         blocks = BlockManager(
             drafter.info.groups or drafter.info.num_pages,
             drafter.info.page_size,
-            prefix_cache=config.prefix_cache and states is None,  # no snapshots of states are taken here
+            prefix_cache=config.prefix_cache and states is None,  # it takes no snapshots of states
             max_chunk=config.max_step_tokens,
             states=states,
         )
@@ -146,7 +146,7 @@ def assemble(
             max_chunk=config.max_step_tokens,
             states=info.states,
         )
-    except ValueError as error:  # pins would leave no pages in a pool of this size
+    except ValueError as error:  # pins would leave no pages in so small a pool
         raise InvalidConfig(str(error)) from error
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
@@ -191,7 +191,7 @@ def assemble(
         observer=observer,
         adapters=adapters,
         images=None if runner.images is None else ImagePart(runner.images),
-        overlaps=config.async_steps is not False,  # where the runner can
+        overlaps=config.async_steps is not False,  # if the runner can
         clock=clock,
     )
 
@@ -200,15 +200,15 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
     """Return the default source of text drafts for requests that do not choose one: off with a draft model or
     MTP head."""
     if config.speculate == "auto":
-        # Only where it costs almost nothing and changes no bit, as measured. On a GPU, steps in flight wait
-        # for drafts, recurrent layers need states for drafts, and results of MLX's own operations
-        # may be rounded differently with more rows.
+        # Drafting by default must cost almost nothing and change no bit, as measured. On a GPU, steps in
+        # flight wait for drafts. Recurrent layers need states for drafts. MLX's own operations may round
+        # differently with more rows.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
-    """Who is let in next, as configured."""
+    """Return the configured queue of waiting sequences."""
     weights = config.tenant_weight_by_name
     if config.schedule_policy == "vtc":
         return FairQueue(weights, head_start=config.max_step_tokens * PROMPT_COST)

@@ -16,15 +16,15 @@ from ..executor.batch import RowInput
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # as the model calls them
+IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # inputs of the model
 AXES = ("position_t", "position_h", "position_w")
 
 
 class ImagePart(StepPart):
-    """Gives every step the rows of images that it computes, and the positions of rows behind images.
+    """Gives every step its image rows, and the positions of rows after images.
 
-    An image is encoded when a step computes the first of its rows: a prefix hit over the whole image encodes
-    nothing. What was encoded is held until its last row is computed.
+    An image is encoded when a step computes its first row, so not if the prefix cache has all rows. The
+    result is kept until its last row is computed.
     """
 
     def __init__(self, images: Images) -> None:
@@ -45,7 +45,7 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the step's rows of images, and three positions of each row where they may differ."""
+        """Return the step's image rows, and three positions per row if they may differ."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -68,7 +68,7 @@ class ImagePart(StepPart):
         return PartRows(inputs=inputs) if inputs else None
 
     def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
-        """The parts of images that a chunk computes, with their positions."""
+        """Return the parts of images that a chunk computes, with the first row of each."""
         parts = []
         for image in prompt.images:
             first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
@@ -82,8 +82,8 @@ class ImagePart(StepPart):
 
 
 class _Prompt(NamedTuple):
-    """The images of a request. ``axes``: where its tokens stand, if the model has three axes; ``held``: of
-    images whose rows are computed in several steps, by their first position."""
+    """The images of a request; ``axes``: positions of its tokens, if the model has three axes; ``held``:
+    encoded images whose rows take several steps, by their first position."""
 
     images: tuple[PromptImage, ...]
     axes: Axes | None
@@ -117,10 +117,11 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
 
 
 class Axes:
-    """Where each token of a sequence stands in time, height and width (M-RoPE).
+    """Positions of a sequence's tokens in time, height and width (M-RoPE).
 
-    Text counts on, the same on each axis. An image stands at one time, and its rows and columns count from
-    there; the text behind it counts on from its longer side."""
+    Text counts up equally on each axis. All rows of an image have one time, and height and width count from
+    there. Text after it continues from the image's longer side.
+    """
 
     def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:
         axes = _plain(0, num_prompt)
@@ -132,10 +133,10 @@ class Axes:
             behind = begin + max(image.rows, image.columns)
             axes[:, stop:] = behind + np.arange(num_prompt - stop, dtype=np.int32)
         self._prompt = axes
-        self._shift = int(axes.max()) + 1 - num_prompt  # of what is generated
+        self._shift = int(axes.max()) + 1 - num_prompt  # shift of generated tokens
 
     def of(self, start: int, stop: int) -> Ints:
-        """Return int32 [3, stop - start]."""
+        """Return the positions [start, stop), int32 [3, stop - start]."""
         positions = _plain(start, stop)
         positions += np.int32(self._shift)
         known = self._prompt[:, start:stop]
@@ -144,5 +145,5 @@ class Axes:
 
 
 def _plain(start: int, stop: int) -> Ints:
-    """Return int32 [3, stop - start], of text alone."""
+    """Return the positions [start, stop) of text alone, int32 [3, stop - start]."""
     return np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))

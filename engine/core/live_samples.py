@@ -72,7 +72,7 @@ class LiveSamples:
         for sequence, drafts in draws:
             state = samples[sequence].state
             if is_ahead:
-                state = state.after((0,))  # any token will do: see ``SampleState.is_foreseen``
+                state = state.after((0,))  # any token: see ``SampleState.is_foreseen``
             states.append(state)
             if drafts:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]

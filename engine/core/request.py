@@ -24,9 +24,9 @@ class Request:
     Built and used only by the engine's thread.
 
     number       of the ``EngineRequest`` it was built from
-    adapter      name of the adapter that computes it
-    images       those of its prompt
-    max_tokens   tokens each sample may generate, the model's length taken into account
+    adapter      name of its adapter
+    images       images of its prompt
+    max_tokens   tokens each sample may generate, limited by the model's length
     end_ids      tokens that end a sample
     arrived_at   time of submission; started_at: time of the prompt's first step (seconds of the engine's
                  clock)

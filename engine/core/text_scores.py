@@ -1,4 +1,4 @@
-"""Scores of a short text, computed through a runner's pages, by which page formats are compared."""
+"""Scores of a short text, computed through a runner's pages, for comparing page formats."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> li
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each place of a prompt except the first; empty if they are not
-    available."""
+    """Return the likeliest tokens at each place of a prompt except the first; empty if not available."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

@@ -13,13 +13,13 @@ from octavo.block_manager import BlockManager
 from ..types import ScheduledChunk, Sequence
 from .queue import LOOK_AHEAD, PriorityClass, WaitingQueue
 
-PROMPT_COST = 1.0  # of a prompt token that was not in the prefix cache
-OUTPUT_COST = 2.0  # of a generated token
+PROMPT_COST = 1.0  # cost of a prompt token that was not in the prefix cache
+OUTPUT_COST = 2.0  # cost of a generated token
 
 SHORT_STEPS = 8
 """Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
 
-MAX_COUNTERS = 4096  # of a class; those of absent tenants that would be lifted anyway go first
+MAX_COUNTERS = 4096  # counters per priority; beyond it, counters that a return would lift anyway are dropped
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
@@ -44,10 +44,10 @@ class FairQueue(WaitingQueue):
     ) -> None:
         """Begin without tenants. Raise ValueError for a weight that is not above 0.
 
-        weights      of tenants by name: a tenant of weight 2 gets twice the service of the others, with 1
-        head_start   how far below the others a tenant returns, as long as it has had no more: with the cost
-                     of a step's prompt tokens, a short prompt need not wait for a chunk of a long one
-        blocks       of the prefix cache, where its contents decide among sequences that may be served
+        weights      by tenant: one of weight 2 gets twice the service of one of weight 1, the default
+        head_start   how far below the waiting tenants' counters a returning one may be. With the cost of a
+                     step's prompt tokens, a short prompt need not wait for a chunk of a long one
+        blocks       prefix cache, if its contents affect the order of a tenant's sequences
         """
         super().__init__(blocks)
         self._weights = dict(weights or {})
@@ -75,7 +75,7 @@ class FairQueue(WaitingQueue):
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
-        """Sequences of other tenants that would still have had no more service when they are done."""
+        """Sequences of other tenants whose counters at their end will not exceed this tenant's at its end."""
         lanes = self._class(running.priority).lanes
         others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
         claim = self._service(running) + self._rest(running)
@@ -199,7 +199,7 @@ class FairQueue(WaitingQueue):
         heapq.heapify(heap)
         lines: dict[
             str, abc.Sequence[Sequence]
-        ] = {}  # lanes of tenants that came first so far, as they were then
+        ] = {}  # lanes of the tenants that came first so far, with their contents then
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)

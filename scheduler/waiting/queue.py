@@ -20,44 +20,45 @@ MAX_IDLE_CLASSES = 64
 class PriorityClass:
     """Waiting sequences of one priority.
 
-    lanes     by name, those that are not empty: their sequences, the oldest first
-    service   charges of each tenant, where turns go by them
-    level     service that returning tenants are lifted to, or up to which tenants may be served
+    lanes     non-empty lanes by name: their sequences, the oldest first
+    service   charges of each tenant, if tenants take turns by them
+    level     counter to which returning tenants are lifted, or up to which tenants may be served
     """
 
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
     service: dict[str, float] = field(default_factory=dict)
     level: float = 0.0
-    last_left: str | None = None  # the lane that was the last to become empty
+    last_left: str | None = None  # the lane that became empty last
 
 
 class WaitingQueue:
     """Sequences that wait for admission: by priority, then by lane, then by ``AgeOrder``.
 
-    A lane is a line of its own within a priority: one for all sequences here, one per tenant in subclasses,
-    which choose the lane that is next and keep accounts. A sequence that has to wait, for a long prompt or
-    for a page that is being computed, is passed by sequences of its own lane only. The queue also chooses
-    the running sequence that is preempted, and the prompt that continues first.
+    A lane is a separate queue within a priority: one for all sequences here, one per tenant in subclasses,
+    which choose the next lane and keep accounts. A sequence that has to wait for a long prompt or for a page
+    that is being computed is overtaken only by sequences of its lane. The queue also chooses the running
+    sequence that is preempted, and the prompt that continues first.
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
         """Begin without sequences.
 
-        blocks   of the prefix cache: prompts with most in it come first, among the first ``LOOK_AHEAD`` of a
-                 priority, so that it is used before it is evicted (None: the oldest come first)
+        blocks   prefix cache: among the first ``LOOK_AHEAD`` prompts of a priority, those with most cached
+                 tokens come first, so that pages are used before they are evicted (None: oldest first)
         """
         self._order = AgeOrder(blocks)
         self._classes: dict[int, PriorityClass] = {}
         self._size = 0
 
     def set_late(self, late: Set[Sequence]) -> None:
-        """Admit these sequences after those that can still have their first token in time.
+        """Admit these sequences after those that can still meet the target of their first token.
 
-        None of them ran before; ``AgeOrder`` limits how long they are passed."""
+        None of them ran before; ``AgeOrder`` limits how often they are overtaken.
+        """
         self._order.late = late
 
     def offers(self) -> Iterator[Sequence]:
-        """Sequences that may be admitted now, in order. The one yielded last may be removed meanwhile."""
+        """Sequences that may be admitted now, in order. The last one may be removed before the next."""
         for priority in sorted(self._classes):
             yield from self._choose(self._classes[priority])
 
@@ -72,12 +73,12 @@ class WaitingQueue:
         return isinstance(sequence, Sequence) and sequence in self._lane(sequence)
 
     def append(self, sequence: Sequence) -> None:
-        """Add a sequence that was never admitted, behind those of its lane."""
+        """Add a sequence that was never admitted, behind the others of its lane."""
         self._open_lane(sequence).append(sequence)
         self._size += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a preempted sequence, before those of its lane that never ran, or ran after it did."""
+        """Add a preempted sequence, before sequences of its lane that never ran or were admitted later."""
         lane = self._open_lane(sequence)
         lane.insert(self._order.num_before(sequence, lane), sequence)
         self._size += 1
@@ -100,54 +101,57 @@ class WaitingQueue:
         self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        """Whether a sequence may be admitted though ``blocked``, which comes before it, has to wait.
+        """Whether a sequence may be admitted before ``blocked``, which precedes it but has to wait.
 
-        ``blocked`` waits for a long prompt or for a page that is being computed. No sequence is passed for
-        ever, see ``AgeOrder``."""
+        ``blocked`` waits for a long prompt or for a page that is being computed. ``AgeOrder`` limits how
+        often it is overtaken.
+        """
         return self._share_lane(blocked, sequence) and self._order.may_pass(sequence, self._lane(sequence))
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
-        """Whether a long prompt under way counts against another long one that waits."""
+        """Whether a running long prompt counts against another long prompt that waits."""
         return running.priority < sequence.priority or self._share_lane(running, sequence)
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences for whose short prompts a long one under way leaves half of a step."""
+        """Waiting sequences with short prompts, for which a running long prompt leaves half of a step."""
         return islice(self, LOOK_AHEAD)
 
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences that take their tokens of a step before a prompt under way does."""
+        """Waiting sequences that take their tokens of a step before a running prompt does."""
         return ()
 
     def ends_step(
         self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
-        """Whether a step goes without a piece of this prompt.
+        """Whether a step does without a chunk of this prompt.
 
-        Then others, who get their first token in it, get it sooner: those in ``work``, or ``next_one``, which
-        waits and has first claims."""
+        The step is then shorter for sequences that get their first token in it: those in ``work``, or
+        ``next_one``, which waits and has first claims.
+        """
         return False
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """Return prompts under way, given oldest first, in the order in which they continue."""
+        """Return running prompts, given oldest first, in the order in which they continue."""
         return running
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
         """Choose the sequence to preempt among running ones, oldest first.
 
-        Of the last priority, the one that loses least, and of equals the youngest."""
+        It is the one of the lowest priority that loses the least work, the youngest among equals.
+        """
         lowest = candidates[-1].priority
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)
 
     def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
-        """Whether a sequence may take the slot of one of another tenant, which has more than its share."""
+        """Whether a sequence may take the slot of another tenant's sequence, which is above its share."""
         return True
 
     def let_in(self, sequence: Sequence) -> None:
-        """Note that a sequence was admitted; its table says what was cached."""
+        """Note that a sequence was admitted; its table shows the cached prefix."""
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Note that a part of a prompt is in the step and will be computed, come what may."""
+        """Note that a chunk of a prompt is in the step and will be computed in any case."""
 
     def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         """Note that a step is committed and its tokens have been appended."""
@@ -156,7 +160,7 @@ class WaitingQueue:
         return ""
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """Yield sequences of a class that may be admitted now; the one yielded last may be removed."""
+        """Yield sequences of a class that may be admitted now; the last one may be removed in between."""
         lengths = self._order.lengths
         for lane in list(priority_class.lanes.values()):
             if lengths is not None:
@@ -183,7 +187,7 @@ class WaitingQueue:
         return found
 
     def _lane(self, sequence: Sequence) -> deque[Sequence]:
-        """Return the lane of a sequence; an empty one that is not kept if nothing waits in it."""
+        """Return the lane of a sequence; a new empty one, not kept, if it does not exist."""
         return self._class(sequence.priority).lanes.get(self._lane_name(sequence)) or deque()
 
     def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
@@ -195,7 +199,7 @@ class WaitingQueue:
         return lane
 
     def _forget_idle_classes(self) -> None:
-        """Keep accounts of a few idle priorities only: they are numbers of the caller's choice."""
+        """Drop all but a few idle priorities, because clients can choose any number as a priority."""
         idle = [priority for priority, each in self._classes.items() if not each.lanes]
-        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one was just made
+        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one is new
             del self._classes[priority]
