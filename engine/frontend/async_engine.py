@@ -66,7 +66,7 @@ class AsyncEngine:
         self._is_ready = False
         self._input: InputProcessor | None = None
         self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
-        self._shares = TenantShares(config, self.gauges)
+        self._shares = TenantShares(config, self._open.limiter.waiting)
         self._texts = TextExecutor("encode")  # bounded by who is let in
         self._pictures = TextExecutor("decode pictures of")  # likewise
         self._stopping = False
@@ -182,11 +182,11 @@ class AsyncEngine:
         Raises InvalidRequest, NotFound, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
         params, grammar = params or SamplingParams(), None
-        with self._shares.place(tenant) as place:
+        with contextlib.ExitStack() as place:
             try:
                 self._check_open(request_id)
                 check_params(params)
-                place.enter(params.n)
+                place.enter_context(self._shares.entered(tenant, params.n))
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt), params.n):
                     encoded = await self._input.encode_beside(prompt, self._texts, self._pictures)
@@ -205,7 +205,7 @@ class AsyncEngine:
                 engine = self._check_open(request_id)  # once more: encoding may have taken a while
                 self._open.limiter.check(request.num_prompt, params.n)
                 self._open.limiter.check_images(request)
-                place.admit(request)
+                self._shares.check_tokens(tenant, request.num_prompt)
                 stream = self._open.add(request, self._give_up, final_only=final_only)
                 engine.add(request)
             except BaseException as error:

@@ -18,6 +18,7 @@ from ..api.errors import (
 )
 from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
+from .waiting_prompts import WaitingPrompts
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # of output that waits for its readers: more requests are refused beyond that
 MAX_UNREAD_LIMITS = 2  # times MAX_UNREAD_BYTES: streams end beyond that
@@ -53,6 +54,7 @@ class RequestLimiter:
         self._unread = unread
         self._num_samples = 0  # samples of unfinished and entering requests
         self._num_entering_tokens = 0
+        self.waiting = WaitingPrompts(gauges)
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
@@ -90,7 +92,7 @@ class RequestLimiter:
                 unread_bytes=self._unread.num_bytes,
                 max_unread_bytes=self.max_unread_bytes,
             )
-        waiting = self._num_entering_tokens + self._num_waiting_tokens()
+        waiting = self._num_entering_tokens + self.waiting.num_tokens
         if waiting and waiting + num_prompt > self._max_tokens:
             raise Overloaded(
                 f"{waiting} prompt tokens are waiting, and the {num_prompt} of this request would exceed "
@@ -98,10 +100,6 @@ class RequestLimiter:
                 waiting_tokens=waiting,
                 max_waiting_tokens=self._max_tokens,
             )
-
-    def _num_waiting_tokens(self) -> int:
-        begun = self._gauges().prompts_left
-        return sum(request.num_prompt for request in self._unfinished if request.number not in begun)
 
     def check_images(self, request: EngineRequest) -> None:
         """Raise Overloaded if the pixels of a request's images are too many next to those of others."""
@@ -138,6 +136,7 @@ class RequestLimiter:
         """Count a request until ``forget``; if it waits too long, ``fail`` it with QueueTimeout and ``abort``
         it."""
         self._num_samples += request.params.n
+        self.waiting.add(request)
         if self._timeout_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
@@ -145,6 +144,7 @@ class RequestLimiter:
     def forget(self, request: EngineRequest) -> None:
         """Stop counting a request, because it has ended."""
         self._num_samples -= request.params.n
+        self.waiting.forget(request.number)
         if (timer := self._timers.pop(request, None)) is not None:
             timer.cancel()
 

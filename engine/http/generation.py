@@ -61,18 +61,19 @@ async def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerato
                 yield 0, delta
         return
     output: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(BACKLOG)
-    turns = asyncio.Semaphore(CONCURRENCY)
+    todo = iter(range(len(job.prompts)))
 
-    async def serve(index: int) -> None:
-        async with turns, aclosing(_deltas(services, exchange, job, index)) as source:
-            async for delta in source:
-                await output.put((index, delta))
+    async def serve() -> None:
+        for index in todo:
+            async with aclosing(_deltas(services, exchange, job, index)) as source:
+                async for delta in source:
+                    await output.put((index, delta))
 
     async def serve_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for index in range(len(job.prompts)):
-                    group.create_task(serve(index))
+                for _ in range(min(CONCURRENCY, len(job.prompts))):
+                    group.create_task(serve())
         except ExceptionGroup as errors:
             await output.put(errors.exceptions[0])
         else:

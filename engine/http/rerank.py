@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from contextlib import aclosing
-
 from ..api.reranking import RerankPrompt, check_top_n, ranked
+from ..grpc.reranking import Question, judge
 from .answer_models import AnswerModel
 from .endpoint import Services
 from .exchange import Exchange
-from .generation import Job, Usage, new_id, run
+from .generation import new_id
 from .request_model import RequestModel, only
 
 
@@ -82,37 +80,27 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         for word in ("instruction", "template", "yes", "no")
         if (value := getattr(request, word)) is not None
     }
-    prompt = RerankPrompt(**words)
     documents = [item if isinstance(item, str) else item.text for item in request.documents]
-    handler = services.handler
-    encode = functools.partial(handler.engine.tokenizer.encode, add_special_tokens=False)
-    answers = await handler.texts.run(handler.tenant_of(exchange), prompt.answers, encode)
-    job = Job(
-        prompts=prompt.prompts(request.query, documents),
-        params=answers.params(),
-        model=name,
-        request_id=request.request_id or exchange.request_id,
+    question = Question(
+        RerankPrompt(**words),
+        request.query,
+        documents,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
-        final_only=True,
+        adapter=name if name in services.handler.engine.adapters else None,
     )
-    scores: dict[int, float] = {}
-    usage = Usage()
-    deltas = run(services, exchange, job)
-    async with aclosing(deltas):
-        async for index, delta in deltas:
-            usage.add(index, delta)
-            scores[index] = answers.score(delta.logprobs)
+    scores, deltas = await judge(services.handler, question, exchange)
     results = []
-    for found in ranked((scores[index] for index in range(len(documents))), request.top_n):
+    for found in ranked(scores, request.top_n):
         result = RerankResult.model_construct(index=found.index, relevance_score=found.score)
         if request.return_documents is not False:
             result.document = RerankDocument(text=documents[found.index])
         results.append(result)
+    num_prompt = sum(delta.prompt_tokens for delta in deltas)
     answer = RerankAnswer(
         id=request.request_id or new_id("rerank"),
         model=name,
-        usage=RerankUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
+        usage=RerankUsage(prompt_tokens=num_prompt, total_tokens=num_prompt),
         results=results,
     )
     await exchange.answer(answer.json_bytes())

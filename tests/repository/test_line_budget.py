@@ -21,7 +21,7 @@ BUDGETS = {
     "engine/executor": 11_900,
     "engine/frontend": 1_900,
     "engine/gguf": 900,
-    "engine/grpc": 3_660,
+    "engine/grpc": 3_705,
     "engine/http": 4_275,
     "engine/inspection": 500,
     "engine/kv_events": 230,

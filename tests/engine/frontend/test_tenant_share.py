@@ -15,8 +15,11 @@ from fakes import small_config
 from octavo.engine import Delta, InvalidConfig, Overloaded, SamplingParams
 from octavo.engine.api import config as settings
 from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.engine_request import CacheNamespace, EngineRequest
+from octavo.engine.api.stats import Gauges
 from octavo.engine.api.tenant import Tenant
 from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.frontend.waiting_prompts import WaitingPrompts
 
 ALICE, BOB, CAROL = (Tenant(name, 0.5) for name in ("alice", "bob", "carol"))
 TWO = SamplingParams(max_tokens=2, ignore_eos=True)
@@ -77,7 +80,7 @@ async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> N
         await asyncio.gather(*senders.tasks)
         await senders.send(ALICE, [1, 2, 3])  # what has ended counts no longer
         await asyncio.gather(*senders.tasks)
-        assert engine._shares._places == {}
+        assert not engine._shares._num_samples
 
 
 async def test_each_sample_counts_against_the_share() -> None:
@@ -130,7 +133,7 @@ async def test_whoever_is_refused_or_leaves_gives_the_place_up() -> None:
         await asyncio.gather(*senders.tasks, return_exceptions=True)
         with pytest.raises(ValueError, match="prompt is empty"):
             await senders.send(ALICE, [])
-        assert engine._shares._places == {}
+        assert not engine._shares._num_samples
         senders.tasks.clear()
         for _ in range(2):
             await senders.send(ALICE, [1, 2, 3])
@@ -146,3 +149,28 @@ async def test_without_tenants_there_are_no_shares() -> None:
             await senders.send(Tenant(), [1, 2, 3])
         gate.open()
         await asyncio.gather(*senders.tasks)
+
+
+def test_waiting_tokens_are_counted_until_the_first_step_or_the_end() -> None:
+    gauges = Gauges()
+    waiting = WaitingPrompts(lambda: gauges)
+    requests = [
+        EngineRequest(
+            request_id=str(size),
+            prompt_ids=[1] * size,
+            params=TWO,
+            max_tokens=2,
+            arrived_at=0.0,
+            namespace=CacheNamespace(name),
+        )
+        for size, name in ((3, "a"), (4, "a"), (5, "b"))
+    ]
+    for request in requests:
+        waiting.add(request)
+    assert (waiting.num_tokens, waiting.num_tokens_of("a"), waiting.num_tokens_of("c")) == (12, 7, 0)
+    gauges = Gauges(prompts_left={requests[0].number: 3})
+    assert (waiting.num_tokens, waiting.num_tokens_of("a")) == (9, 4)
+    gauges = Gauges()  # a request that has begun never waits again
+    for request in requests[:2]:
+        waiting.forget(request.number)
+    assert (waiting.num_tokens, waiting.num_tokens_of("a"), waiting.num_tokens_of("b")) == (5, 0, 5)
