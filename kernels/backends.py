@@ -28,7 +28,7 @@ BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class BackendSelection:
-    """The chosen backend. ``reason``: one line that says what was chosen, and instead of what."""
+    """The chosen backend; ``reason``: one line with the choice and the rejected alternative."""
 
     backend: AttentionBackend
     reason: str
@@ -39,8 +39,7 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
 
     ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels;
     ``exact`` makes attention over 4-bit pages round queries and weights to 15 bits instead of 8. Raises
-    ValueError for an unknown name, for one that cannot run here, and for an invalid ``OCTAVO_CPU_*``
-    variable.
+    ValueError for an unknown name, a backend that cannot run here, or an invalid ``OCTAVO_CPU_*`` variable.
     """
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
@@ -82,8 +81,11 @@ def native_instructions() -> tuple[str, int]:
 
 
 def row_tile(backend_name: str) -> int:
-    """Return the rows that a backend's matrix products compute at once: 16 for AMX, where part of a tile
-    takes as long. 1 if time grows by the row, as with AVX-512, or was not measured."""
+    """Return the tile height of a backend's matrix products, in rows.
+
+    It is 16 for AMX, where a partial tile takes as long as a full one. It is 1 if time grows with each row,
+    as with AVX-512, or was not measured.
+    """
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
@@ -97,7 +99,7 @@ def kernel_clock(backend_name: str) -> Callable[[], float] | None:
 
 
 def release_kept_memory(backend_name: str) -> None:
-    """Free memory that native kernels keep from results of steps for later ones (at most 128 MiB)."""
+    """Free memory that native kernels keep between steps (at most 128 MiB)."""
     if backend_name != "cpu":
         return
     from . import _ext
@@ -106,8 +108,10 @@ def release_kept_memory(backend_name: str) -> None:
 
 
 def wait_for_pool_memory(backend_name: str) -> None:
-    """Wait until the system has backed the pools with memory, for benchmarks; the native kernels request it
-    in the background."""
+    """Wait until the system has backed the pools with memory, for benchmarks.
+
+    Native kernels request that memory in the background.
+    """
     if backend_name != "cpu":
         return
     from . import _ext
@@ -126,7 +130,7 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
         )
     backend = MetalBackend()
     in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
-    # What passed in place was right: the other way of writing is checked where it is the one that serves.
+    # A backend that writes in place has passed the self-test in that mode; otherwise test the mode in use.
     failure = None if asked_for or backend.writes_in_place else first_failure(backend)
     if failure is None:
         reason = (
@@ -161,7 +165,7 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
         )
     from .cpu.backend import CpuBackend
 
-    if threads is None and available_threads() < allowed_cpus():  # which the extension has counted
+    if threads is None and available_threads() < allowed_cpus():  # the extension has counted all allowed CPUs
         threads = available_threads()
     backend = CpuBackend(threads, exact=exact)
     return BackendSelection(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

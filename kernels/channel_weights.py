@@ -1,16 +1,19 @@
-"""Weights with one scale per output channel, so that native kernels can add up all inputs in integers, and
-activations get one scale per token in place of one per token and group.
+"""Weights with one scale per output channel.
 
-w8a8   8 bits, as vLLM and compressed-tensors have them: all groups of a channel have the scale ``s`` and the
+Native kernels can add up all inputs in integers, and activations need one scale per token instead of one per
+token and group.
+
+w8a8   8 bits, as in vLLM and compressed-tensors: all groups of a channel have the scale ``s`` and the
        bias ``-128 s``
-w4a8   4 bits with two levels of scales, as QServe has them (arXiv:2405.04532): a group has the scale ``k s``
+w4a8   4 bits with two levels of scales, as in QServe (arXiv:2405.04532): a group has the scale ``k s``
        and the bias ``-z k s`` with integers ``k`` and ``z``; a weight ``s k (q - z)`` is a whole multiple of
        ``s`` in 8 bits
 
-Both are kept in MLX's affine format, exactly: every backend can compute with them, and packing sees what they
-are. For that, scales ``s`` of w4a8 are powers of two: products with ``k`` and ``z k`` fit into bfloat16.
+Both are stored exactly in MLX's affine format, so every backend can compute with them and packing recognizes
+them. For that, the scales ``s`` of w4a8 are powers of two, so products with ``k`` and ``z k`` fit into
+bfloat16.
 
-This is the definition, on MLX's operations. Native kernels make the same bits on all threads, row by row
+This is the definition, in MLX operations. Native kernels compute the same bits in parallel
 (``csrc/linear/quantize_channels_portable.cpp``).
 """
 
@@ -22,31 +25,33 @@ import mlx.core as mx
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 
-MIDDLE = 128  # code of zero
-LARGEST = 127  # largest distance of a code from it
-LARGEST_FACTOR = 16  # k of a group; with 15, the largest code, it stays within a byte
-LARGEST_WEIGHT = 115  # in steps of s, before rounding k and z adds at most 12
+MIDDLE = 128  # code of the value zero
+LARGEST = 127  # largest distance of a code from MIDDLE
+LARGEST_FACTOR = 16  # largest k of a group; k times 15, the largest code, fits into a byte
+LARGEST_WEIGHT = 115  # largest weight in steps of s, before rounding k and z adds at most 12
 LEAST_SCALE = 2.0**-24  # smallest scale of float16
-_ROWS = 1024  # rows at once, because a vocabulary in float32 would exceed the model's size
+_ROWS = 1024  # rows at once, because a whole vocabulary in float32 would exceed the model's size
 
 
 def quantize_channels(weight: mx.array, group_size: int) -> Quantized:
-    """w8a8: floats [..., outputs, inputs] -> codes uint32 [..., outputs, inputs / 4], scales and biases
-    [..., outputs, inputs / group_size] of the weight's type.
+    """Quantize floats [..., outputs, inputs] to w8a8.
 
-    A weight ``w`` of a channel of scale ``s = max|w| / 127`` has the code ``round(w / s) + 128``; its error
-    is at most ``s / 2``, and as much again as rounding the scale to its type moves the largest weight.
+    Returns codes uint32 [..., outputs, inputs / 4], and scales and biases [..., outputs, inputs / group_size]
+    of the weight's dtype. A weight ``w`` in a channel of scale ``s = max|w| / 127`` has the code ``round(w /
+    s) + 128``. Its error is at most ``s / 2``, plus the change of the largest weight by rounding the scale to
+    its dtype.
     """
     return _by_rows(_quantize_rows, weight, group_size)
 
 
 def quantize_two_levels(weight: mx.array, group_size: int) -> Quantized:
-    """w4a8: floats [..., outputs, inputs] -> codes uint32 [..., outputs, inputs / 8], scales and biases
-    [..., outputs, inputs / group_size] of the weight's type.
+    """Quantize floats [..., outputs, inputs] to w4a8.
 
-    A channel's ``s`` is the least power of two for which its weights are at most 115 ``s`` and the steps of
-    its groups, ``(max - min) / 15``, at most 16 ``s``. A group's ``k`` is its step in whole ``s``, rounded;
-    errors are at most ``(k + 8) s``, and ``k s / 2`` but where the range had to be cut.
+    Returns codes uint32 [..., outputs, inputs / 8], and scales and biases [..., outputs, inputs / group_size]
+    of the weight's dtype. A channel's ``s`` is the least power of two for which its weights are at most 115
+    ``s`` and the steps of its groups, ``(max - min) / 15``, at most 16 ``s``. A group's ``k`` is its step
+    divided by ``s``, rounded. Errors are at most ``(k + 8) s``, and ``k s / 2`` unless the range had to be
+    cut.
     """
     return _by_rows(_quantize_rows_twice, weight, group_size)
 
@@ -86,7 +91,7 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
 
 
 def _whole(codes: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Convert to integers; 0 for NaN, of which each machine makes another integer."""
+    """Convert to integers, with 0 for NaN, which machines convert differently."""
     return mx.where(mx.isnan(codes), 0, codes).astype(dtype)
 
 
@@ -95,8 +100,10 @@ BITS = {"w8a8": 8, "w4a8": 4}
 
 
 def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-    """Quantize one array of floats, or the codes, scales and biases of MLX's affine format, in as many bits
-    and such groups: what they stand for, in the type of the scales."""
+    """Quantize floats, or requantize MLX's affine codes, scales and biases of the same bits and group size.
+
+    The result approximates the values that the arrays represent, in the dtype of the scales.
+    """
     if len(arrays) == 1:
         return QUANTIZE[kind](arrays[0], group_size)
     codes, scales, biases = arrays

@@ -1,7 +1,7 @@
 """Chunked attention: a sequence is cut into chunks of equal length, and a row sees only its own chunk.
 
-That is full attention over shorter sequences: the rows of one chunk become a sequence whose pages and
-positions are the chunk's. So kernels need not support it.
+It becomes full attention over shorter sequences: the rows of a chunk form a sequence with the chunk's pages
+and positions. So kernels need no support for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .metadata import AttentionMetadata, GroupMetadata, Ints
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """Return a step whose sequences are chunks: ``chunk`` positions, whole pages."""
+    """Return a step in which every chunk is a sequence; ``chunk``: positions, a multiple of the page size."""
     if (metadata.positions < chunk).all():
         return metadata
     number, row_sequences = metadata.positions // chunk, metadata.row_sequences
@@ -43,7 +43,7 @@ def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadat
 
 
 def _columns(table: Ints, columns: Ints) -> Ints:
-    """Return some columns [N, W] of each row of a table [N, P]; 0 past its end."""
+    """Return columns [N, W] of each row of a table [N, P]; 0 past its end."""
     inside = columns < table.shape[1]
     taken = np.take_along_axis(table, np.where(inside, columns, 0), axis=1)
     return np.where(inside, taken, 0).astype(np.int32)

@@ -17,9 +17,8 @@ def available_threads() -> int:
 def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
     """Return the CPUs that the control groups of this process grant, at least 1, or None without a limit.
 
-    A container's limit is one of time, which the scheduler's affinity does not show: more threads than
-    that would only be throttled. Parts of a CPU do not count. Reads ``cpu.max`` (version 2) and
-    ``cpu.cfs_quota_us`` (version 1).
+    A container limits CPU time, which the affinity does not show; more threads than that would be throttled.
+    Fractions of a CPU are dropped. Reads ``cpu.max`` (version 2) and ``cpu.cfs_quota_us`` (version 1).
     """
     quotas = [quota for folder in _cgroup_folders(cgroups, own) if (quota := _quota(folder)) is not None]
     return max(1, int(min(quotas))) if quotas else None
@@ -31,8 +30,10 @@ def allowed_cpus() -> int:
 
 
 def _cgroup_folders(cgroups: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's groups and of all around them. In a container its own group may be
-    mounted at the root."""
+    """Return the folders of this process's control groups and of their parents.
+
+    In a container its own group may be mounted at the root.
+    """
     folders = [cgroups, cgroups / "cpu"]
     try:
         lines = own.read_text().splitlines()
@@ -58,5 +59,5 @@ def _quota(folder: Path) -> float | None:
             return None
     try:
         return int(quota) / int(period) if int(quota) > 0 else None
-    except (ValueError, ZeroDivisionError):  # "max"
+    except (ValueError, ZeroDivisionError):  # "max", which means no limit
         return None

@@ -66,16 +66,16 @@ class PoolSpec:
 class AttendOptions:
     """Options of attention.
 
-    scale     factor of a query's dot products
+    scale     factor on dot products with a query
     sinks     [Hq]  an extra logit per query head in the softmax's denominator
     softcap   c: a logit x becomes ``c * tanh(x / c)`` before anything is added
-    mask      [T, L] or [T, Hq, L], L = max kv_len, in place of causality and window: bool, which
-              positions a row sees; float, what is added to its logits, -1e30 and below where it
-              sees nothing. Nothing past a sequence's end is seen, and a row that sees nothing gets zeros
+    mask      [T, L] or [T, Hq, L], L = max kv_len, replaces causality and window. Bool: positions that a row
+              sees. Float: added to its logits; -1e30 and below hides a position. Positions past a sequence's
+              end are never seen, and a row that sees nothing gets zeros
 
-    rotary    [T, Hq, Dv]  the layer is a latent one: its K rows, of one head, are V as well, and what is
-              stored as V are rotary keys. Their dot products with these queries, which come scaled,
-              join the scaled logits; the result is [T, Hq, D]. No softcap with it
+    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer. Its K rows, of one head, are V as well, and
+              the stored V are rotary keys. Their dot products with these queries are added to the scaled
+              logits; the result is [T, Hq, D]. Not with softcap
     """
 
     scale: float
@@ -86,9 +86,9 @@ class AttendOptions:
 
 
 class PageStorage(Protocol):
-    """The pages of one pool, allocated once. A page id means one page in each layer of ``spec``.
+    """The pages of one pool, allocated once; a page id names one page in each layer of ``spec``.
 
-    Methods are called only between steps.
+    Call its methods only between steps.
     """
 
     @property
@@ -96,7 +96,7 @@ class PageStorage(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the pool, exactly what the memory planner predicts."""
+        """Bytes of the pool, exactly as the memory planner predicts them."""
         ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -117,14 +117,14 @@ class PageStorage(Protocol):
 class PagedKVCache(Protocol):
     """K/V of every layer of a model, in one pool of pages for each group of layers.
 
-    Per step, in this order: ``begin_step``, then per layer ``write`` and ``attend``, then
-    one ``mx.eval`` of the step's results together with ``pending()``, then
-    ``nonfinite_tokens``. At most one write per layer and step; no old handle survives it.
+    A step calls, in this order: ``begin_step``; per layer ``write`` and ``attend``; one ``mx.eval`` of the
+    step's results together with ``pending()``; ``nonfinite_tokens``. There is at most one write per layer and
+    step, and no old handle may be kept after it.
     """
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
-        """The pools, in the order of a step's ``groups`` of page ids."""
+        """The pools, in the order of a step's ``groups``."""
         ...
 
     @property
@@ -141,18 +141,19 @@ class PagedKVCache(Protocol):
         ...
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        """Causal attention of queries [T, Hq, D] over the pages of their own sequences.
+        """Return causal attention of queries [T, Hq, D] over the pages of their own sequences.
 
-        Row t sees positions <= positions[t], inside the layer's window; query head h reads
-        K/V head ``h // (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. ValueError for
-        shapes that do not fit, and for options a backend has no kernel for: the reference has all.
+        Row t sees positions <= positions[t], inside the layer's window; query head h reads K/V head ``h //
+        (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. Raises ValueError for wrong shapes and
+        for options that the backend has no kernel for; the reference supports all.
         """
         ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len, for models that need
-        arrays. Each row has its own sequence's values, dequantized, and zeros after the sequence's end.
-        This is slow."""
+        """Return dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len, for models that need arrays.
+
+        Each row has its own sequence's values, dequantized, and zeros after the sequence's end. This is slow.
+        """
         ...
 
     def pending(self) -> list[mx.array]:
@@ -160,13 +161,17 @@ class PagedKVCache(Protocol):
         ...
 
     def flags(self) -> list[mx.array]:
-        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row. They outlive the step,
-        so that the next one can begin before they are read."""
+        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row.
+
+        They outlive the step, so that the next step can begin before they are read.
+        """
         ...
 
     def nonfinite_tokens(self) -> list[int]:
-        """Return the rows t of the evaluated step whose K or V had NaN or infinity in some layer. Such rows
-        are stored as zeros; the engine fails their requests."""
+        """Return the rows t of the evaluated step with NaN or infinity in K or V of some layer.
+
+        Such rows are stored as zeros; the engine fails their requests.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""The K/V cache of a model: for each group of layers a pool, optionally with residual pages."""
+"""The K/V cache of a model: one pool for each group of layers, optionally with residual pages."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def create_kv_cache(
     residual: Sequence[LayerGroup] = (),
     residual_format: str = "bf16",
 ) -> PagedKVCache:
-    """Return a cache for all layers of ``spec``, with the given pages for each group and then for each
-    residual window. Raises ValueError for what the backend cannot hold."""
+    """Return a cache for all layers of ``spec``, with the given pages for each group and residual window.
+
+    Raises ValueError if the backend cannot hold it.
+    """
     for group in groups:
         if (chunk := group.chunk) is not None and chunk % spec.page_size:
             raise ValueError(
@@ -56,11 +58,11 @@ def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str)
 
 
 class GroupedKVCache:
-    """``PagedKVCache`` over one cache per group of layers; layers are those of the model. Without a
-    group: that of a model without attention, whose pages have no bytes and only name prefixes.
+    """``PagedKVCache`` over one cache per group of layers; layer indices are those of the model.
 
-    Of caches with several pools each, the first ones come first: the pages of every group, then the
-    residual pages of every group. Where layers attend within chunks, these are sequences (chunked.py).
+    A model without attention has one group whose pages have no bytes and only name prefixes. The storages are
+    ordered as the pages of every group, then the residual pages of every group. Layers that attend within
+    chunks get chunks as sequences (chunked.py).
     """
 
     def __init__(self, caches: Sequence[PagedKVCache], groups: Sequence[LayerGroup]) -> None:
@@ -71,7 +73,7 @@ class GroupedKVCache:
         self.storages: tuple[PageStorage, ...] = tuple(
             storage for kind in zip(*kinds, strict=True) for storage in kind
         )
-        self._parts = [  # of a step's groups, those of each cache
+        self._parts = [  # indices of a step's groups that belong to each cache
             range(index, len(self.storages), len(caches)) for index in range(len(caches))
         ]
         parts = [cache.replayable for cache in caches]

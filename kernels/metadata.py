@@ -19,10 +19,10 @@ Ints = NDArray[np.int32]
 class GroupMetadata(NamedTuple):
     """Places of a step's rows in the pages of one group of layers.
 
-    slots       [T]     where each row's K/V goes: ``page * page_size + offset``
-    page_table  [B, P]  pages of sequence b; entries past its last page are 0, never read
-    starts      [T]     of residual pages (residual.py): from which position on each row reads them, beside
-                        the kept first ones; None: from where their window begins
+    slots       [T]     target of each row's K/V: ``page * page_size + offset``
+    page_table  [B, P]  pages of sequence b; entries past its last page are 0 and never read
+    starts      [T]     for residual pages (residual.py): first position that each row reads from them, apart
+                        from the kept ones; None: where the window begins
     """
 
     slots: Ints
@@ -32,12 +32,13 @@ class GroupMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateMetadata:
-    """Slots of a step's recurrent states. A sequence whose first row is at position 0 has none yet:
-    what its slot holds is somebody else's.
+    """Slots of a step's recurrent states.
+
+    A sequence whose first row is at position 0 has no state yet: its slot holds data of another sequence.
 
     slots      [B]     the slot of each sequence: its state before the step, and after it
     snapshots  [C, 3]  sequence of the step, position, slot that gets a copy of the state after that many
-                       tokens. A state may be copied to several
+                       tokens. A state may be copied to several slots
     """
 
     slots: Ints
@@ -83,8 +84,8 @@ class AttentionMetadata(StepRows):
     """The rows of a step, and their pages.
 
     page_size                positions per page
-    groups                   one for each pool of pages: the groups of layers in their order, then
-                             the residual pages of each group, where there are any
+    groups                   one for each pool of pages: the groups of layers in order, then the residual
+                             pages of each group, if any
     """
 
     page_size: int
@@ -98,8 +99,10 @@ class AttentionMetadata(StepRows):
         page_size: int,
         states: StateMetadata | None = None,
     ) -> AttentionMetadata:
-        """Return the step that computes positions [start, stop) of each sequence, whose pages in each group
-        are a row of that group's table [B, P]."""
+        """Return the step that computes positions [start, stop) of each sequence.
+
+        Each of ``tables`` [B, P] has the sequences' pages in one group.
+        """
         firsts, stops = np.array(spans, np.int32).T
         q_start = np.zeros(len(spans) + 1, np.int32)
         np.cumsum(stops - firsts, out=q_start[1:])
@@ -132,11 +135,10 @@ class AttentionMetadata(StepRows):
         return self.groups[0]
 
     def check(self, num_pages: int) -> None:
-        """Raise ValueError unless the step has one group, and every index stays inside a pool of
-        ``num_pages`` pages.
+        """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages.
 
-        MLX and the kernels do not check bounds: an index outside is a crash, so this
-        runs on the host before each launch.
+        MLX and the kernels do not check bounds, and an index outside would crash, so this runs on the host
+        before each launch.
         """
         group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (

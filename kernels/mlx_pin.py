@@ -1,7 +1,7 @@
-"""Whether the installed MLX is the one that the native extension is built for.
+"""Check that the installed MLX is the one that the native extension is built for.
 
-MLX's C++ interface changes with each patch, so the extension of one version would crash, or worse, beside
-another. The package therefore asks for one exact version; pip lets a later command install another.
+MLX's C++ interface changes with each patch, so an extension for another version would crash or compute wrong
+results. The package therefore requires one exact version, but pip lets a later command install another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
 
 
 def wrong_mlx() -> str | None:
-    """Describe a wrong version of MLX and the remedy, on one line; None if all is well or unknown."""
+    """Return one line about a wrong version of MLX and the remedy; None if it is right or unknown."""
     try:
         pinned = pinned_version(importlib.metadata.requires("octavo") or ())
         installed = importlib.metadata.version("mlx")
@@ -29,7 +29,7 @@ def wrong_mlx() -> str | None:
 
 
 def pinned_version(requirements: Iterable[str]) -> str | None:
-    """The version of MLX that requirements as in a package's metadata ask for."""
+    """Return the version of MLX in a package's requirements, in the form of its metadata."""
     found = (match for text in requirements if (match := _REQUIREMENT.match(text)) is not None)
     match = next(found, None)
     return None if match is None else match.group(1)

@@ -1,9 +1,8 @@
-"""Whole pages as bytes: the same on every backend, so that pages can leave one pool for another.
+"""Whole pages as bytes, equal on every backend, so that pages can move between pools.
 
-A page [``spec.page_bytes``] is its layers in order; a layer is its KV heads in order; a head is the
-codes of all its K rows, their scales, the codes of all its V rows, their scales. Codes and scales are
-those of the page format (``octavo.kernels.formats``), little-endian, K and V rotated if the format
-rotates. NumPy only.
+A page [``spec.page_bytes``] is its layers in order; a layer is its KV heads in order; a head is the codes of
+all its K rows, their scales, the codes of all its V rows, their scales. Codes and scales are those of the
+page format (``octavo.kernels.formats``), little-endian, K and V rotated if the format rotates. NumPy only.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ def layer_bytes(spec: PoolSpec) -> list[LayerBytes]:
 
 
 def check_read(spec: PoolSpec, pages: Sequence[int]) -> None:
-    """ValueError unless every page exists."""
+    """Raise ValueError unless every page exists."""
     for page in pages:
         if not 0 <= page < spec.num_pages:
             raise ValueError(f"page {page} lies outside the pool of {spec.num_pages} pages")
 
 
 def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
-    """ValueError unless ``data`` is the bytes of that many different pages of the pool."""
+    """Raise ValueError unless ``data`` holds the bytes of these pages, which must differ."""
     check_read(spec, pages)
     if len(set(pages)) != len(pages):
         raise ValueError(f"pages {list(pages)} name one twice; each is written once")
@@ -60,12 +59,13 @@ def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
 
 
 def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: int = 0) -> PageBytes:
-    """Consecutive pages of one sequence in another page size or format: [n, source.page_bytes] to
-    [m, target.page_bytes]. Left out are the first ``skip`` positions, and those at the end that fill
-    no page of the new size.
+    """Convert consecutive pages of one sequence to another page size or format.
 
-    Rows of an equal format keep their bits; others are dequantized and quantized again. Raises
-    ValueError for pools whose layers differ, and for values that the new format cannot store.
+    Input [n, source.page_bytes], output [m, target.page_bytes]. The first ``skip`` positions are left out,
+    and last ones that fill no page of the new size.
+
+    Rows of an equal format keep their bits; others are dequantized and quantized again. Raises ValueError for
+    pools with different layers, and for values that the new format cannot store.
     """
     if source.layers != target.layers:
         raise ValueError("pages can be converted between pools of the same layers only")
@@ -89,7 +89,7 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: 
 
 
 def _split(spec: PoolSpec, layer: LayerSpec, heads: PageBytes) -> Iterator[tuple[PageBytes, PageBytes]]:
-    """K, then V of [n, Hkv, head_bytes]: the bytes of codes and scales, each [Hkv, positions, width]."""
+    """Yield K, then V of [n, Hkv, head_bytes]: bytes of codes and scales, each [Hkv, positions, width]."""
     start, num_heads = 0, layer.num_kv_heads
     for name, dim in ((spec.k_format, layer.head_dim), (spec.v_format, layer.value_dim)):
         fmt = page_format(name)
@@ -106,7 +106,7 @@ def _split(spec: PoolSpec, layer: LayerSpec, heads: PageBytes) -> Iterator[tuple
 
 
 def _convert(rows: tuple[PageBytes, PageBytes], names: tuple[str, str]) -> tuple[PageBytes, PageBytes]:
-    """Rows [Hkv, positions] of the first format as rows of the second."""
+    """Return rows [Hkv, positions] of the first format as rows of the second."""
     if names[0] == names[1]:
         return rows
     old, new = page_format(names[0]), page_format(names[1])
@@ -124,8 +124,10 @@ def _raw(part: NDArray[np.generic]) -> PageBytes:
 
 
 def _to_pages(rows: tuple[PageBytes, PageBytes], skip: int, positions: int, page_size: int) -> PageBytes:
-    """Codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as [pages, Hkv, bytes of K or V
-    of one head]."""
+    """Return codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as bytes of pages.
+
+    The result is [pages, Hkv, bytes of K or V of one head].
+    """
     num_heads, num_pages = len(rows[0]), positions // page_size
     sizes = (part.shape[-1] * page_size for part in rows)
     return np.concatenate(

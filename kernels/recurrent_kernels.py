@@ -1,4 +1,4 @@
-"""Kernels of recurrences over slots of states, on whichever device, and the parameters that they take."""
+"""Interface of recurrent kernels over state slots, on any device, and their parameters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class DeltaGates:
 
     ready     g = a, beta = b
     softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
-    bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta likewise
+    bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as in softplus
 
-    A_log has a value for each head, or for each value of a row of a; dt_bias is like a row of a.
+    A_log has a value for each head, or for each value of a row of a; dt_bias has the shape of a row of a.
     """
 
     kind: GateKind = "ready"
@@ -37,8 +37,7 @@ READY = DeltaGates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdParameters:
-    """Parameters of a Mamba-2 layer, [H] each; steps softplus(dt + dt_bias) are kept within [lowest,
-    highest]."""
+    """Parameters of a Mamba-2 layer, [H] each; softplus(dt + dt_bias) is clipped to [lowest, highest]."""
 
     A_log: mx.array
     dt_bias: mx.array
@@ -49,44 +48,51 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """``programs`` capture what kernels do; ``bind`` makes what they take for a step's segments of int32
-    arrays [B, 4] and [C, 2], as in ``StateSegments``."""
+    """Capture of recurrent steps.
+
+    ``programs`` captures kernels. ``bind`` makes the kernels' arguments from int32 arrays [B, 4] and [C, 2],
+    as in ``StateSegments``.
+    """
 
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]
 
 
 class RecurrentKernels(Protocol):
-    """All segments of a step at once.
+    """Kernels that compute all segments of a step at once.
 
-    Each kernel takes a pool [num_slots, ...], what ``arrays`` made of the step, and the step's rows, and
+    Each kernel takes a pool [num_slots, ...], the result of ``arrays`` for the step, and the step's rows. It
     returns the pool's new handle and y. It writes the pool's own memory, so a step that is computed twice
     advances states twice: see ``StateSegments``.
     """
 
     def arrays(self, step: StateSegments) -> Any:
-        """Make the arrays of a step that was checked against the pool: kernels write wherever it says."""
+        """Make the arrays of a checked step; kernels write to any slot without a check."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """A pool of states [num_slots, ..] in memory that suits the kernels; every size is at least 1."""
+        """Return a pool of zero states [num_slots, ..] in memory that suits the kernels; sizes are at least
+        1.
+        """
         ...
 
     def mark_nonfinite(self, flags: mx.array, step: Any, y: mx.array) -> mx.array:
-        """``flags`` int32 [T], no longer 0 where a state is NaN or infinite that the step leaves somewhere,
-        by what it gave for its row of y [T, ..]; the flags given must not be used again."""
+        """Return ``flags``, int32 [T], not 0 where the step keeps a state with NaN or infinity.
+
+        A bad state is detected by its row of y [T, ..]. The given flags must not be used again.
+        """
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
-        """[T, C] of a window [1, keep + T, C] that was put together of ``keep`` rows and these."""
+        """Return the last T rows, [T, C], of a window [1, keep + T, C] that was joined from two arrays."""
         ...
 
     def state_capture(self) -> StateCapture | None:
-        """Capture of steps as programs; None where there is none."""
+        """Return the capture of steps as programs; None if there is none."""
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:
-        """Whether there is a kernel for heads with keys of this size; likewise below."""
+        """Whether there is a kernel for heads with keys of this size."""
         ...
 
     def takes_ssd(self, state_dim: int) -> bool: ...
@@ -103,10 +109,10 @@ class RecurrentKernels(Protocol):
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """The gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
+        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
 
         pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of
-        each value; b [T, Hv]. y is of the dtype of v.
+        each value; b [T, Hv]. y has the dtype of v.
         """
         ...
 
@@ -121,10 +127,10 @@ class RecurrentKernels(Protocol):
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
+        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
 
-        pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], as the layer gives it. y is
-        of the dtype of x.
+        pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], from the layer unchanged. y has
+        the dtype of x.
         """
         ...
 
@@ -138,10 +144,10 @@ class RecurrentKernels(Protocol):
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """A depthwise convolution over the rows of each sequence, with its activation.
+        """Compute a depthwise convolution over the rows of each sequence, with its activation.
 
-        pool [N, K - 1, C], earlier inputs, of the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y
-        is of the dtype of x. mlx's Conv1d keeps its weight as [C, K, 1]: turn it once.
+        pool [N, K - 1, C], earlier inputs, in the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y
+        has the dtype of x. mlx's Conv1d has weights [C, K, 1]: transpose them once.
         """
         ...
 
@@ -166,9 +172,9 @@ class RareRecurrentKernels(Protocol):
         log_decay: mx.array,
         scale: float,
     ) -> tuple[mx.array, mx.array]:
-        """Lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
+        """Compute lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
 
-        pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y is of the dtype of v.
+        pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y has the dtype of v.
         """
         ...
 
@@ -184,10 +190,10 @@ class RareRecurrentKernels(Protocol):
         A: mx.array,
         D: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """Mamba-1's recurrence, its skip D x included.
+        """Compute Mamba-1's recurrence, its skip D x included.
 
         pool float32 [N, W, Ds]; x, d [T, W], d after its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log),
-        made once; D [W]. y is of the dtype of x.
+        made once; D [W]. y has the dtype of x.
         """
         ...
 
@@ -201,10 +207,10 @@ class RareRecurrentKernels(Protocol):
         *,
         c: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """RecurrentGemma's recurrence with its gates; the first token of a sequence is not scaled.
+        """Compute RecurrentGemma's recurrence with its gates; a sequence's first token is not scaled.
 
         pool float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of
-        the layer's parameter, made once. y is of the dtype of x.
+        the layer's parameter, made once. y has the dtype of x.
         """
         ...
 
@@ -219,8 +225,8 @@ class RareRecurrentKernels(Protocol):
         a: mx.array,
         b: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
+        """Compute RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
 
-        pool float32 [N, H, D, D]; the others [T, H, D], w the decay. y is of the dtype of r.
+        pool float32 [N, H, D, D]; the others [T, H, D], w the decay. y has the dtype of r.
         """
         ...

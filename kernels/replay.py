@@ -1,7 +1,7 @@
-"""Interface of a KV cache for capturing a step once and running it again with other values.
+"""Interface of a KV cache for capturing a step once and replaying it with other values.
 
-Steps of decodes repeat: the same shapes, other numbers in them. Where everything that a cache's part of
-a step takes from its metadata reaches the graph through arrays, the graph can be kept as a program.
+Decode steps repeat with the same shapes and other values. If a cache's part of the graph depends on the
+step's metadata only through arrays, the graph can be kept as a program.
 """
 
 from __future__ import annotations
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """``run`` computes ``outputs`` of the values of the arrays it was captured with."""
+    """A captured program; ``run`` computes its ``outputs`` for new values of its arrays."""
 
     @property
     def outputs(self) -> list[mx.array]: ...
 
     def run(self, values: Sequence[Ints]) -> None:
-        """``values``: of the filled arrays in their order, each for one or several of them."""
+        """Run with ``values`` of the filled arrays in their order, each for one or several of them."""
         ...
 
 
 class Programs(Protocol):
-    """Captures programs that never run at the same time: they share memory."""
+    """Captures programs that share memory, so that only one may run at a time."""
 
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
-        """Capture a program that computes ``outputs`` from int32 arrays that are ``filled`` in each run and
-        ``fixed`` ones; ValueError names what cannot be captured."""
+        """Capture a program that computes ``outputs``; ValueError names an operation that cannot be captured.
+
+        ``filled``: int32 arrays that get new values in each run; ``fixed``: other inputs.
+        """
         ...
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache whose steps depend on arrays only, once their shapes are given."""
+    """Pool of a KV cache whose steps, for given shapes, depend on arrays only."""
 
     def step_values(self) -> list[Ints]:
-        """The indices and flags of the step that has begun, where NumPy holds them."""
+        """Return the indices and flags of the current step, as NumPy arrays."""
         ...
 
     @property
@@ -50,8 +52,7 @@ class ReplayablePool(Protocol):
         ...
 
     def packed_values(self) -> list[Ints]:
-        """``step_values`` in as few arrays as it may be: each for one of them, or for several, one after the
-        other."""
+        """Return ``step_values`` in as few arrays as possible, by joining several."""
         ...
 
     def step_inputs(self) -> list[mx.array]:
@@ -59,13 +60,13 @@ class ReplayablePool(Protocol):
         ...
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        """Compute with these in their place."""
+        """Compute with these arrays instead of ``step_inputs``."""
         ...
 
     def pending(self) -> list[mx.array]: ...
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """Bind the arrays that a replayed graph gave in the place of ``pending()``."""
+        """Use a replayed graph's outputs instead of ``pending()``."""
         ...
 
     def programs(self) -> Programs:

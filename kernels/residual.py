@@ -1,16 +1,15 @@
 """The residual window: quantized pages, and 16-bit pages of the positions read at full precision.
 
-Every row is stored twice, quantized in its page and as 16 bits in a residual page: both formats
-store rows one by one, so a quantized page never has to be made out of another. Once no later query
-reads a residual page, the block manager gives it back; the quantized page, which is there, is all that
-is left::
+Every row is stored twice, quantized in its page and as 16 bits in a residual page. Both formats store rows
+separately, so a quantized page is never made from another page. When no later query reads a residual page,
+the block manager releases it, and only the quantized page remains::
 
     page         0     1     2     3     4     5          a query in page 5, sink_pages = residual_pages = 1
-    residual    16b    -     -     -     -    16b         what it reads of the residual pages ...
-    quantized    .     q     q     q     q     .          ... and of the quantized pages
+    residual    16b    -     -     -     -    16b         its reads from residual pages ...
+    quantized    .     q     q     q     q     .          ... and from quantized pages
 
-What a query reads depends on its position alone, never on the step it is computed in: so K/V of a
-position stay a function of the tokens up to it, and pages can be shared, published and computed again.
+The pages that a query reads depend on its position alone, not on its step. So K/V of a position depend only
+on the tokens up to it, and pages can be shared, published and recomputed.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from .metadata import Ints
 from .visibility import window_start
 
 SIXTEEN_BITS = ("bf16", "fp16")
-DEFAULT_RESIDUAL_PAGES = 2  # beside pages that store a value in so few bits, scales included:
+DEFAULT_RESIDUAL_PAGES = 2  # for formats with this many bits per value or fewer, scales included:
 _COARSE_BITS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualSpec:
-    """Pages of a sequence that stay in 16 bits while the others are quantized.
+    """Pages of a sequence that are read in 16 bits while the others are quantized.
 
     sink_pages       its first pages (attention sinks)
     residual_pages   its last pages, the one being written included
-    quantize_after   queries before this position read 16 bits alone
+    quantize_after   queries before this position read only 16-bit pages
     """
 
     sink_pages: int = 0
@@ -43,11 +42,11 @@ class ResidualSpec:
     quantize_after: int = 0
 
     def window(self, page_size: int) -> int:
-        """Positions up to a query's own that it reads in 16 bits, at least."""
+        """Return how many positions up to its own a query reads in 16 bits, at least."""
         return (self.residual_pages - 1) * page_size + 1
 
     def kept(self, page_size: int) -> int:
-        """First positions that every query reads in 16 bits."""
+        """Return how many first positions every query reads in 16 bits."""
         return self.sink_pages * page_size
 
 
@@ -55,16 +54,20 @@ RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 
 
 def default_residual_pages(*formats: str) -> int:
-    """Return the default number of a sequence's last pages that are read in 16 bits: two, if one of
-    the page formats (of K, of V) stores a value in five bits or less; else none."""
-    dim = 128  # a usual one: other row lengths change a value's part of a scale a little
+    """Return the default number of a sequence's last pages that are read in 16 bits.
+
+    It is two if one of the page formats (of K, of V) stores a value in five bits or less; else 0.
+    """
+    dim = 128  # a usual row length; others change the scale's share of a value little
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
     return DEFAULT_RESIDUAL_PAGES if coarse else 0
 
 
 def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
-    """ValueError unless ``residual`` describes 16-bit pages beside those of ``spec``: its layers are the
-    same but for their window and ``keep``, which say what is read of the residual pages."""
+    """Raise ValueError unless ``residual`` describes the 16-bit pages of ``spec``.
+
+    Layers must be equal except for their window and ``keep``, which define the reads of residual pages.
+    """
     for name in (residual.k_format, residual.v_format):
         if name not in SIXTEEN_BITS:
             raise ValueError(
@@ -94,5 +97,5 @@ def _shape(layer: LayerSpec) -> tuple[int, int, int]:
 
 
 def residual_starts(positions: Ints, *, window: int | Ints, page_size: int) -> Ints:
-    """Return where the residual pages of a window begin that queries at ``positions`` read."""
+    """Return the first residual position that queries at ``positions`` read, a page boundary."""
     return (window_start(positions, window) // page_size * page_size).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Attention over quantized pages and the 16-bit pages of their residual window: what backends share."""
+"""Attention over quantized pages and the 16-bit pages of their residual window: the shared part."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Pool = TypeVar("Pool", bound=KVPool)
 
 
 class ResidualCache(Generic[Pool]):
-    """``PagedKVCache`` over a pool of quantized pages and one of residual pages, the groups of a step's
-    metadata in this order: all of it but ``attend``."""
+    """``PagedKVCache`` over a pool of quantized pages and one of residual pages, without ``attend``.
+
+    The groups of a step's metadata are in this order.
+    """
 
     def __init__(self, quantized: Pool, residual: Pool) -> None:
         check_residual(quantized.spec, residual.spec)
@@ -57,8 +59,7 @@ class ResidualCache(Generic[Pool]):
         self.residual.write(layer, keys, values)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Gather, for each row's sequence, every position from the pages that the row's query reads it
-        from."""
+        """Gather each position from the kind of pages from which the row's query reads it."""
         import mlx.core as mx
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]
@@ -69,7 +70,7 @@ class ResidualCache(Generic[Pool]):
         return keys, values
 
     def starts(self) -> Ints:
-        """From which position on each row reads residual pages, [T]."""
+        """First position that each row reads from residual pages, [T]."""
         if self._metadata is None:
             raise ValueError("no step has begun; call begin_step first")
         starts = self._metadata.groups[1].starts

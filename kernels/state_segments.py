@@ -1,4 +1,4 @@
-"""Segments of one step of recurrent layers, as flat arrays: which rows continue which states.
+"""Segments of one step of recurrent layers, as flat arrays that assign rows to states.
 
 Like ``metadata.py``: built once per step on the host, used by every layer, NumPy only.
 """
@@ -22,12 +22,12 @@ class StateSegments:
 
     num_rows     T
     segments     [B, 4]  first row, number of rows, slot that is read (``NO_STATE``: none), slot that is
-                         written. A segment without rows does nothing, so that steps may be filled up.
+                         written. A segment without rows does nothing, so that steps can be padded.
     checkpoints  [C, 2]  row, and the slot that gets a copy of the state after it; row -1: nothing
 
     **A step that is computed twice advances a state twice**, unless its segments read other slots than they
-    write: kernels know of steps only what stands here. Who may compute a step again (a probe, a retry)
-    writes to spare slots and exchanges the numbers when the step is over.
+    write, because kernels have no other record of steps. Code that may compute a step again (a probe, a
+    retry) writes to spare slots and swaps the slot numbers after the step.
     """
 
     num_rows: int
@@ -43,7 +43,7 @@ class StateSegments:
         target: Sequence[int] | None = None,
         checkpoints: Sequence[tuple[int, int]] = (),
     ) -> StateSegments:
-        """Segments one after the other; ``target`` is ``source`` where it is not given."""
+        """Return consecutive segments of these lengths; ``target`` defaults to ``source``."""
         starts = np.cumsum([0, *lengths])
         columns = (starts[:-1], lengths, source, source if target is None else target)
         return cls(
@@ -53,7 +53,7 @@ class StateSegments:
         )
 
     def check(self, num_slots: int) -> None:
-        """ValueError unless rows and slots are inside, and what one segment writes no other one touches."""
+        """Raise ValueError for rows or slots out of range, or if two segments touch a written slot."""
         used = self.segments[self.segments[:, 1] > 0]
         start, length, source, target = used.T
         if (length < 0).any() or (start < 0).any() or (start + length > self.num_rows).any():

@@ -1,7 +1,7 @@
 """Visibility: a query sees the last ``window`` positions, its own included, and the first ``keep``.
 
-``block_manager/spec.py`` has the same arithmetic for pages, since neither may import the other: a test holds
-them together. Oracles and self-tests have their own, on purpose.
+``block_manager/spec.py`` has the same arithmetic for pages, because neither may import the other; a test
+compares them. Oracles and self-tests have independent versions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def window_start(positions: Ints | int, window: Ints | int) -> Ints:
-    """The first position, beside the kept ones, that queries at ``positions`` see; shapes are broadcast."""
+    """Return the first position, apart from kept ones, that queries at ``positions`` see; broadcasts."""
     return np.maximum(positions - window + 1, 0)
 
 
 def visible(queries: mx.array, keys: mx.array, window: int | None, keep: int) -> mx.array:
-    """Return which keys queries see, both by their positions; bool, of the shapes broadcast."""
+    """Return which keys queries see, both given by position; bool, broadcast."""
     causal = keys <= queries
     return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

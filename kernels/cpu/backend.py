@@ -1,8 +1,8 @@
 """The native CPU backend: paged attention and quantize-and-write as MLX primitives.
 
-Per layer, one uint8 array [num_pages, Hkv, bytes of one (page, head)], written in place: a write
-returns a new handle to the same buffer, attention reads that handle, and no other is kept. MLX
-orders true dependencies only, so there is at most one write per layer and evaluation.
+Each layer has one uint8 array [num_pages, Hkv, bytes of one (page, head)], written in place: a write returns
+a new handle to the same buffer, attention reads that handle, and no other handle is kept. MLX orders only
+true dependencies, so there is at most one write per layer and evaluation.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CpuPool:
         ):
             replace(metadata, groups=(group,)).check(
                 self._spec.num_pages
-            )  # slower check, which raises with the reason
+            )  # slower check that raises with the reason
             raise AssertionError("indices were refused that AttentionMetadata.check lets pass")
         self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
@@ -178,7 +178,7 @@ class CpuPool:
         return [self._values]
 
     def step_values(self) -> list[Ints]:
-        """Return the indices of the current step in the order of CpuStep, and then its unset flags."""
+        """Return the indices of the current step in the order of CpuStep, then its flags, all 0."""
         if self._values is None:
             raise ValueError("no step has begun; call begin_step first")
         num_rows, num_sequences, width = self._shape
@@ -209,7 +209,7 @@ class CpuPool:
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        if arrays is not self._bound:  # otherwise the layers already are handles to the same memory
+        if arrays is not self._bound:  # otherwise the layers are already handles to the same memory
             self._layers, self._bound = list(arrays[:-1]), arrays
         self._flags = arrays[-1]
 
@@ -245,7 +245,7 @@ class CpuPool:
         check_write(self._spec, pages, data)
         mx.eval(self._layers)
         for layer, place in zip(self._layers, layer_bytes(self._spec), strict=True):
-            stored = np.asarray(layer)  # the pool's own memory: nothing is being computed on it now
+            stored = np.asarray(layer)  # the pool's own memory, which no kernel uses now
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:

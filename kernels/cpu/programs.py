@@ -1,4 +1,4 @@
-"""Steps captured as programs."""
+"""Capturing steps as programs on the native kernels."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class CpuPrograms:
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> _ext.Program:
-        """See ``_ext.Program``."""
+        """Capture a program; see ``_ext.Program``."""
         return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))

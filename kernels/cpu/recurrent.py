@@ -1,8 +1,9 @@
 """Recurrent layers on the native kernels: states in slots, written in place.
 
-Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and
-y. The old handle is the same memory and must not be used again. Each evaluation advances the states: see
-``StateSegments``. Bits of y and of states depend on the instruction level and on a sequence's own tokens.
+Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and y.
+The old handle is the same memory and must not be used again. Each evaluation advances the states: see
+``StateSegments``. Bits of y and of states depend only on the instruction level and on a sequence's own
+tokens.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ class StateArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> StateArrays:
-        """Make the arrays of a step that was checked against the pool: kernels stop the process at indices
-        outside of it."""
+        """Make the arrays of a checked step; with indices outside of the pool, kernels abort the process."""
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
@@ -41,7 +41,7 @@ arrays = StateArrays.of
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """A pool on huge pages where there are some: one token's walk through states is bound by memory."""
+    """Return a zeroed pool, on huge pages if possible, because reading states is bound by memory."""
     rows = _ext.zeroed_rows(shape[0], math.prod(shape[1:]) * dtype.size)
     pool = rows.view(dtype).reshape(shape)
     mx.eval(pool)
@@ -49,17 +49,20 @@ def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
-    """See ``RecurrentKernels.mark_nonfinite``: the new handle of flags that are written in place."""
+    """Mark rows with bad states in ``flags``, in place; see ``RecurrentKernels.mark_nonfinite``."""
     return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)
 
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
-    """See ``RecurrentKernels.rows_behind``: of two arrays put together the second, which is not copied."""
+    """Return the rows after the first ``keep``; see ``RecurrentKernels.rows_behind``.
+
+    If ``window`` was concatenated from two arrays, the second is returned without a copy.
+    """
     return _ext.rows_behind(window, keep)
 
 
 def state_capture() -> StateCapture:
-    """See ``RecurrentKernels.state_capture``."""
+    """Return the capture of programs; see ``RecurrentKernels.state_capture``."""
     return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
 
@@ -82,7 +85,7 @@ takes_wkv7 = takes_ssd
 def _recurrence(
     name: str, pool: mx.array, step: StateArrays, inputs: list[mx.array], options: Sequence[float] = ()
 ) -> tuple[mx.array, mx.array]:
-    """The pool's new handle and y; ``csrc/recurrent/recurrences.cpp`` has the shapes of inputs."""
+    """Return the pool's new handle and y; ``csrc/recurrent/recurrences.cpp`` has the shapes of inputs."""
     return _ext.recurrence(name, pool, step.segments, step.checkpoints, inputs, list(options))
 
 
@@ -97,7 +100,7 @@ def gated_delta(
     *,
     gates: DeltaGates = READY,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RecurrentKernels.gated_delta``."""
+    """Compute the gated delta rule; see ``RecurrentKernels.gated_delta``."""
     parameters: list[mx.array] = []
     if gates.kind != "ready":
         if gates.A_log is None or gates.dt_bias is None:
@@ -116,7 +119,7 @@ def causal_conv(
     *,
     silu: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RecurrentKernels.causal_conv``."""
+    """Compute a causal convolution; see ``RecurrentKernels.causal_conv``."""
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return _recurrence("causal_conv", pool, step, inputs, [float(silu)])
 
@@ -131,7 +134,7 @@ def ssd(
     *,
     parameters: SsdParameters,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RecurrentKernels.ssd``."""
+    """Compute Mamba-2's recurrence; see ``RecurrentKernels.ssd``."""
     inputs = [x, B, C, dt, parameters.A_log, parameters.dt_bias, parameters.D]
     return _recurrence("ssd", pool, step, inputs, [parameters.lowest, parameters.highest])
 
@@ -146,7 +149,7 @@ def lightning(
     log_decay: mx.array,
     scale: float,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RareRecurrentKernels.lightning``."""
+    """Compute lightning attention; see ``RareRecurrentKernels.lightning``."""
     return _recurrence("lightning", pool, step, [q, k, v, log_decay], [scale])
 
 
@@ -161,14 +164,14 @@ def selective_scan(
     A: mx.array,
     D: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RareRecurrentKernels.selective_scan``."""
+    """Compute Mamba-1's recurrence; see ``RareRecurrentKernels.selective_scan``."""
     return _recurrence("selective_scan", pool, step, [x, d, B, C, A, D])
 
 
 def rg_lru(
     pool: mx.array, step: StateArrays, x: mx.array, input_gate: mx.array, a_gate: mx.array, *, c: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """See ``RareRecurrentKernels.rg_lru``."""
+    """Compute RecurrentGemma's recurrence; see ``RareRecurrentKernels.rg_lru``."""
     return _recurrence("rg_lru", pool, step, [x, input_gate, a_gate, c])
 
 
@@ -182,5 +185,5 @@ def wkv7(
     a: mx.array,
     b: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """See ``RareRecurrentKernels.wkv7``."""
+    """Compute RWKV-7's recurrence; see ``RareRecurrentKernels.wkv7``."""
     return _recurrence("wkv7", pool, step, [r, w, k, v, a, b])

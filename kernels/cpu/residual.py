@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CpuResidualCache(ResidualCache["CpuPool"]):
-    """Each pool is attended over by the kernels of its formats; their partial results are joined."""
+    """Attends over both pools with the kernels of their formats and joins the partial results."""
 
     quantized: CpuPool
     residual: CpuPool

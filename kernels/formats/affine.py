@@ -1,8 +1,7 @@
 """affine8 and affine4: MLX's affine quantization in groups of 64, fp16 scale and bias.
 
-Codes, scales and biases are those of ``mlx.core.quantize(rows, group_size=64)`` for the same
-rows in fp16; here they may have any float32 value, and only the stored scale and bias round
-to fp16.
+Codes, scales and biases equal those of ``mlx.core.quantize(rows, group_size=64)`` for fp16 rows. Here rows
+may have any float32 values; only the stored scale and bias round to fp16.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class _Affine(PageFormat):
         return f"{self.name}: {self.bits}-bit codes, fp16 scale and bias per {GROUP_SIZE} values, no rotation"
 
     def _step_and_bias(self, groups: Floats) -> tuple[Floats, Floats]:
-        """float32 [..., groups, 1] each, before they are stored."""
+        """Return the step and bias of each group, float32 [..., groups, 1], before they round to fp16."""
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
         step = np.maximum((high - low) / np.float32((1 << self.bits) - 1), SMALLEST_STEP)
         from_low = np.abs(low) > np.abs(high)
@@ -79,7 +78,7 @@ class _Affine(PageFormat):
 
 @register
 class AFFINE8(_Affine):
-    """8 bits."""
+    """affine8: 8 bits per value."""
 
     name = "affine8"
     bits = 8
@@ -87,7 +86,7 @@ class AFFINE8(_Affine):
 
 @register
 class AFFINE4(_Affine):
-    """4 bits."""
+    """affine4: 4 bits per value."""
 
     name = "affine4"
     bits = 4

@@ -21,13 +21,13 @@ MAX_FP16 = np.float32(65504)
 class PageFormat(ABC):
     """Format of stored rows. A *row* is one position of one KV head: ``head_dim`` values of K, or of V.
 
-    A stored row is ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales``
-    [..., scales_per_row] of ``scale_dtype``; a page of one head is all its codes, then all
-    its scales. K and V may have different formats: nothing here knows which it holds.
+    A stored row has ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales`` [..., scales_per_row] of
+    ``scale_dtype``. A page of one head holds all its codes, then all its scales. K and V may have different
+    formats; a format does not know which of them it stores.
 
-    A format is one subclass in one file of this folder, with ``@register`` before it: it gives the class
-    constants and the abstract methods. Backends without code of their own for it either compute it by this
-    definition (the reference) or refuse it.
+    A format is one subclass in one file of this folder, with ``@register`` before it. It defines the class
+    constants and the abstract methods. A backend without own code for it either uses this definition (the
+    reference) or refuses it.
     """
 
     name: ClassVar[str]
@@ -36,24 +36,27 @@ class PageFormat(ABC):
 
     @abstractmethod
     def codes_per_row(self, head_dim: int) -> int:
-        """Elements of ``code_dtype`` in a row; ValueError if the format cannot hold such rows."""
+        """Return the elements of ``code_dtype`` in a row; ValueError if the format cannot hold such rows."""
 
     @abstractmethod
     def scales_per_row(self, head_dim: int) -> int:
-        """Elements of ``scale_dtype`` in a row, 0 for a format without scales."""
+        """Return the elements of ``scale_dtype`` in a row, 0 for a format without scales."""
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        """(codes, scales, storable [...]) of float32 rows; a row that is not storable (NaN,
-        infinity, or a value that would be stored as one) gets all-zero codes and scales."""
+        """Return codes, scales and storable [...] of float32 rows.
+
+        A row is not storable if it has NaN, infinity, or a value that would be stored as one; its codes and
+        scales are all zero.
+        """
 
     @abstractmethod
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        """The float32 values that stored codes and scales stand for, [..., head_dim]."""
+        """Return the float32 values of stored codes and scales, [..., head_dim]."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Describe the format in one line for people: codes, scale, rotation."""
+        """Describe the format in one line: codes, scale, rotation."""
 
     def rotates(self, head_dim: int) -> bool:
         """Whether pools store the Hadamard rotation of the row instead of the row."""
@@ -65,13 +68,13 @@ class PageFormat(ABC):
         return codes + self.scales_per_row(head_dim) * np.dtype(self.scale_dtype).itemsize
 
     def page_bytes(self, head_dim: int, *, page_size: int, num_kv_heads: int) -> int:
-        """Bytes of one page of one layer, for K alone or for V alone."""
+        """Return the bytes of one page of one layer, for K alone or for V alone."""
         return num_kv_heads * page_size * self.row_bytes(head_dim)
 
     def quantize(self, rows: ArrayLike) -> tuple[Array, Array]:
-        """(codes, scales) of rows [..., head_dim], converted to float32; no rotation.
+        """Return codes and scales of rows [..., head_dim], converted to float32; no rotation.
 
-        Raises ValueError for NaN, infinity, or a magnitude the format cannot store.
+        Raises ValueError for NaN, infinity, or a magnitude that the format cannot store.
         """
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
@@ -87,15 +90,17 @@ class PageFormat(ABC):
         return codes, scales
 
     def store(self, rows: ArrayLike) -> tuple[Array, Array, Bools]:
-        """(codes, scales, storable) exactly as a pool stores rows [..., head_dim]: rotated if
-        the format rotates rows of that length, zeros where not storable."""
+        """Return codes, scales and storable exactly as a pool stores rows [..., head_dim].
+
+        Rows are rotated if the format rotates rows of that length; rows that are not storable become zeros.
+        """
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         with np.errstate(invalid="ignore", over="ignore"):
             return self.encode(hadamard(values) if self.rotates(values.shape[-1]) else values)
 
     def restore(self, codes: Array, scales: Array) -> Floats:
-        """The inverse of ``store`` up to quantization: dequantized and rotated back."""
+        """Return the rows of stored codes and scales, dequantized and rotated back: ``store`` inverted."""
         rows = self.dequantize(codes, scales)
         return hadamard(rows) if self.rotates(rows.shape[-1]) else rows
 
@@ -105,7 +110,7 @@ class PageFormat(ABC):
         self.codes_per_row(rows.shape[-1])
 
     def _check_stored(self, codes: Array, scales: Array, head_dim: int) -> None:
-        """ValueError unless codes and scales belong together as rows of head_dim values."""
+        """Raise ValueError unless codes and scales have the shapes and dtypes for ``head_dim`` values."""
         want = (*codes.shape[:-1], self.scales_per_row(head_dim))
         if codes.dtype != self.code_dtype or scales.dtype != self.scale_dtype or scales.shape != want:
             raise ValueError(
@@ -115,7 +120,7 @@ class PageFormat(ABC):
 
 
 def check_multiple(name: str, head_dim: int, multiple: int) -> None:
-    """ValueError unless head_dim is a positive multiple."""
+    """Raise ValueError unless ``head_dim`` is a positive multiple of ``multiple``."""
     if head_dim < 1 or head_dim % multiple:
         raise ValueError(
             f"{name} packs rows of a multiple of {multiple} values, got head_dim {head_dim}; use bf16 pages"
@@ -129,7 +134,7 @@ Format = TypeVar("Format", bound=type[PageFormat])
 
 
 def register(format_class: Format) -> Format:
-    """Enter a format under its name. Every file of this folder is imported with the folder."""
+    """Register a format under its name; importing this folder imports every file in it."""
     assert format_class.name not in FORMATS, f"two page formats are called {format_class.name!r}"
     FORMATS[format_class.name] = format_class()
     return format_class

@@ -1,4 +1,4 @@
-"""E2M1, the 4-bit float of OCP Microscaling v1.0: its values and its ties."""
+"""E2M1, the 4-bit float of OCP Microscaling v1.0: its values and its rounding boundaries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .base import Floats
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """The values of codes 0..7; codes 8..15 are their negatives."""
 
-# Where |x| / scale passes from one magnitude index to the next, and whether a tie passes (to an even index).
+# Values of |x| / scale between two magnitude indices, and whether a tie takes the upper (even) index.
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 def nearest_index(
     magnitudes: Floats, scale: Floats, edges: Sequence[tuple[float, bool]] = EDGES
 ) -> NDArray[np.uint8]:
-    """Index of the magnitude nearest to ``magnitudes / scale``, ties to even; the largest at scale 0.
+    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even.
 
-    Exact: a scale has at most 11 significant bits, so that float32 holds every edge times it.
+    At scale 0 it is the largest index. The result is exact: a scale has at most 11 significant bits, so
+    float32 holds every edge times the scale.
     """
     index = np.zeros(magnitudes.shape, np.uint8)
     for edge, tie_moves in edges:
@@ -31,12 +32,12 @@ def nearest_index(
 
 
 def signed_codes(rows: Floats, index: NDArray[np.uint8], scale: Floats) -> NDArray[np.uint8]:
-    """Codes [..., D]: the sign bit (also of -0.0) above the index; zeros where the scale is 0."""
+    """Return codes [..., D]: the index below the sign bit (also of -0.0); zeros where the scale is 0."""
     codes = index | np.signbit(rows).astype(np.uint8) << np.uint8(3)
     return np.where(scale == 0, np.uint8(0), codes)
 
 
 def values_of(codes: NDArray[np.uint8]) -> Floats:
-    """The float32 values of codes 0..15; code 8 is -0.0."""
+    """Return the float32 values of codes 0..15; code 8 is -0.0."""
     values: Floats = MAGNITUDES[codes & 7]
     return np.where(codes & 8, -values, values)

@@ -1,9 +1,8 @@
 """fp4: E2M1 codes, eight to a uint32, with one fp16 scale per row.
 
-Every float32 operation below is written out and happens in this order on every backend, so
-that codes and scales are bit-equal everywhere; ``kernels/README.md`` restates it for
-implementers. No operation may be contracted into a fused multiply-add, and subnormal
-float32 values are kept.
+Every float32 operation below is written out and happens in this order on every backend, so codes and scales
+are bit-equal everywhere; ``kernels/README.md`` repeats it for implementers. No operation may be contracted
+into a fused multiply-add, and subnormal float32 values are kept.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ of 64 and 128 values: 0.105 -> 0.098 and 0.109 -> 0.103 (an exhaustive search: 0
 
 @register
 class FP4(PageFormat):
-    """Element 0 of each eight sits in the low nibble of its uint32.
+    """fp4: element 0 of every eight is the low nibble of their uint32.
 
-    With a = max |x| (exact) and, for each factor f in SCALE_FACTORS, the candidate
-    scale s = fp16(min(a * f, 65504)), correctly rounded, subnormals kept, then used as float32:
+    With a = max |x| (exact) and, for each factor f in SCALE_FACTORS, the candidate scale s = fp16(min(a * f,
+    65504)), correctly rounded, subnormals kept, then used as float32:
 
     - code of x: sign bit of x (also of -0.0) above the index of the magnitude m nearest to
       |x| / s, ties to the even index. Exact: |x| is compared with s * 0.25, s * 0.75, ...,
@@ -35,11 +34,11 @@ class FP4(PageFormat):
     - error of s: d = |x| - s * m (the product is exact; one rounding), e = d * d rounded, and
       the sum of e over the row, zero-padded to P, a power of two, by halving:
       e[i] + e[i + P/2] for i < P/2, then P/4, ..., 1, one rounding each.
-    - the first candidate with the smallest sum wins; candidates with s = 0 take no part.
+    - the first candidate with the smallest sum wins; candidates with s = 0 are ignored.
 
-    Rows whose candidates are all 0 (a below about 2^-25 / f, and rows of zeros) store scale 0
-    and codes 0. Magnitudes above 6 * 65504 saturate. A row with NaN or infinity, before or
-    after rotation, is not storable.
+    Rows whose candidates are all 0 (a below about 2^-25 / f, and rows of zeros) store scale 0 and codes 0.
+    Magnitudes above 6 * 65504 saturate. A row with NaN or infinity, before or after rotation, is not
+    storable.
     """
 
     name = "fp4"
@@ -74,19 +73,19 @@ class FP4(PageFormat):
 
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """(scales [..., 1], magnitude indices [..., D]) of the best candidate of each row."""
+    """Return scales [..., 1] and magnitude indices [..., D] of the best candidate of each row."""
     absmax = magnitudes.max(-1, keepdims=True)
     best_scale = np.zeros(absmax.shape, np.float16)
     best_error = np.full(absmax.shape, np.inf, np.float32)
     best_index = np.zeros(magnitudes.shape, np.uint8)
     for factor in SCALE_FACTORS:
-        with np.errstate(under="ignore", over="ignore"):  # tiny scales and huge errors are meant
+        with np.errstate(under="ignore", over="ignore"):  # tiny scales and huge errors are expected
             half = np.minimum(absmax * factor, MAX_FP16).astype(np.float16)
             scale = half.astype(np.float32)
             index = nearest_index(magnitudes, scale)
             difference = magnitudes - scale * MAGNITUDES[index]
             error = tree_sum(difference * difference)
-        # A sum may overflow to infinity: the first usable candidate must then still be taken.
+        # If a sum overflows to infinity, the first usable candidate must still be taken.
         better = (half > 0) & ((best_scale == 0) | (error < best_error))
         best_scale = np.where(better, half, best_scale)
         best_error = np.where(better, error, best_error)

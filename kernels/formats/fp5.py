@@ -1,13 +1,13 @@
 """fp5: fp4 with one more fraction bit, in exactly 5 bits a value, scale included.
 
-A value is E2M2. Its upper four bits are an E2M1 code and lie where fp4 keeps it; its lowest bits are
-gathered in one byte per eight values. The first eight values go without: their byte is the row's scale.
+A value is E2M2. Its upper four bits are an E2M1 code, stored as in fp4. The lowest bits of every eight values
+share a byte. The first eight values have no such bits; their byte is the row's scale.
 
-    codes   [D/8] uint32   nibble i of word j: sign and upper three bits of value 8 j + i
-    scales  [D/8] uint8    byte 0: the scale, E5M3; bit i of byte j > 0: lowest bit of value 8 j + i
+codes   [D/8] uint32   nibble i of word j: sign and upper three bits of value 8 j + i
+scales  [D/8] uint8    byte 0: the scale, E5M3; bit i of byte j > 0: lowest bit of value 8 j + i
 
-As for fp4, every float32 operation happens as written, none is contracted into a fused multiply-add,
-and subnormal values are kept; ``kernels/README.md`` restates it for implementers.
+As for fp4, every float32 operation happens as written, none is contracted into a fused multiply-add, and
+subnormal values are kept; ``kernels/README.md`` repeats it for implementers.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ smallest relative RMS error on Gaussian, Laplace and outlier rows of 64 and 128 
 
 @register
 class FP5(PageFormat):
-    """Five-bit format. With a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly
-    rounded, the upper byte b of twice h's bits is the largest E5M3 number at or below h: E5M3 is fp16 without
-    its sign and its seven lowest bits. For each step in STEPS a candidate scale s is the number of byte
+    """fp5: with a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded.
+
+    E5M3 is fp16 without its sign and its seven lowest bits. So the upper byte b of twice h's bits is the
+    largest E5M3 number at or below h. Each step in STEPS gives a candidate scale s, the number of byte
     min(max(b, 1) + step, 247).
 
     - index of x: of the E2M2 magnitude m nearest to |x| / s, of the E2M1 magnitude for the first eight
       values; ties to the even index. Exact: the edges times s are float32 numbers.
-    - error of s: as of fp4, ``d = |x| - s * m``, ``e = d * d``, halving sum.
+    - error of s: as in fp4, ``d = |x| - s * m``, ``e = d * d``, halving sum.
     - the first candidate with the smallest sum wins.
 
-    Rows whose h is 0 (a below about 2^-22, and rows of zeros) store zeros. Magnitudes above 7 * 61440
-    (6 * 61440 among the first eight) saturate. A row with NaN or infinity, before or after rotation, is
-    not storable.
+    Rows whose h is 0 (a below about 2^-22, and rows of zeros) store zeros. Magnitudes above 7 * 61440 (6 *
+    61440 among the first eight) saturate. A row with NaN or infinity, before or after rotation, is not
+    storable.
     """
 
     name = "fp5"
@@ -87,7 +88,7 @@ class FP5(PageFormat):
         low_bits = np.unpackbits(scales, axis=-1, bitorder="little")
         low_bits[..., :COARSE] = 0
         values: Floats = MAGNITUDES[(nibbles & np.uint8(7)) << np.uint8(1) | low_bits]
-        with np.errstate(invalid="ignore"):  # scales that no row is stored with
+        with np.errstate(invalid="ignore"):  # scale bytes that are never stored
             return np.where(nibbles & 8, -values, values) * scale_values(scales[..., :1])
 
     def describe(self) -> str:
@@ -95,12 +96,12 @@ class FP5(PageFormat):
 
 
 def scale_values(scales: NDArray[np.uint8]) -> Floats:
-    """The float32 values of E5M3 bytes: 0..247 are finite, and 248 to 255 never stored."""
+    """Return the float32 values of E5M3 bytes; 0..247 are finite, 248 to 255 are never stored."""
     return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
 
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(scale bytes [..., 1], E2M2 indices [..., D]) of the best candidate of each row."""
+    """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidate of each row."""
     absmax = magnitudes.max(-1, keepdims=True)
     with np.errstate(under="ignore"):
         half = np.minimum(absmax * SCALE_FACTOR, LARGEST_SCALE).astype(np.float16)
@@ -112,10 +113,10 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
         byte = np.minimum(base + step, 247).astype(np.uint8)
         scale = scale_values(byte)
         index = _nearest_index(magnitudes, scale)
-        with np.errstate(over="ignore", under="ignore"):  # tiny and huge errors are meant
+        with np.errstate(over="ignore", under="ignore"):  # tiny and huge errors are expected
             difference = magnitudes - scale * MAGNITUDES[index]
             error = tree_sum(difference * difference)
-        # A sum may overflow to infinity: the first candidate must then still be taken.
+        # If a sum overflows to infinity, the first candidate must still be taken.
         better = (half > 0) & ((best_scale == 0) | (error < best_error))
         best_scale = np.where(better, byte, best_scale)
         best_error = np.where(better, error, best_error)
@@ -124,7 +125,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def _nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
-    """E2M2 indices [..., D]: even ones among the first eight."""
+    """Return E2M2 indices [..., D]; those of the first eight are even."""
     index = e2m1.nearest_index(magnitudes, scale, EDGES)
     index[..., :COARSE] = e2m1.nearest_index(magnitudes[..., :COARSE], scale) << np.uint8(1)
     return index

@@ -11,7 +11,7 @@ from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 
 
 class _Half(PageFormat):
-    """Codes are the 16-bit patterns of the values; ties round to even."""
+    """Base of the 16-bit formats: codes are the values' bit patterns; ties round to even."""
 
     code_dtype = np.uint16
 
@@ -32,7 +32,7 @@ class _Half(PageFormat):
 
     @abstractmethod
     def _round(self, rows: Floats) -> NDArray[np.uint16]:
-        """The 16-bit patterns nearest to the values; NaN and infinity stay recognisable."""
+        """Return the 16-bit patterns nearest to the values; NaN and infinity stay recognizable."""
 
 
 @register
@@ -44,8 +44,8 @@ class BF16(_Half):
     def _round(self, rows: Floats) -> NDArray[np.uint16]:
         bits = np.ascontiguousarray(rows).view(np.uint32)
         upper = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
-        # Rounding would carry a NaN's fraction into its sign; the truncated NaN may be an
-        # infinity, and neither is ever stored.
+        # Rounding could carry a NaN's fraction into its sign. A truncated NaN may become infinity, but
+        # neither is ever stored.
         return np.where(np.isnan(rows), bits >> 16 | 1, upper).astype(np.uint16)
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:

@@ -1,7 +1,7 @@
 """int8 and int4: symmetric integers with one fp16 scale per rotated row.
 
-``kernels/README.md`` restates the operations for implementers; every float32 one is rounded
-by itself (no fused multiply-add), and subnormal values are kept.
+``kernels/README.md`` repeats the operations for implementers. Every float32 operation is rounded separately
+(no fused multiply-add), and subnormal values are kept.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Integer(PageFormat):
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         head_dim = codes.shape[-1] * (32 // self.bits)
         self._check_stored(codes, scales, head_dim)
-        unused = np.uint8(8 - self.bits)  # shifted up and down again, the sign bit fills them
+        unused = np.uint8(8 - self.bits)  # shifting up and down again extends the sign
         signed = (unpack(codes, self.bits) << unused).view(np.int8) >> unused.view(np.int8)
         values: Floats = signed.astype(np.float32) * scales.astype(np.float32)
         return values
@@ -65,7 +65,7 @@ class _Integer(PageFormat):
 
 @register
 class INT8(_Integer):
-    """-127..127, so that negation is exact."""
+    """int8: -127..127, so that negation is exact."""
 
     name = "int8"
     bits = 8
@@ -78,7 +78,7 @@ class INT8(_Integer):
 
 @register
 class INT4(_Integer):
-    """-8..7; -8 only where fp16 has rounded a tiny scale down."""
+    """int4: -8..7; -8 occurs only if fp16 has rounded a tiny scale down."""
 
     name = "int4"
     bits = 4

@@ -1,9 +1,9 @@
-"""mxfp4 and nvfp4: E2M1 codes with one byte of scale for each 32 or 16 values.
+"""mxfp4 and nvfp4: E2M1 codes with one scale byte for each 32 or 16 values.
 
-Codes, packing and scales are those of ``mlx.core.quantize`` in the modes of the same names,
-but for three things. A negative value that rounds to zero keeps its sign (code 8, as in
-fp4; MLX on a CPU stores 0). mxfp4 scales below 2^-126 are stored as they are, where MLX 0.32
-wraps around, and a group of zeros has scale byte 0, where MLX has 127; its values are zeros.
+Codes, packing and scales equal those of ``mlx.core.quantize`` in the modes of these names, with three
+exceptions. A negative value that rounds to zero keeps its sign (code 8, as in fp4; MLX on a CPU stores 0).
+mxfp4 scales below 2^-126 are stored as they are, while MLX 0.32 wraps around. A group of zeros has scale byte
+0, while MLX has 127; its values are zeros.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ Bytes = NDArray[np.uint8]
 
 
 class _Microscaled(PageFormat):
-    """Groups of ``group_size`` consecutive values; a is a group's max |x|, exact.
+    """Base of formats with groups of ``group_size`` values; a is a group's max |x|, exact.
 
-    The code of x at scale s is the one fp4 has: the sign bit of x above the index of the
-    magnitude nearest to |x| / s, ties to even; zeros where s is 0. Rows with NaN or infinity
-    are not storable. The row is not rotated.
+    The code of x at scale s is that of fp4: the sign bit of x above the index of the magnitude nearest to |x|
+    / s, ties to even; zeros where s is 0. Rows with NaN or infinity are not storable. The row is not rotated.
     """
 
     code_dtype = np.uint32
@@ -35,11 +34,11 @@ class _Microscaled(PageFormat):
 
     @abstractmethod
     def scale_bytes(self, absmax: Floats) -> Bytes:
-        """The stored scale of groups whose largest magnitude is ``absmax``."""
+        """Return the stored scales of groups with largest magnitude ``absmax``."""
 
     @abstractmethod
     def scale_values(self, scales: Bytes) -> Floats:
-        """The float32 values of stored scales."""
+        """Return the float32 values of stored scales."""
 
     def codes_per_row(self, head_dim: int) -> int:
         check_multiple(self.name, head_dim, self.group_size)
@@ -65,17 +64,17 @@ class _Microscaled(PageFormat):
         head_dim = codes.shape[-1] * 8
         self._check_stored(codes, scales, head_dim)
         values = values_of(unpack(codes, 4)).reshape(*scales.shape, self.group_size)
-        with np.errstate(under="ignore", over="ignore"):  # codes that no row is stored as
+        with np.errstate(under="ignore", over="ignore"):  # codes that are never stored
             values = values * self.scale_values(scales)[..., None]
         return values.reshape(*codes.shape[:-1], head_dim)
 
 
 @register
 class MXFP4(_Microscaled):
-    """E8M0 scales (OCP Microscaling v1.0): byte b is 2^(b - 127), 255 is NaN and never stored.
+    """mxfp4: E8M0 scales (OCP Microscaling v1.0); byte b is 2^(b - 127), 255 is NaN and never stored.
 
-    b is the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond
-    6 * 2^125 saturate. From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0.
+    b is the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond 6 * 2^125
+    saturate. From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0.
     """
 
     name = "mxfp4"
@@ -96,11 +95,11 @@ class MXFP4(_Microscaled):
 
 @register
 class NVFP4(_Microscaled):
-    """E4M3 scales: the one nearest to a / 6, ties to even, at most 448; bytes 0..126.
+    """nvfp4: E4M3 scales, nearest to a / 6, ties to even, at most 448; bytes 0..126.
 
-    With q = a / 6 correctly rounded to float32: from q = 2^-6 on, its bits rounded to three
-    fraction bits (half to even), below, the integer nearest to q * 512 (half to even), both as
-    E4M3 bytes, at most 126. A group with a <= 6 * 2^-10 has scale 0, and codes 0.
+    q is a / 6, correctly rounded to float32. If q >= 2^-6, its bits are rounded to three fraction bits (half
+    to even). Below, the byte is the integer nearest to q * 512 (half to even). Both are E4M3 bytes, at most
+    126. A group with a <= 6 * 2^-10 has scale 0 and codes 0.
     """
 
     name = "nvfp4"

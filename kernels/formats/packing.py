@@ -9,7 +9,7 @@ from .base import Array
 
 
 def pack(codes: Array, bits: int) -> NDArray[np.uint32]:
-    """Codes [..., D] of ``bits`` bits each, unsigned, to uint32 [..., D * bits / 32], element 0 lowest."""
+    """Pack codes [..., D] of ``bits`` bits into uint32 [..., D * bits / 32], element 0 lowest."""
     per_word = 32 // bits
     words = codes.reshape(*codes.shape[:-1], codes.shape[-1] // per_word, per_word).astype(np.uint32)
     packed: NDArray[np.uint32] = np.bitwise_or.reduce(words << np.arange(0, 32, bits, dtype=np.uint32), -1)
@@ -17,6 +17,6 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint32]:
 
 
 def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """The inverse of ``pack``."""
+    """Return the codes in packed words; the inverse of ``pack``."""
     codes = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits)).astype(np.uint8)

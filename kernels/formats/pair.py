@@ -1,4 +1,4 @@
-"""Pairs of page formats of K and V, which one name may denote."""
+"""Pairs of page formats for K and V, written as one name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FormatPair:
-    """Names of the page formats of K and of V, as ``page_format`` knows them."""
+    """Names of the page formats of K and V, as in ``page_format``."""
 
     k: str
     v: str
 
     def __str__(self) -> str:
-        """Return one name where both agree, such as fp4, else both, such as int8/fp4."""
+        """Return one name if both are equal, such as fp4, else both, such as int8/fp4."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 

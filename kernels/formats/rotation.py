@@ -1,8 +1,8 @@
 """The orthonormal Hadamard rotation of a row, with every float32 operation in a fixed order.
 
-It spreads an outlier channel over its block of the row, so that one scale per row suffices.
-K and Q rotated alike have the same products, and a weighted sum of rotated V rows needs one
-rotation back: ``hadamard`` is its own inverse.
+It spreads an outlier channel over its block of the row, so that one scale per row suffices. If K and Q are
+rotated alike, their products do not change. A weighted sum of rotated V rows needs one rotation back:
+``hadamard`` is its own inverse.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 
 def rotation_block(head_dim: int) -> int:
-    """Values that a rotation mixes: the largest power of two that divides ``head_dim``.
+    """Return the number of values that a rotation mixes: the largest power of two dividing ``head_dim``.
 
-    64 and 128 are one block; 96 is three of 32, 192 three of 64, 80 five of 16, 112 seven of
-    16. An outlier that fills one of n blocks leaves the row's absmax at most sqrt(n) times its
-    RMS, less than a Gaussian row has anyway up to n = 7: so smaller blocks lose nothing.
+    64 and 128 are one block; 96 is three of 32, 192 three of 64, 80 five of 16, 112 seven of 16. An outlier
+    that fills one of n blocks makes the row's absmax at most sqrt(n) times its RMS. Up to n = 7 a Gaussian
+    row has more than that anyway, so smaller blocks lose nothing.
     """
     if head_dim < 1:
         raise ValueError(f"a row has at least one value, got head_dim {head_dim}")
@@ -24,12 +24,12 @@ def rotation_block(head_dim: int) -> int:
 
 
 def hadamard(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows [..., D] float32; each block of b = ``rotation_block(D)`` values times the
-    Sylvester-Hadamard matrix of its size / sqrt(b).
+    """Rotate float32 rows [..., D] in blocks of b = ``rotation_block(D)`` values.
 
-    Bit-defined: for h = 1, 2, 4, ..., b/2 each pair (i, i + h) with ``i & h == 0`` becomes
-    (x[i] + x[i + h], x[i] - x[i + h]), rounded to float32 each time; at the end every value
-    is multiplied once by ``float32(1 / sqrt(b))``.
+    Each block is multiplied by the Sylvester-Hadamard matrix of its size, divided by sqrt(b). The bits are
+    defined: for h = 1, 2, 4, ..., b/2 each pair (i, i + h) with ``i & h == 0`` becomes (x[i] + x[i + h], x[i]
+    - x[i + h]), rounded to float32 each time; at the end every value is multiplied once by ``float32(1 /
+    sqrt(b))``.
     """
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)

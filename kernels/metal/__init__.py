@@ -1,1 +1,1 @@
-"""Paged attention and quantize-and-write as Metal kernels, compiled by MLX as they are needed."""
+"""Paged attention and quantize-and-write as Metal kernels, compiled by MLX on demand."""

@@ -1,7 +1,7 @@
-"""Attention of one step: decode rows to the decode kernel, chunk rows to the tiled one.
+"""Attention of one step: decode rows go to the decode kernel, chunk rows to the tiled one.
 
-Device arrays of the step's metadata are made when first needed and shared by every layer. What a layer's
-launches have in common in every step is put together once for the layer.
+Device arrays of the step's metadata are made at first use and shared by every layer. Inputs of a layer that
+do not change from step to step are prepared once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from .plan import DecodePlan, plan_chunks, plan_decode
 from .units import MIN_ELEMENTS, KernelSource
 
 _LOG2_E = 1.4426950408889634
-READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and type of ``Attended.read``
+READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after`` is what the last kernel on
-    them made, where only that orders reads after writes."""
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V.
+
+    ``after`` is the output of the last kernel on them, if only such outputs order reads after writes.
+    """
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
@@ -46,12 +48,12 @@ class StoredPages:
 class Parts:
     """Results of ``PagedAttention.partials``.
 
-    items       [4 * M]  (row, row of the table, first tile, end tile) of each part; of tiles of rows instead
-                (first row, rows, row of the table, first part), a part for each row
-    plan        [M, 4]   the same on the host
-    tiled       how many parts tiles of rows have together; None: a part for each of ``items``
+    items       [4 * M]  (row, row of the table, first tile, end tile) of each part; for tiled rows
+                (first row, rows, row of the table, first part), with one part per row
+    plan        [M, 4]   ``items`` on the host
+    tiled       number of parts of tiled rows together; None: one part for each of ``items``
     positions   [T]      position of each row, the last that it sees
-    seen_since  [T]      the first that it sees, beside the first ``keep``; None: all of them
+    seen_since  [T]      first position that it sees, apart from the first ``keep``; None: 0
     page_table  [T, P]   its pages
     """
 
@@ -70,15 +72,17 @@ class Parts:
         return len(self.plan)
 
     def inputs(self) -> dict[str, mx.array]:
-        """Inputs that a kernel reads of each row's sequence; ``items`` are cut as it has them."""
+        """Return the inputs that a kernel reads for each row; ``items`` are in the kernel's units."""
         of_rows = {"positions": self.positions, "page_table": self.page_table}
         return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]: top, the sum of weights, -, -.
-    ``read``: as of ``Attended``."""
+    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4].
+
+    The stats are top, the sum of weights, and two unused numbers. ``read``: see ``Attended``.
+    """
 
     values: mx.array
     stats: mx.array
@@ -87,8 +91,10 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """out [T, Hq, Dv]; ``read`` is what later writes of the pages must wait for, where pages have an
-    ``after``."""
+    """Result of attention, out [T, Hq, Dv].
+
+    ``read``: array that later writes of the pages must wait for, if pages have an ``after``.
+    """
 
     out: mx.array
     read: mx.array | None
@@ -115,10 +121,10 @@ class _Step:
 
 @dataclass(slots=True)
 class _Layer:
-    """State that launches for one layer share from step to step.
+    """State that launches for one layer keep from step to step.
 
-    options   what they were put together for; ``fixed`` are its inputs on the device
-    kernels   by kind, once launched
+    options   options it was prepared for; ``fixed`` are the inputs on the device
+    kernels   kernels by kind, after their first launch
     """
 
     config: AttentionConfig
@@ -165,7 +171,7 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether parts are made
+        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether it computes partial results
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -178,7 +184,7 @@ class PagedAttention:
         pages: StoredPages,
         options: AttendOptions,
     ) -> Attended:
-        """queries [T, Hq, D] -> [T, Hq, Dv] in their dtype; no mask."""
+        """Return attention [T, Hq, Dv] of queries [T, Hq, D], in their dtype; without a mask."""
         step, spec = self._begun, self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
@@ -197,7 +203,7 @@ class PagedAttention:
         routes = self._routes(spec, of_layer.config)
         if not routes.num_tiles:
             return self._decode(of_layer, routes, inputs)
-        inputs["decoded"] = queries  # nothing is taken from them where no row is decoded
+        inputs["decoded"] = queries  # unused if no row is decoded
         if len(routes.decode.items):
             decoded = self._decode(of_layer, routes, inputs)
             inputs["decoded"] = decoded.out
@@ -210,9 +216,12 @@ class PagedAttention:
         return Attended(out, _made(read))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
-        """Attention of each of ``parts`` to the keys of its tiles, not normalized, V still rotated. Every
-        row stands for a sequence of its own, whose positions and table are those of ``parts``, and so is
-        what it sees of it, whatever the layer's window."""
+        """Return the attention of each of ``parts`` to the keys of its tiles, not normalized, V still
+        rotated.
+
+        Every row counts as a separate sequence with the position, table and visible range in ``parts``,
+        whatever the layer's window.
+        """
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         of_layer = self._layer(layer, queries.shape[1], options, ordered=pages.after is not None, parts=parts)
         inputs = {
@@ -230,7 +239,7 @@ class PagedAttention:
         return Partials(values, stats, _made(read))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
-        """Outputs of the rows in ``routes.decode.rows``."""
+        """Return the outputs of the rows in ``routes.decode.rows``."""
         config, dtype = of_layer.config, inputs["queries"].dtype
         heads, dim = config.layer.num_kv_heads * config.group, config.layer.value_dim
         count, rows = len(routes.decode.items), len(routes.decode.joins)
@@ -259,8 +268,10 @@ class PagedAttention:
         ordered: bool,
         parts: Parts | None = None,
     ) -> _Layer:
-        """Put together for the layer and what it is called with, once while that stays the same. ``parts``
-        of a layer have a ``seen_since`` in every step, or in none."""
+        """Return the prepared state of a layer, made again if its options change.
+
+        ``parts`` of a layer must have a ``seen_since`` in every step or in none.
+        """
         found = self._layers.get((layer, parts is not None))
         if found is not None and found.serves(num_heads, options, ordered=ordered):
             return found
@@ -279,12 +290,12 @@ class PagedAttention:
         fixed = {"params": device_params(options.scale, options.softcap)}
         if options.sinks is not None:
             fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
-        mx.eval(*fixed.values())  # nothing of it is left to a step
+        mx.eval(*fixed.values())  # evaluated now, not within a step
         made = self._layers[layer, parts is not None] = _Layer(config, options, fixed, self._kernel)
         return made
 
     def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:
-        """Layers that are alike have one kernel, whose text is put together once."""
+        """Return the kernel for a configuration; similar layers share it."""
         if (config, kind) not in self._kernels:
             self._kernels[config, kind] = self._library.kernel(_UNITS[kind](config))
         return self._kernels[config, kind]
@@ -337,7 +348,7 @@ def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int
 
 
 def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int, ...], mx.Dtype], ...]:
-    """The arrays of ``Partials``."""
+    """Return the shapes and dtypes of ``Partials``."""
     heads = config.layer.num_kv_heads * config.group
     return ((count, heads, config.layer.value_dim), mx.float32), ((count, heads, 4), mx.float32)
 
@@ -348,7 +359,7 @@ def _made(read: list[mx.array]) -> mx.array | None:
 
 @functools.lru_cache(maxsize=64)
 def device_params(scale: float, softcap: float | None) -> mx.array:
-    """``params`` of sources/attention.metal."""
+    """Return ``params`` of sources/attention.metal."""
     values = np.zeros(MIN_ELEMENTS, np.float32)
     values[0] = scale * _LOG2_E if softcap is None else scale
     if softcap is not None:
@@ -357,7 +368,7 @@ def device_params(scale: float, softcap: float | None) -> mx.array:
 
 
 def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
-    """Make an array of one float32 per query head, padded for the device."""
+    """Return one float32 per query head as an array, padded for the device."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
     return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

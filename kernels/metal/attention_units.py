@@ -1,4 +1,4 @@
-"""Units of the attention kernels, and the sizes that host and kernel must agree on."""
+"""Units of the attention kernels, and sizes on which host and kernel must agree."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CHUNK_BYTES = 28672
 
 
 def chunk_parts(layer: LayerSpec) -> int:
-    """Number of simdgroups that share 8 rows of a chunk: their queries and sums are registers."""
+    """Return the number of simdgroups that share 8 rows of a chunk, with queries and sums in registers."""
     return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
 
 
 def chunk_tokens(layer: LayerSpec, group: int) -> int:
-    """Tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
+    """Return the tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
     return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 
@@ -60,8 +60,10 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def slices(self) -> int:
-        """Into how many simdgroups' hands decode divides the query heads of a KV head: 4 each at most, whose
-        queries and sums are registers."""
+        """Number of simdgroups that share the query heads of a KV head in decode.
+
+        Each has 4 heads at most, because queries and sums are in registers.
+        """
         return -(-self.group // MAX_HEADS)
 
     @property
@@ -71,8 +73,10 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def ranges(self) -> int:
-        """Into how many simdgroups' hands decode divides the tiles of an item: even, and for one or two
-        slices 8 simdgroups together."""
+        """Number of ranges into which decode divides the tiles of an item, each for one simdgroup.
+
+        The number is even; for one or two slices there are 8 simdgroups together.
+        """
         return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
 
     @property
@@ -85,8 +89,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def chunk_keys(self) -> int:
-        """Keys in a tile of the chunk kernel: K and V of two threadgroups fit beside each other."""
-        products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes for a key
+        """Keys in a tile of the chunk kernel, so that K and V of two threadgroups fit into memory."""
+        products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes per key
         return next(
             keys
             for keys in (32, 16, 8)
@@ -95,8 +99,10 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def _values_first(self) -> bool:
-        """Whether K and V of a chunk's tiles are expanded as soon as they are loaded: there are no registers
-        for codes on their way, nor for products beside an expansion."""
+        """Whether tiles of K and V in the chunk kernel are expanded when they are loaded.
+
+        It is so for formats that would need too many registers otherwise.
+        """
         wide = max(self.layer.head_dim, self.layer.value_dim) > 128
         late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
         return self.k_format in late or self.v_format in late
@@ -153,7 +159,7 @@ class AttentionConfig(PageReaderConfig):
         return fixed + tuple(name for name, on in optional if on)
 
     def decode_unit(self, *, split: bool) -> KernelSource:
-        """See sources/decode.metal; with ``split`` the outputs are for ``reduce_unit``."""
+        """Return the unit of sources/decode.metal; with ``split`` its outputs are for ``reduce_unit``."""
         layer = self.layer
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
         shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
@@ -180,9 +186,9 @@ class AttentionConfig(PageReaderConfig):
         split: bool,
         more: tuple[str, ...] = (),
     ) -> KernelSource:
-        """Make the unit of a kernel that reads pages; ``more``: inputs that it alone has."""
+        """Return the unit of a kernel that reads pages; ``more``: its additional inputs."""
         inputs = self._inputs(plan) + more
-        if split:  # sinks join at the end, once
+        if split:  # sinks are added once, at the end
             inputs = tuple(name for name in inputs if name != "sinks")
             macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
         return make_unit(
@@ -196,8 +202,11 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Make the unit that joins splits, by what joining depends on only: layers of other windows, pages
-        and formats have the same one."""
+        """Return the unit that joins splits.
+
+        It depends only on settings that joining needs, so layers with other windows, pages or formats share
+        it.
+        """
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
@@ -209,10 +218,10 @@ class AttentionConfig(PageReaderConfig):
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
     def chunk_unit(self, *, split: bool) -> KernelSource:
-        """See sources/chunk.metal; with ``split`` as of ``decode_unit``."""
+        """Return the unit of sources/chunk.metal; with ``split`` its outputs are for ``reduce_unit``."""
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)
-        row_group = 8 * (self._widest + 4) * 4  # bytes of its queries, or outputs
+        row_group = 8 * (self._widest + 4) * 4  # bytes of the rows' queries or outputs
         shared = max(key_bytes + value_bytes, row_group)
         macros = self._macros() | {
             "NUM_SIMDGROUPS": CHUNK_SIMDGROUPS,

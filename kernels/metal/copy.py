@@ -1,4 +1,4 @@
-"""Copying pages inside the pool, for pools that kernels write themselves: sources/copy.metal."""
+"""Copying pages inside the pool, for pools written by kernels: sources/copy.metal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _THREADS = 128
 
 
 def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
-    """``run_bytes``: of one KV head's rows in one page, by the part's name (k_codes, k_scales, ...)."""
+    """Return the copy unit; ``run_bytes``: bytes of a KV head's rows in a page, by part (k_codes, ...)."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
-    # 16 bytes at a time, unless a run of few rows is no multiple of that.
+    # 16 bytes at a time, or fewer if the size of a short run is not a multiple.
     size, word = next(
         (size, word)
         for size, word in ((16, "uint4"), (2, "ushort"), (1, "uchar"))
@@ -54,9 +54,11 @@ def copy_pages(
     after: mx.array,
     pairs: Sequence[tuple[int, int]],
 ) -> mx.array:
-    """Copy page onto page (none of them both source and target) in one layer's ``parts``, arrays
-    [rows, width] by name, after the kernel that made ``after``; the result is the token of the copy, for
-    readers and writers that come later."""
+    """Copy pages in one layer's ``parts``, arrays [rows, width] by name; none is both source and target.
+
+    The copy runs after the kernel that made ``after``. It returns a token for readers and writers that come
+    later.
+    """
     heads = spec.layers[layer].num_kv_heads
     run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
     inputs = {

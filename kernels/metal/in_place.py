@@ -1,12 +1,13 @@
-"""Pages written in place: no scatter, and no copy of a pool that somebody still holds.
+"""Pages written in place: no scatter, and no copy of a pool that is still referenced.
 
-The writer changes an input, which MLX does not see. Its order comes from declared dependencies alone:
-every kernel that writes, reads or copies pages of a layer takes as an input what the last one made, and
-makes a small array for the next, so the kernels of a layer run in the order in which they were launched,
-also those of steps that are in flight together. Whatever reads pages by MLX's own operations waits for
-the kernels first, and the host writes pages only when none is under way.
-In this way a step costs one launch per layer for K, V and their flags, and arrays of the pool are the same
-from first to last. It needs a device that lets kernels write their inputs: ``in_place_check``.
+The writer changes an input, which MLX does not see. Declared dependencies alone give the order: every kernel
+that writes, reads or copies pages of a layer takes the output of the previous one as an input and makes a
+small array for the next. So the kernels of a layer run in launch order, also those of several steps in
+flight. MLX's own operations read pages only after the kernels, and the host writes pages only when no kernel
+runs.
+
+So a step costs one launch per layer for K, V and their flags, and the pool's arrays never change. The device
+must let kernels write their inputs: see ``in_place_check``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, write_unit
 class InPlacePool(MetalPool):
     """A ``MetalPool`` whose kernels write the pool's own arrays.
 
-    ``_last[layer]`` is what the last kernel on the layer's pages made. ``_unstorable`` is what the step's
-    last write made, bool [max(T, 8)]: tokens of which a row of any layer so far could not be stored.
+    ``_last[layer]`` is the output of the last kernel on the layer's pages. ``_unstorable`` is the output of
+    the step's last write, bool [max(T, 8)]: tokens with a row that could not be stored in some layer so far.
     """
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
@@ -68,7 +69,7 @@ class InPlacePool(MetalPool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def pending(self) -> list[mx.array]:
-        """The last write alone: it waits for all others of the step."""
+        """Return the last write alone: it waits for all others of the step."""
         return [] if self._unstorable is None else [self._unstorable]
 
     def flags(self) -> list[mx.array]:
@@ -88,8 +89,10 @@ class InPlacePool(MetalPool):
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """By the host, into the arrays' own memory: MLX's scatter would copy an array that the device still
-        holds."""
+        """Write pages on the host into the arrays' own memory.
+
+        MLX's scatter would copy an array that the device still holds.
+        """
         check_write(self._spec, pages, data)
         self._finish()
         at = np.array(pages, np.int64)
@@ -111,7 +114,7 @@ class InPlacePool(MetalPool):
         self._last[layer] = read
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages, like every write after the last kernel on them and before the next."""
+        """Copy pages, after the last kernel on them and before the next."""
         for layer in range(len(self._spec.layers)):
             parts = super()._pages(layer).inputs()
             self._last[layer] = copy_pages(self._library, self._spec, layer, parts, self._last[layer], pairs)
@@ -121,14 +124,14 @@ class InPlacePool(MetalPool):
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
     def _writer(self, key_dim: int, value_dim: int) -> Kernel:
-        """Kernel that stores rows, put together once."""
+        """Return the kernel that stores rows, made once."""
         if (key_dim, value_dim) not in self._writers:
             unit = write_unit(*self._formats, key_dim, value_dim)
             self._writers[key_dim, value_dim] = self._library.kernel(unit)
         return self._writers[key_dim, value_dim]
 
     def _target_rows(self, heads: int) -> mx.array:
-        """The step's rows of the pool, [T * Hkv] or more."""
+        """Return the pool rows that the step writes, [T * Hkv] or more."""
         if heads not in self._rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -139,7 +142,7 @@ class InPlacePool(MetalPool):
 
 
 def _memory(array: mx.array) -> NDArray[Any]:
-    """The bytes of an evaluated array, as unsigned integers, writable."""
+    """Return the bytes of an evaluated array as writable unsigned integers."""
     plain = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     mx.eval(plain)
     memory = np.array(plain, copy=False)

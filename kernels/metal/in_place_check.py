@@ -1,4 +1,4 @@
-"""Self-tests at start: whether kernels may write their inputs on this device, ordered by small arrays."""
+"""Self-tests at start: whether kernels may write their inputs here, ordered by small arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 6
 
 
 def copies_pages(library: KernelLibrary) -> bool:
-    """Whether this device copies a page that it has just written, bit for bit."""
+    """Whether this device copies a page correctly that it has just written."""
     pool = _pool(library)
     rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
     pool.begin_step(_step(0, _PAGE_SIZE, page=0))
@@ -31,8 +31,10 @@ def copies_pages(library: KernelLibrary) -> bool:
 
 
 def overlaps_steps(library: KernelLibrary) -> bool:
-    """Whether steps in flight give the same bits as single steps. Each overwrites the token of the one
-    before, so a late or early write shows."""
+    """Whether steps in flight give the same bits as single steps.
+
+    Each step overwrites the token of the step before, so a late or early write shows.
+    """
     outs = []
     for waits in (True, False):
         pool, made = _pool(library), []
@@ -55,5 +57,5 @@ def _pool(library: KernelLibrary) -> InPlacePool:
 
 
 def _step(start: int, stop: int, *, page: int) -> AttentionMetadata:
-    """Positions [start, stop) of a sequence of one page."""
+    """Return positions [start, stop) of a sequence of one page."""
     return AttentionMetadata.of([(start, stop)], np.array([[page]], np.int32), page_size=_PAGE_SIZE)

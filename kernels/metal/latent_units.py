@@ -1,4 +1,4 @@
-"""Units of attention over latents (MLA), and the sizes that host and kernel must agree on."""
+"""Units of attention over latents (MLA), and sizes on which host and kernel must agree."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ MAX_ROTARY = 128
 
 
 def may_hold_latents(layer: LayerSpec) -> bool:
-    """Whether this kernel reads layers of this shape: their rows may be wider than those of others."""
+    """Whether this kernel reads layers of this shape, whose rows may be wider than in other kernels."""
     return layer.num_kv_heads == 1 and layer.head_dim <= MAX_LATENT and layer.value_dim <= MAX_ROTARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """Parameters that a kernel over latents is compiled for: ``head_dim`` of the layer is theirs, and
-    ``value_dim`` that of rotary keys.
+    """Parameters of a kernel over latents; ``value_dim`` is that of rotary keys.
 
     num_heads  query heads
     """
@@ -46,18 +45,20 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Number of simdgroups of a threadgroup: twice as many where a token has rows for them, so that
-        latents are read half as often."""
+        """Number of simdgroups of a threadgroup.
+
+        It doubles if a token has enough rows for them, so that latents are read half as often.
+        """
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property
     def rows(self) -> int:
-        """Query heads of tokens that a threadgroup has."""
+        """Rows of a threadgroup: query heads of tokens."""
         return 8 * self.simdgroups // PARTS
 
     @property
     def keys(self) -> int:
-        """Keys in a tile: two threadgroups fit beside each other."""
+        """Keys in a tile, so that two threadgroups fit into memory."""
         return next(keys for keys in (32, 16, 8) if keys == 8 or self._bytes(keys) <= CHUNK_BYTES)
 
     def _bytes(self, keys: int) -> int:
@@ -89,14 +90,14 @@ class LatentConfig(PageReaderConfig):
         }
 
     def unit(self, *, split: bool) -> KernelSource:
-        """See sources/latent.metal; with ``split`` the outputs are for ``reduce_unit``."""
+        """Return the unit of sources/latent.metal; with ``split`` its outputs are for ``reduce_unit``."""
         layer, keys = self.layer, self.keys
         latents, rotary = page_format(self.k_format), page_format(self.v_format)
         scales = has_scales(latents, layer.head_dim), has_scales(rotary, layer.value_dim)
         optional = (
             ("k_scales", scales[0]),
             ("v_scales", scales[1]),
-            ("sinks", self.sinks and not split),  # of splits, sinks join at the end, once
+            ("sinks", self.sinks and not split),  # for splits, sinks are added once, at the end
             ("seen_since", self.bounded),
             ("after", self.ordered),
         )

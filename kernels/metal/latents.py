@@ -1,7 +1,7 @@
-"""Attention over latents (MLA) of one step: rows of tokens and heads, tile by tile, whatever they belong to.
+"""Attention over latents (MLA) of one step: rows are (token, head) pairs, in tiles of any sequences.
 
-One kernel has rows that are decoded and rows of prompts. Where a decoded row is split over its keys, those go
-first, with partial results that *reduce* joins, and prompts have a launch of their own.
+One kernel computes decode rows and prompt rows. If a decode row is split over its keys, such rows are
+launched first; their partial results are joined by *reduce*. Prompts then have a separate launch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ALL_TILES = np.iinfo(np.int32).max
 class LatentPlan:
     """Launches of a step.
 
-    whole   [N, 8]  items of rows whose outputs are written at once, see sources/latent.metal
-    split   [M, 8]  items of splits, M = 0 where there are none
-    joins   [R, 4]  of ``split``: (first part, number of parts, 0, 0) of each row of the step in ``rows``
-    parts           how many parts ``split`` writes
-    rows    [R]     the rows that are split
+    whole   [N, 8]  items of rows whose outputs are final, see sources/latent.metal
+    split   [M, 8]  items of splits, M = 0 if there are none
+    joins   [R, 4]  for ``split``: (first part, number of parts, 0, 0) of each row in ``rows``
+    parts           number of parts that ``split`` writes
+    rows    [R]     the step's rows that are split
     others  [T - R] the rows in ``whole``, in the order of their outputs
     """
 
@@ -47,15 +47,20 @@ class LatentPlan:
 
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
-    """Splits of rows that read so many tiles of 32 keys, whose heads are so many tiles: half as many for each
-    of these as of other attention, since every split of a row writes all its heads' sums."""
+    """Return the splits of rows that read ``tiles`` tiles of 32 keys, with ``heads_tiles`` tiles of heads.
+
+    They are at most 2 / ``heads_tiles`` of those in other attention, because every split of a row writes sums
+    of all its heads.
+    """
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 
 
 def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
-    """Plan the launches of a step, with ``rows`` of tokens and heads in a tile. A row's splits depend on its
-    own sequence alone."""
+    """Plan the launches of a step, with ``rows`` (token, head) pairs in a tile.
+
+    A row's splits depend only on its own sequence.
+    """
     counts = np.diff(metadata.q_start)
     sequences = np.flatnonzero(counts == 1).astype(np.int32)
     alone = metadata.q_start[sequences]
@@ -87,7 +92,7 @@ def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: in
 
 
 def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Items of parts (row, sequence, first tile, end tile): ``rows`` heads at a time."""
+    """Return items of parts (row, sequence, first tile, end tile), ``rows`` heads at a time."""
     first = np.tile(np.arange(0, num_heads, rows), len(parts))
     at = np.repeat(np.arange(len(parts)), -(-num_heads // rows))
     row, sequence, begin, end = parts[at].T
@@ -96,13 +101,13 @@ def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
 
 
 def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Items of all rows of these sequences, whose outputs begin at ``outs``."""
+    """Return items of all rows of these sequences, whose outputs begin at ``outs``."""
     runs = metadata.q_start[sequences], np.diff(metadata.q_start)[sequences], sequences, outs
     return row_tiles(np.stack(runs, axis=1), num_heads=num_heads, rows=rows)
 
 
 def row_tiles(runs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Items of runs (first row, rows, sequence, output of the first row) [N, 4], ``rows`` heads each."""
+    """Return items of runs [N, 4] (first row, rows, sequence, first output), ``rows`` heads each."""
     first, lengths, sequences, outs = runs.T
     totals = lengths * num_heads
     counts = -(-totals // rows)
@@ -152,7 +157,7 @@ class LatentAttention:
     def attend(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
     ) -> Attended:
-        """queries [T, Hq, R] and rotary ones [T, Hq, P] -> [T, Hq, R] in the dtype of ``queries``."""
+        """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P], in their dtype."""
         step = self._begun()
         config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
@@ -189,8 +194,7 @@ class LatentAttention:
     def partials(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
-        """Compute partial results over latents, like ``PagedAttention.partials``: values [M, Hq, R], still
-        rotated as these are."""
+        """Return partial results [M, Hq, R] over latents, still rotated; see ``PagedAttention.partials``."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
         config = self._configured(
             spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
@@ -213,7 +217,7 @@ class LatentAttention:
         *,
         tokens: int,
     ) -> LatentConfig:
-        """ValueError unless queries fit the layer and the step."""
+        """Return the configuration; ValueError unless queries fit the layer and the step."""
         spec = self._spec.layers[layer]
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -261,7 +265,7 @@ class LatentAttention:
         return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
 
     def _unit(self, config: LatentConfig, kind: str) -> KernelSource:
-        """The kernel's text, put together once per configuration."""
+        """Return the unit of a configuration, made once."""
         if (config, kind) not in self._units:
             self._units[config, kind] = (
                 config.reduce_unit() if kind == "reduce" else config.unit(split=kind == "split")

@@ -1,7 +1,7 @@
-"""Launch of every kernel by one call, on any compiler.
+"""Launch of every kernel by one call, with any compiler.
 
-``compile_kernel`` is ``mx.fast.metal_kernel`` or anything with its parameters; what it returns is
-called as MLX's kernels are, and gives MLX arrays.
+``compile_kernel`` is ``mx.fast.metal_kernel`` or a function with its parameters. Its results are called like
+MLX's kernels and return MLX arrays.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CompileKernel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Threads, not threadgroups, in ``grid``: whole multiples of ``threadgroup`` here."""
+    """Grid of a launch, in threads: multiples of ``threadgroup``, unlike in Metal not in threadgroups."""
 
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
@@ -46,13 +46,13 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A unit and what launches it. Keep it: finding it again compares its text."""
+    """A compiled unit; keep it, because finding it again compares its text."""
 
     unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]
 
     def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
-        """``inputs`` by name, others among them are ignored; outputs in the unit's order."""
+        """Launch the kernel; ``inputs`` by name, extra ones are ignored. Returns the outputs in order."""
         arrays = [inputs[name] for name in self.unit.input_names]
         for name, array in zip(self.unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:
@@ -97,12 +97,12 @@ class KernelLibrary:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the units that were asked for so far."""
+        """Names of the units requested so far."""
         return frozenset(self._kernels)
 
 
 def padded(array: NDArray[Any]) -> mx.array:
-    """The array on the device with at least 8 elements, zeros at the end of the last axis."""
+    """Return the array on the device with at least 8 elements, zeros at the end of the last axis."""
     rows = int(np.prod(array.shape[:-1]))
     missing = -(-MIN_ELEMENTS // max(rows, 1)) - array.shape[-1]
     if missing > 0:

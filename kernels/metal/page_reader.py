@@ -1,4 +1,4 @@
-"""Parameters of every kernel that attends over pages: pages, what queries see, and tiles."""
+"""Parameters of every kernel that attends over pages: pages, visible positions, and tiles."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .units import format_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReaderConfig:
-    """The part of a configuration that attention over K and V shares with attention over latents.
+    """The configuration that attention over K and V shares with attention over latents.
 
-    bounded    input `seen_since` says of each row where what it sees begins, in place of the layer's window
-    ordered    input `after` orders the kernel after writes that MLX does not see, and output `read` what
-               follows
+    bounded    input `seen_since` gives the first position that each row sees, instead of the layer's window
+    ordered    input `after` orders the kernel after writes that MLX does not see, and output `read` orders
+               later kernels
     """
 
     layer: LayerSpec
@@ -27,7 +27,7 @@ class PageReaderConfig:
     ordered: bool = False
 
     def tile_bytes(self, keys: int) -> tuple[int, int]:
-        """Bytes of ``keys`` rows of each side in threadgroup memory, rows padded."""
+        """Return the bytes of ``keys`` padded rows of K and of V in threadgroup memory."""
         layer = self.layer
         return (
             keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
@@ -35,7 +35,7 @@ class PageReaderConfig:
         )
 
     def name_with(self, heads: str) -> str:
-        """The part of a unit's name that tells configurations apart; ``heads`` names its heads."""
+        """Return the part of a unit's name that identifies the configuration; ``heads`` names its heads."""
         layer = self.layer
         options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
         return (
@@ -44,7 +44,7 @@ class PageReaderConfig:
         )
 
     def visibility_macros(self) -> dict[str, int | str]:
-        """Macros of pages and of what a query sees and adds, as sources/attention.metal has them."""
+        """Return the macros of sources/attention.metal for pages, visibility and additions to logits."""
         return {
             "PAGE_SIZE": self.page_size,
             "WINDOW": self.layer.window or int(self.bounded),

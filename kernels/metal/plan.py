@@ -1,8 +1,8 @@
 """Plan of the launches for a step's rows, made on the host once per step: flat int32 arrays.
 
-Rows of sequences with one row go to the decode kernel, all others, tile by tile, to the chunk
-kernel. Long rows are split over their keys. Every choice depends on the row's own sequence
-alone, never on its neighbours, so that a sequence gets the same bits in any batch.
+Rows of sequences with one row go to the decode kernel, all others, in tiles, to the chunk kernel. Long rows
+are split over their keys. Every choice depends on the row's own sequence alone, so that a sequence gets the
+same bits in any batch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DecodePlan:
     """Decode rows under one window.
 
     items   [M, 4]  (row, sequence, first tile, end tile) of each row's splits, those of a row adjacent
-    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; none where every row is one
-                    item, and nothing is to be joined
+    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; empty if every row is one item, so
+                    that nothing is joined
     rows    [R]     the step's rows in the order of the outputs
     """
 
@@ -43,29 +43,31 @@ class DecodePlan:
 
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
-    """Return the tiles of 32 keys that queries at ``positions`` read: ``span_from`` of the sources."""
+    """Return the number of 32-key tiles that queries at ``positions`` read: ``span_from`` of the sources."""
     if window is None:
         return np.asarray(positions // DECODE_TILE + 1, np.int32)
     return bounded_tiles(positions, window_start(positions, window), keep)
 
 
 def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
-    """Return the tiles of queries that see positions from ``low`` on, and the first ``keep``."""
+    """Return the number of tiles of queries that see positions from ``low`` on, and the first ``keep``."""
     end = positions // DECODE_TILE + 1
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 
 
 def num_splits(tiles: Ints) -> Ints:
-    """Return the number of splits of rows that read so many tiles. It depends on nothing else, nor do a row's
-    bits."""
+    """Return the number of splits of rows that read ``tiles`` tiles; a row's bits depend on nothing else."""
     fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
     return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    """Rows beside one that is split go the same way, with a single split: that changes no bit of them,
-    and a step of rows of any lengths takes no more launches."""
+    """Plan the decode rows of a step.
+
+    If one row is split, the others are launched as single splits: their bits stay the same, and a step takes
+    no more launches.
+    """
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
@@ -78,8 +80,7 @@ def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> D
 
 
 def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
-    """Return (row, sequence, first tile, end tile) of the splits of each row, [M, 4], and where each row's
-    begin."""
+    """Return (row, sequence, first tile, end tile) of the splits, [M, 4], and the first split of each row."""
     first = np.cumsum(splits) - splits
     owner = np.repeat(np.arange(len(rows)), splits)
     part, end, count = np.arange(len(owner)) - first[owner], tiles[owner].astype(np.int64), splits[owner]
@@ -88,8 +89,10 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
-    """Tiles [N, 4] of the step's chunk rows, none if there are none: (first row, tokens, sequence, number of
-    tiles); then the rows beside them, computed before: (which one, 0, 0, row)."""
+    """Return the tiles [N, 4] of the step's chunk rows, possibly none.
+
+    A tile is (first row, tokens, sequence, number of tiles). Decoded rows follow: (index, 0, 0, row).
+    """
     rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
@@ -109,8 +112,10 @@ def chunk_rows(metadata: AttentionMetadata) -> Ints:
 
 
 def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
-    """Cut ``rows`` into runs of consecutive ones with one owner, ``size`` at most: where each run begins,
-    and how many rows it has."""
+    """Cut ``rows`` into runs of at most ``size`` consecutive rows with one owner.
+
+    Returns the first index and the length of each run.
+    """
     starts = np.append(True, (np.diff(rows) != 1) | (np.diff(owners) != 0))[: len(rows)]
     begin = np.flatnonzero(starts)
     within = np.arange(len(rows)) - np.repeat(begin, np.diff(np.append(begin, len(rows))))
@@ -119,7 +124,7 @@ def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]
 
 
 def restore_order(*rows: Ints) -> Ints | None:
-    """Return the place of each row of the step in the concatenated outputs; None: in place."""
+    """Return the place of each row of the step in the concatenated outputs; None: already in order."""
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order

@@ -1,9 +1,9 @@
 """``KVPool`` on Metal kernels.
 
-Pages are the reference pool's arrays: codes and scales of K and of V per layer, rows in page
-order. A write launches one kernel that rotates and quantizes all rows of K (one more for V) and
-lets MLX scatter the results into the pool arrays, so that every dependency is in MLX's graph.
-Reading pages whole (``gather``) and copying them is left to MLX's own operations.
+Pages are the reference pool's arrays: codes and scales of K and of V per layer, rows in page order. A write
+launches one kernel that rotates and quantizes all rows of K (one more for V). MLX then scatters the results
+into the pool arrays, so that every dependency is in MLX's graph. MLX's own operations read pages whole
+(``gather``) and copy them.
 """
 
 from __future__ import annotations
@@ -70,11 +70,15 @@ class MetalPool(ReferencePool):
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
-        """Note that a kernel that reads the pages of ``layer`` makes ``read``, which later writes must await;
-        MLX's scatter does so here."""
+        """Note that a kernel reading the pages of ``layer`` makes ``read``, which later writes must await.
+
+        Here MLX's scatter does so by itself.
+        """
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
-        """See ``PagedAttention.partials``, and for rotary queries ``LatentAttention.partials``."""
+        """Return partial results; see ``PagedAttention.partials`` and, for rotary,
+        ``LatentAttention.partials``.
+        """
         pages = self._pages(layer)
         if rotary is None:
             partials = self._attention.partials(layer, queries, pages, parts)
@@ -88,8 +92,7 @@ class MetalPool(ReferencePool):
         return StoredPages(tuple(keys), tuple(values))
 
     def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        """Store rows [T, Hkv, dim] of K (part 0) or V in their slots; return which [T * Hkv] were
-        storable."""
+        """Store rows [T, Hkv, dim] of K (part 0) or V in their slots; return [T * Hkv]: storable or not."""
         tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
         launch = rows_launch(tokens * heads, *layout)
@@ -100,7 +103,7 @@ class MetalPool(ReferencePool):
         return storable
 
     def _row_unit(self, part: int, dim: int) -> KernelSource:
-        """The kernel that stores rows of K or of V, put together once."""
+        """Return the kernel that stores rows of K or of V, made once."""
         if (part, dim) not in self._row_units:
             self._row_units[part, dim] = quantize_unit(self._formats[part], dim)
         return self._row_units[part, dim]
@@ -118,7 +121,7 @@ def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
 
 
 def _check(spec: PoolSpec) -> None:
-    """ValueError for pools that the kernels cannot read."""
+    """Raise ValueError for pools that the kernels cannot read."""
     size = spec.page_size
     if size & (size - 1):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Recurrent layers on Metal: one launch for all segments of a step, states in slots, written in place.
 
-The functions are those of ``cpu.recurrent``, with the same arguments and promises. A kernel writes the slots
-of a pool that MLX takes for an input: whoever reads the pool next waits for y first. So it needs a device
-that lets kernels write their inputs (``in_place_check``), and steps with states are not in flight together.
+The functions are those of ``cpu.recurrent``, with the same arguments and results. A kernel writes the slots
+of a pool that MLX takes for an input, so later readers of the pool must wait for y. The device must let
+kernels write their inputs (``in_place_check``), and only one step with states may be in flight.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .units import MIN_ELEMENTS, KernelSource
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """A step's segments and checkpoints as the kernels read them (sources/recurrent.metal), for all layers.
+    """A step's segments and checkpoints in the kernels' form (sources/recurrent.metal), for all layers.
 
-    Segments are [num_segments, 8], those without rows left out; checkpoints are in the order of rows;
-    ``left`` are the rows whose states the step leaves somewhere, None: all of them.
+    Segments are [num_segments, 8], without empty ones; checkpoints are in the order of rows. ``left`` are the
+    rows whose states the step keeps, None: all.
     """
 
     num_segments: int
@@ -35,7 +35,7 @@ class SegmentArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> SegmentArrays:
-        """Make the arrays of a step that was checked against the pool: kernels write wherever it says."""
+        """Make the arrays of a checked step; kernels write to any slot without a check."""
         kept = step.checkpoints[step.checkpoints[:, 0] >= 0]
         kept = kept[np.argsort(kept[:, 0], kind="stable")]
         used = step.segments[step.segments[:, 1] > 0]
@@ -205,7 +205,7 @@ class MetalRecurrences:
         grid: tuple[int, int],
         state: MatrixState | None,
     ) -> tuple[mx.array, mx.array]:
-        """y has the shape and dtype of ``like``; the pool is the array that was given."""
+        """Run a kernel; y has the shape and dtype of ``like``, and the pool is returned unchanged."""
         given = {name: _wide(array) for name, array in inputs.items()}
         given |= {"pool": pool, "to_pool": pool, "segments": step.segments, "checkpoints": step.checkpoints}
         threads = CONV_THREADS if state is None else 32 * state.simdgroups
@@ -221,7 +221,7 @@ class MetalRecurrences:
         return self._kernels[key]
 
     def _limits(self, low: float, high: float) -> mx.array:
-        """Two numbers as an input."""
+        """Return two numbers as an input."""
         if (low, high) not in self._numbers:
             self._numbers[low, high] = padded(np.array([low, high], np.float32))
         return self._numbers[low, high]
@@ -234,7 +234,7 @@ def _wide(array: mx.array) -> mx.array:
 
 
 def _check(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype | None = None) -> None:
-    """ValueError unless an array has this shape: kernels do not look."""
+    """Raise ValueError unless an array has this shape and dtype, which kernels do not check."""
     if array.shape != shape or (dtype is not None and array.dtype != dtype):
         wanted = "" if dtype is None else f"{dtype} "
         raise ValueError(f"{name} must be {wanted}{list(shape)}, got {array.dtype} {list(array.shape)}")

@@ -1,4 +1,4 @@
-"""Whether recurrences come out right on this device: asked when a model first needs their kernels."""
+"""Self-test of recurrent kernels on this device, run when a model first needs them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Check = Callable[[MetalRecurrences, np.random.Generator], tuple[list[mx.array], 
 
 
 def recurrent_problem(library: KernelLibrary) -> str | None:
-    """Describe what is wrong with the kernels, for people; None: nothing."""
+    """Return one line about wrong recurrent kernels, or None if they pass."""
     kernels = MetalRecurrences(library)
     for name, check in (("delta rule", _delta), ("SSD", _ssd), ("convolution", _conv)):
         try:
             got, wanted = check(kernels, np.random.default_rng(0))
             mx.eval(got)
-        except RuntimeError as failed:  # a kernel that does not compile, or launch
+        except RuntimeError as failed:  # a kernel does not compile or launch
             return f"{name}: {(str(failed).strip() or type(failed).__name__).splitlines()[0]}"
         for what, array, exact in zip(("outputs", "states"), got, wanted, strict=True):
             error = float(np.abs(np.array(array) - exact).max() / np.abs(exact).max())
-            if not error < _LIMIT:  # NaN, too
+            if not error < _LIMIT:  # also true for NaN
                 return f"{name}: {what} are off by {error:.2g} of the largest, {_LIMIT} is the most"
     return None
 
@@ -82,12 +82,12 @@ def _normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 
 def _pool(states: Array) -> mx.array:
-    """An array of its own, evaluated."""
+    """Return the states as a new, evaluated array."""
     pool = mx.array(states)
     mx.eval(pool)
     return pool
 
 
 def _results(pool: mx.array, y: mx.array) -> list[mx.array]:
-    mx.eval(y)  # the kernel writes the pool behind MLX's back
+    mx.eval(y)  # the kernel writes the pool without MLX knowing
     return [y, pool[mx.array(_WRITTEN)]]

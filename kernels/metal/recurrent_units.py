@@ -34,7 +34,7 @@ def takes_width(width: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixState:
-    """The state of a layer, [heads, height, width]; ``key_heads`` rows are read by heads / key_heads each."""
+    """The state of a layer, [heads, height, width]; heads / key_heads heads share each key head."""
 
     heads: int
     key_heads: int
@@ -54,7 +54,7 @@ class MatrixState:
 
     @property
     def lanes(self) -> int:
-        """That lie across a row: a power of two."""
+        """Lanes across a row, a power of two."""
         return 1 << (-(-self.width // _LANE_VALUES) - 1).bit_length()
 
     @property
@@ -76,7 +76,7 @@ class MatrixState:
 
     def macros(self) -> dict[str, int | str]:
         values = self.width // self.lanes
-        # Rows of inputs may begin behind other parts of one array: runs are as wide as all of them allow.
+        # Inputs may be views into a larger array, so runs are only as wide as all of their offsets allow.
         sizes = (values, self.heads * self.height)
         return {
             "HEADS": self.heads,
@@ -94,7 +94,7 @@ class MatrixState:
 
 
 def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A: bool) -> KernelSource:
-    """See sources/delta.metal. ``wide_A``: A_log has a value for each value of a row of a."""
+    """Return the unit of sources/delta.metal; ``wide_A``: A_log has a value for each value of a row of a."""
     macros = state.macros() | {
         "GATES": state.width if vector_gate else 1,
         "GATE_AT(i)": "((i) / VECTOR * LANES + place.across) * VECTOR + (i) % VECTOR"
@@ -118,7 +118,7 @@ def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A
 
 
 def ssd_unit(state: MatrixState) -> KernelSource:
-    """See sources/ssd.metal."""
+    """Return the unit of sources/ssd.metal."""
     inputs = ("pool", "to_pool", "segments", "checkpoints", "x", "B", "C", "dt")
     return make_unit(
         "ssd",
@@ -132,7 +132,7 @@ def ssd_unit(state: MatrixState) -> KernelSource:
 
 
 def conv_unit(taps: int, channels: int, *, silu: bool, bias: bool) -> KernelSource:
-    """See sources/conv.metal."""
+    """Return the unit of sources/conv.metal."""
     return make_unit(
         "conv",
         f"t{taps}_c{channels}{'_silu' if silu else ''}{'_bias' if bias else ''}",

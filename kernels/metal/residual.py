@@ -1,11 +1,12 @@
 """Attention over quantized pages and their residual pages on Metal.
 
-What a row reads of either kind is a run of whole pages, or two. Put one after the other they are a short
-sequence of their own, seen up to its end: a row's table is rewritten so on the host, once per step, and the
-split kernel runs over it as it is, or for rows of prompts that read the same pages the chunk kernel. The
-partial results of both kinds are joined by MLX's own operations.
-Positions are then not those of the sequence: in layers with a window the kernels get for each row where what
-it sees of them begins, and pass over the tiles before.
+A row reads one or two runs of whole pages of either kind. Joined, these runs form a short sequence that is
+seen up to its end. The host rewrites each row's table so, once per step. The split kernel then runs over it
+unchanged; for prompt rows that read the same pages, the chunk kernel does. MLX's own operations join the
+partial results of both kinds.
+
+Positions are then not those of the sequence. For layers with a window, the kernels get the first visible
+position of each row, and skip the tiles before it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from .pool import MetalPool
 
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
-_LOWEST = -1e30  # of the sources: below every logit
+_LOWEST = -1e30  # as in the sources: below every logit
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Reads of one kind of pages by a step's rows.
+    """Pages of one kind read by a step's rows.
 
     items   [4 * M]  for the kernel; none if ``count``, M, is 0
-    plan    [M, 4]   the same on the host
-    tiled   as of ``Parts``
+    plan    [M, 4]   ``items`` on the host
+    tiled   see ``Parts``
     index   [R, S]   parts of each row
-    live    [R, S]   which of these there are
+    live    [R, S]   which of these exist
     """
 
     items: mx.array
@@ -57,7 +58,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Rows [R] of the step that are divided alike, and what they read of quantized and of residual pages."""
+    """Rows [R] of the step that are divided alike, and their reads of quantized and residual pages."""
 
     rows: Ints
     runs: tuple[_Run, _Run]
@@ -65,12 +66,12 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Every row's pages of one kind, in front of each other.
+    """Every row's pages of one kind, joined to a sequence.
 
     page_table  [T, P]
-    positions   [T]     the last position in them, -1 where there are none
-    seen_since  [T]     the first that a row sees, beside the first ``keep``: past the last if it sees none.
-                        None: all of them are seen
+    positions   [T]     the last position in them, -1 if there are none
+    seen_since  [T]     first position that a row sees, apart from the first ``keep``; after the last if it
+                        sees none. None: all are seen
     """
 
     page_table: Ints
@@ -80,21 +81,23 @@ class _Kind:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Mask of rows that see any of them. All residual pages end with the row's own position."""
+        """Mask of rows that see any of these pages; all residual pages end with the row's own position."""
         return self.positions >= (0 if self.seen_since is None else self.seen_since)
 
     @property
     def tiles(self) -> Ints:
         """Number of tiles of 32 keys that each row reads."""
         if self.seen_since is None:
-            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for -1
+            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for position -1
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Positions that queries of a layer see, as in LayerSpec, and the window that they read of the residual
-    pages. ``keep``: first positions that they read of these."""
+    """Positions that queries of a layer see, as in LayerSpec, and the window read from residual pages.
+
+    ``keep``: first positions read from residual pages.
+    """
 
     window: int | None
     residual: int
@@ -108,8 +111,7 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The step's rows under one reach: ``tables`` are ``kinds`` on the device, ``routes`` by the tokens of a
-    tile."""
+    """The step's rows under one reach: ``tables`` are ``kinds`` on the device, ``routes`` by tile size."""
 
     kinds: tuple[_Kind, _Kind]
     tables: tuple[_Table, _Table]
@@ -130,7 +132,7 @@ class _Table:
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
-    """Rows of prompts go through the chunk kernel in tiles that end where what they read changes."""
+    """Residual cache on Metal; prompt tiles end where their rows begin to read other pages."""
 
     _steps: dict[_Reach, _Step]
     _order: mx.array | None
@@ -147,7 +149,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self._order = None if order is None else mx.array(order)
 
     def _step(self, layer: int) -> _Step:
-        """Plan what rows read in this layer, once for all layers that are alike."""
+        """Plan the reads of the rows in this layer, once for all similar layers."""
         reach = self._reaches[layer]
         if reach not in self._steps:
             if self._metadata is None:
@@ -180,7 +182,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         route: _Route,
         options: AttendOptions,
     ) -> mx.array:
-        """Attend for the rows of one route, float32 [R, Hq, Dv]."""
+        """Return the attention of one route's rows, float32 [R, Hq, Dv]."""
         spec, rotary = self.quantized.spec.layers[layer], options.rotary
         heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
@@ -212,7 +214,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         for pool, run, found, tops in parts:
             share = mx.where(run.live[..., None], _exp2(tops - top[:, None]), 0.0)
             total = total + (share * found.stats[run.index][..., 1]).sum(axis=1)
-            values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)  # not 0 * NaN
+            values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)  # 0 * NaN is NaN
             values = (share[..., None] * values).sum(axis=1)
             rotated = pool.rotates_values(layer) if rotary is None else pool.rotates_keys(layer)
             out = out + (hadamard(values) if rotated else values)
@@ -224,9 +226,11 @@ def _exp2(x: mx.array) -> mx.array:
 
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
-    """Plan what each row reads: quantized pages up to where its residual pages begin, these, and before them
-    the kept pages. A page of which some positions are kept is read of both kinds. In layers with a window,
-    pages before it are in the tables, too; none of them is read."""
+    """Plan the reads of each row: quantized pages, then residual pages and the kept pages before them.
+
+    A page with some kept positions is read of both kinds. In layers with a window, the tables also have pages
+    before the window, which are not read.
+    """
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None
@@ -260,17 +264,17 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
 
 
 def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
-    """The step's rows that are their sequences' only ones, and those of prompts."""
+    """Return the step's rows that are single in their sequences, and those of prompts."""
     chunks = chunk_rows(metadata)
     return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
 
 def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
-    """Divide rows where a tile has so many tokens."""
+    """Divide rows for tiles of ``tokens`` tokens."""
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
-    # Rows of a sequence whose quantized pages end alike have the same tables of both kinds, of which later
-    # ones see what the first does from some position on.
+    # Rows of a sequence with an equal end of quantized pages share both tables; later rows see the first
+    # row's pages from some position on.
     sequences, last = metadata.row_sequences.astype(np.int64), quantized.positions
     first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
     routes = (
@@ -281,7 +285,7 @@ def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int
 
 
 def _run(rows: Ints, kind: _Kind) -> _Run:
-    """Divide what each row reads of a kind of pages, as rows that are decoded are."""
+    """Divide each row's reads of one kind of pages, as for decode rows."""
     tiles = kind.tiles[rows]
     splits = num_splits(tiles)
     items, first = divide(rows, rows, tiles, splits)
@@ -292,9 +296,11 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
-    """A part for each row, in tiles that begin ``first`` and have ``count`` rows: what its rows read of a
-    kind of pages is in its last row's table, the longest. Where the first row sees none of these pages, no
-    other does, and there is no tile."""
+    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``.
+
+    A tile uses the table of its last row, which is the longest. If the first row sees none of these pages, no
+    other row does, and there is no tile.
+    """
     live = kind.live[rows]
     used = live[first]
     parted = np.repeat(used, count)

@@ -1,8 +1,8 @@
-"""The text of each kernel: package sources joined, with a configuration in front.
+"""The text of each kernel: package sources, joined, with a configuration before them.
 
-A unit is what ``mx.fast.metal_kernel`` takes: a header and a body. A ``.metal`` file with a
-``//! body`` line has helpers above it and the kernel's body below; one without is all helpers.
-Every number a kernel depends on is a macro, so that compilers see constants.
+A unit is the input of ``mx.fast.metal_kernel``: a header and a body. In a ``.metal`` file with a ``//! body``
+line, helpers come before it and the kernel's body after it; a file without the line has helpers only. Every
+number that a kernel depends on is a macro, so that compilers see constants.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Place of a page format's Metal code: a struct in the last of ``files``. ``tile_bytes``: of a value
-    in a threadgroup tile, whose type holds every code's value exactly (with scales per group: every
-    value; float32 for affine codes). ``raw_words``: 32-bit registers of 8 codes as they are loaded; where
-    it is 1 (or codes are of 4 bits), an octet is one uint, which may be loaded in runs: ``words``."""
+    """Place of a page format's Metal code, a struct in the last of ``files``.
+
+    tile_bytes   bytes of a value in a threadgroup tile; its type holds every code's value exactly (with scales
+                 per group, every value; float32 for affine codes)
+    raw_words    32-bit registers of 8 codes as loaded
+    words        whether an octet is one uint that may be loaded in runs: ``raw_words`` 1, or 4-bit codes
+    """
 
     struct: str
     files: tuple[str, ...]
@@ -69,43 +72,43 @@ class KernelSource:
 
 
 def strip_source(text: str) -> str:
-    """The text without comments, indentation and empty lines: MLX copies and hashes it in every launch."""
+    """Return the text without comments, indentation and empty lines: MLX copies and hashes it per launch."""
     lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
 
 @functools.cache
 def read_source(name: str) -> tuple[str, str]:
-    """(helpers, body) of a package source as it was written; the body is empty for a header."""
+    """Return helpers and body of a package source, unchanged; the body is empty for a header."""
     text = resources.files("octavo.kernels.metal").joinpath("sources", f"{name}.metal").read_text("utf-8")
     helpers, _, body = text.partition(_BODY)
     return helpers, body
 
 
 def format_source(name: str) -> FormatSource:
-    """The Metal code of the page format called ``name``; ValueError if there is none."""
+    """Return the Metal code of the page format ``name``; ValueError if there is none."""
     if name not in _FORMATS:
         raise ValueError(f"there is no Metal kernel for {name} pages; use {', '.join(METAL_FORMATS)}")
     return _FORMATS[name]
 
 
 def lane_dim(dim: int) -> int:
-    """Values of a row per lane of a simdgroup: the row padded to a power of two, over 32."""
+    """Return a row's values per lane of a simdgroup: the row padded to a power of two, over 32."""
     return int(max(32, 1 << (dim - 1).bit_length())) // 32
 
 
 def row_lanes(dim: int) -> int:
-    """Lanes that lie across a row in decode, 8 values each: a power of two."""
+    """Return the lanes across a row in decode, 8 values each: a power of two."""
     return int(1 << (dim // 8 - 1).bit_length())
 
 
 def loads_in_flight(fmt: PageFormat, dim: int) -> int:
-    """Number of a tile's loads that decode issues before it uses the first: 8 registers' worth."""
+    """Return the loads of a tile that decode issues before it uses the first: 8 registers' worth."""
     return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 
 def norm_bits(dim: int) -> str:
-    """float32(1 / sqrt(b)) of the rotation's blocks by its bits, as the rotation multiplies by it."""
+    """Return the bits of float32(1 / sqrt(b)), the rotation's factor for blocks of b values."""
     return f"0x{int(np.float32(1 / np.sqrt(rotation_block(dim))).view(np.uint32)):08X}u"
 
 
@@ -114,12 +117,12 @@ def rotates(fmt: PageFormat, dim: int) -> int:
 
 
 def in_runs(fmt: PageFormat, dim: int) -> int:
-    """Whether decode loads rows of this width as runs of words: whole rows do not fill a simdgroup."""
+    """Return whether decode loads rows of this width as runs of words, because a row is too short."""
     return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
 
 def check_dim(name: str, dim: int, most: int = 256) -> None:
-    """ValueError unless kernels can spread a row of ``dim`` values over a simdgroup."""
+    """Raise ValueError unless kernels can spread a row of ``dim`` values over a simdgroup."""
     if dim % 8 or not 8 <= dim <= most:
         raise ValueError(
             f"{name} must be a multiple of 8 from 8 to {most} for the Metal kernels, got {dim}; "
@@ -132,7 +135,7 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
 
 
 def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
-    """rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
+    """Return the unit rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
     parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
     return make_unit(
         "quantize",
@@ -146,7 +149,7 @@ def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
 
 
 def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> KernelSource:
-    """keys, values, targets, flagged, parts of pages, after -> written: see sources/write.metal."""
+    """Return the unit that quantizes and writes K and V: see sources/write.metal."""
     parts: list[str] = []
     macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
     for letter, name, fmt, dim in (("k", "KEY", k_format, key_dim), ("v", "VALUE", v_format, value_dim)):
@@ -190,7 +193,7 @@ def make_unit(
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
 ) -> KernelSource:
-    """Join macros, the formats' structs under the names a kernel uses, shared headers and kernel."""
+    """Join macros, the formats' structs under the kernel's names for them, shared headers and the kernel."""
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]

@@ -1,1 +1,1 @@
-"""The reference backend: slow, short and right, in MLX operations."""
+"""The reference backend: slow, short and correct, in MLX operations."""

@@ -12,13 +12,13 @@ from ..masks import HIDDEN
 from ..metadata import AttentionMetadata, Ints
 from ..visibility import visible
 
-LOWEST = -3e38  # a finite stand-in for the maximum of a row that sees nothing
-TINY = 1e-30  # below any sum of weights of which one is 1
+LOWEST = -3e38  # finite stand-in for the maximum of a row that sees nothing
+TINY = 1e-30  # below any sum of weights, the largest of which is 1
 
 
 @dataclass(frozen=True, slots=True)
 class EqualRows:
-    """B sequences that have the same number n of rows in this step.
+    """B sequences with the same number n of rows in this step.
 
     rows       [B, n]  their rows in the step
     tables     [B, P]  their pages, P enough for the longest
@@ -34,18 +34,18 @@ class EqualRows:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Bias of logits that ``PagedKVCache.attend`` was given: a mask [T, 1 or Hq, L]."""
+    """Mask [T, 1 or Hq, L] given to ``PagedKVCache.attend``."""
 
     mask: mx.array | None = None
 
     def hide(self, logits: mx.array, group: EqualRows, spec: LayerSpec) -> mx.array:
-        """-inf in logits [B, Hkv, G, n, L] wherever a row does not see a position."""
+        """Return logits [B, Hkv, G, n, L] with -inf where a row does not see a position."""
         length = logits.shape[-1]
         if self.mask is None:
             seen = visible(group.positions[..., None], mx.arange(length), spec.window, spec.keep)
             return mx.where(seen[:, None, None], logits, -mx.inf)
         rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
-        if rows.shape[-1] < length:  # pages go past the longest sequence
+        if rows.shape[-1] < length:  # pages reach past the longest sequence
             rows = mx.pad(rows, [(0, 0), (0, 0), (0, 0), (0, length - rows.shape[-1])])
         heads = logits.shape[1:3] if rows.shape[1] > 1 else (1, 1)
         rows = rows.reshape(rows.shape[0], *heads, *rows.shape[2:])
@@ -53,14 +53,14 @@ class Bias:
         if rows.dtype == mx.bool_:
             return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
         rows = rows.astype(mx.float32)
-        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))  # a NaN is seen: it is not to be lost
+        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))  # NaN counts as visible, to be noticed
         return mx.where(seen, logits + rows, -mx.inf)
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]:
-    """Decode rows form one group; chunks of equal length share one.
+    """Group the sequences of a step: decode rows form one group, chunks of equal length another.
 
-    Also the permutation [T] that puts the groups' rows, one after the other, back in order.
+    Also returns the permutation [T] that restores the order of the groups' concatenated rows.
     """
     counts = np.diff(metadata.q_start)
     groups, order = [], []
@@ -91,13 +91,13 @@ def attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """queries [B, n, Hq, D], scaled, over keys [B, Hkv, L, D] and values [B, Hkv, L, Dv].
+    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences.
 
-    All float32; L may go past a sequence's end. Returns [B * n, Hq, Dv].
+    Keys are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length.
     """
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
-    # Whatever lies past a sequence's end is somebody else's, and may be NaN: 0 * NaN is NaN.
+    # Positions past a sequence's end may hold NaN of other sequences, and 0 * NaN is NaN.
     live = mx.arange(length) < group.lengths[:, None]
     values = mx.where(live[:, None, :, None], values, 0.0)
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
@@ -112,7 +112,7 @@ def attend_group(
 def attention_weights(
     logits: mx.array, group: EqualRows, *, spec: LayerSpec, options: AttendOptions, bias: Bias
 ) -> mx.array:
-    """Softmax of logits [B, Hkv, G, n, L] over what each row sees."""
+    """Return the softmax of logits [B, Hkv, G, n, L] over the positions that each row sees."""
     if (softcap := options.softcap) is not None:
         logits = softcap * mx.tanh(logits / softcap)
     logits = bias.hide(logits, group, spec)
@@ -121,8 +121,10 @@ def attention_weights(
 
 
 def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
-    """Softmax over the last axis; a sink is one more logit in the denominator. A row of nothing but
-    -inf has weights 0."""
+    """Return the softmax over the last axis; a sink is one more logit in the denominator.
+
+    A row of only -inf has weights 0.
+    """
     top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
     if sinks is None:
         weights = mx.exp(logits - top)

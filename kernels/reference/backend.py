@@ -1,13 +1,12 @@
 """The reference backend: paged attention on plain MLX operations, on any device.
 
-It gathers and dequantizes the pages of every sequence for each layer and step, so it is
-slow; it is the path that every other backend is compared with, and the one that runs where
-no kernels do.
+It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Every other
+backend is compared with it, and it runs if no kernels do.
 
-Stored parts (codes, scales) are one array per layer and part, [num_pages * Hkv * page_size,
-width], rows in page order. A step writes each array once, by a scatter into ``rows`` whose
-input nothing else holds, so MLX reuses its buffer: hence one evaluation per step, and no
-handle to a pool array outside this module.
+Stored parts (codes, scales) are one array per layer and part, [num_pages * Hkv * page_size, width], rows in
+page order. A step writes each array once, by a scatter into ``rows``. Nothing else holds the scatter's input,
+so MLX reuses its buffer. That requires one evaluation per step, and no handle to a pool array outside this
+module.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class ReferencePool:
         self._plan(metadata)
 
     def _plan(self, metadata: AttentionMetadata) -> None:
-        """Return what attention needs of a checked step: its sequences by length."""
+        """Group the sequences of a checked step by length, for attention."""
         self._groups, order = group_sequences(metadata)
         self._restore_order = mx.array(order)
 
@@ -119,7 +118,7 @@ class ReferencePool:
     def _attend_latents(
         self, layer: int, queries: mx.array, options: AttendOptions, rotary: mx.array, bias: Bias
     ) -> mx.array:
-        """See ``AttendOptions.rotary``: one head, whose keys are latents and rotary keys side by side."""
+        """Attend over latents: one head, whose keys are latents and rotary keys, concatenated."""
         spec = self._spec.layers[layer]
         self.check_latents(layer, queries, options)
         wide = mx.concatenate(
@@ -134,7 +133,7 @@ class ReferencePool:
         return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
 
     def check_latents(self, layer: int, queries: mx.array, options: AttendOptions) -> None:
-        """ValueError unless the layer can be one of latents, and rotary queries fit it and ``queries``."""
+        """Raise ValueError unless the layer may be a latent one and the rotary queries fit."""
         spec, rotary = self._spec.layers[layer], options.rotary
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -145,7 +144,7 @@ class ReferencePool:
             )
 
     def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
-        """ValueError unless queries and what is added to logits fit the layer and the step."""
+        """Return the mask; ValueError unless queries, mask and sinks fit the layer and the step."""
         heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
@@ -160,11 +159,11 @@ class ReferencePool:
 
     @property
     def restore_order(self) -> mx.array:
-        """Puts the rows of all groups, one after the other, back in the step's order."""
+        """Permutation that restores the step's order of the groups' concatenated rows."""
         return self._restore_order
 
     def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """K (part 0) or V of tables [B, P] as float32 [B, Hkv, P * page_size, dim], rotated back."""
+        """Return K (part 0) or V of tables [B, P] as float32 [B, Hkv, P * page_size, dim], rotated back."""
         spec = self._spec.layers[layer]
         rows = self._read(layer, part, tables)
         rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
@@ -185,7 +184,7 @@ class ReferencePool:
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """K [B, Hkv, L, D] and V of each sequence: as ``gather``, once for all of its rows."""
+        """Return K [B, Hkv, L, D] and V of each sequence, like ``gather`` but once per sequence."""
         metadata = self._step
         tables, lengths = mx.array(metadata.groups[0].page_table), mx.array(metadata.kv_len)
         longest = int(metadata.kv_len.max())
@@ -197,7 +196,7 @@ class ReferencePool:
         return dense[0], dense[1]
 
     def pending(self) -> list[mx.array]:
-        """Do not keep the list: a handle that outlives the step makes MLX copy the pool."""
+        """Return the arrays to evaluate; a kept list would make MLX copy the pool in the next step."""
         arrays = [array for layer in self._parts for part in layer for array in part]
         return arrays if self._unstorable is None else [*arrays, self._unstorable]
 
@@ -210,7 +209,7 @@ class ReferencePool:
         return np.flatnonzero(np.asarray(self._unstorable)).tolist()
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pairs are carried out in order: a page may be a target and later a source."""
+        """Copy pages pair by pair, because a page may be a target and later a source."""
         for page in (page for pair in pairs for page in pair):
             if not 0 <= page < self._spec.num_pages:
                 raise ValueError(f"page {page} lies outside the pool of {self._spec.num_pages} pages")
@@ -254,7 +253,7 @@ class ReferencePool:
         mx.eval(self._parts)
 
     def _page_rows(self, pages: Sequence[int], layer: LayerSpec) -> mx.array:
-        """Rows of the pool arrays that hold these pages, head by head."""
+        """Return the rows of the pool arrays that hold these pages, head by head."""
         size = layer.num_kv_heads * self._spec.page_size
         return mx.array((np.array(pages, np.int64)[:, None] * size + np.arange(size)).ravel())
 
@@ -273,7 +272,7 @@ class ReferencePool:
         return keys, values
 
     def _targets(self, num_kv_heads: int) -> mx.array:
-        """Rows [T, Hkv] of the pool arrays that the step writes."""
+        """Return the rows [T, Hkv] of the pool arrays that the step writes."""
         if num_kv_heads not in self._slot_rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -283,7 +282,7 @@ class ReferencePool:
         return self._slot_rows[num_kv_heads]
 
     def _read(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """Stored rows of tables [B, P] as float32 [B, Hkv, P * page_size, dim], still rotated."""
+        """Return stored rows of tables [B, P] as float32 [B, Hkv, P * page_size, dim], still rotated."""
         num_kv_heads, page_size = self._spec.layers[layer].num_kv_heads, self._spec.page_size
         heads = tables[:, None, :].astype(mx.int64) * num_kv_heads + mx.arange(num_kv_heads)[:, None]
         rows = (heads[..., None] * page_size + mx.arange(page_size)).reshape(len(tables), num_kv_heads, -1)
@@ -291,14 +290,14 @@ class ReferencePool:
         return self._codecs[part].decode(parts)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages of which none is both written and read."""
+        """Copy pages of which none is both source and target."""
         for layer, spec in zip(self._parts, self._spec.layers, strict=True):
             size = spec.num_kv_heads * self._spec.page_size
             rows = np.array(pairs, np.int64)[:, :, None] * size + np.arange(size)
             sources, targets = mx.array(rows[:, 0].ravel()), mx.array(rows[:, 1].ravel())
             for array in (array for part in layer for array in part):
                 copied = array[sources]
-                mx.eval(copied)  # the scatter below reuses the buffer only once this read is done
+                mx.eval(copied)  # the scatter below reuses the buffer only after this read
                 array[targets] = copied
         mx.eval(self._parts)
 

@@ -19,7 +19,7 @@ from .packing import Codec, Encoded, pack, unpack
 
 
 def hadamard(rows: mx.array) -> mx.array:
-    """``octavo.kernels.formats.hadamard``, operation for operation."""
+    """Rotate rows like ``octavo.kernels.formats.hadamard``, operation for operation."""
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)
     out, h = rows, 1
@@ -32,7 +32,7 @@ def hadamard(rows: mx.array) -> mx.array:
 
 
 class HalfCodec:
-    """bf16 and fp16: MLX's own 16-bit arrays."""
+    """Codec of bf16 and fp16: MLX's own 16-bit arrays."""
 
     def __init__(self, name: str, dtype: mx.Dtype) -> None:
         self.format = page_format(name)
@@ -51,7 +51,7 @@ class HalfCodec:
 
 
 class IntegerCodec:
-    """int8 and int4 as ``octavo.kernels.formats.integer`` defines them."""
+    """Codec of int8 and int4, as defined in ``octavo.kernels.formats.integer``."""
 
     def __init__(self, fmt: INT8 | INT4) -> None:
         self.format: PageFormat = fmt
@@ -78,7 +78,7 @@ class IntegerCodec:
 
 
 class AffineCodec:
-    """affine8 and affine4 as ``octavo.kernels.formats.affine`` defines them."""
+    """Codec of affine8 and affine4, as defined in ``octavo.kernels.formats.affine``."""
 
     def __init__(self, fmt: AFFINE8 | AFFINE4) -> None:
         self.format: PageFormat = fmt
@@ -117,7 +117,7 @@ class AffineCodec:
 
 
 class NumpyCodec:
-    """Any format without operations of its own here: by its definition, on arrays that are evaluated."""
+    """Codec of any format without MLX operations: its NumPy definition, on evaluated arrays."""
 
     def __init__(self, fmt: PageFormat) -> None:
         self.format = fmt
@@ -141,7 +141,7 @@ class NumpyCodec:
 
 
 def codec(name: str) -> Codec:
-    """The codec of ``page_format(name)`` on MLX arrays."""
+    """Return the codec of ``page_format(name)`` on MLX arrays."""
     fmt = page_format(name)
     if isinstance(fmt, INT8 | INT4):
         return IntegerCodec(fmt)

@@ -1,4 +1,4 @@
-"""fp4, mxfp4 and nvfp4 on MLX arrays: the same operations in the same order."""
+"""fp4, mxfp4 and nvfp4 on MLX arrays, with the operations of their definition in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .packing import Encoded, pack, tree_sum, unpack
 
 
 class FP4Codec:
-    """fp4 as ``octavo.kernels.formats.fp4`` defines it."""
+    """Codec of fp4, as defined in ``octavo.kernels.formats.fp4``."""
 
     def __init__(self) -> None:
         self.format = page_format("fp4")
@@ -37,15 +37,17 @@ class FP4Codec:
         return _e2m1_values(unpack(codes, 4), self._magnitudes) * scales.astype(mx.float32)
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates, all of
-        which are tried at once: [..., candidates, D]."""
+        """Return fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates.
+
+        All candidates are computed at once: [..., candidates, D].
+        """
         absmax = magnitudes.max(axis=-1, keepdims=True)
         halves = mx.minimum(absmax * self._factors, float(MAX_FP16)).astype(mx.float16)[..., None]
         scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
         indices = nearest_index(magnitudes, scales)
         differences = magnitudes - scales * self._magnitudes[indices]
         errors = tree_sum(differences * differences)
-        # A candidate that is 0 stores a zero row: its error is never below a usable one's.
+        # A candidate scale of 0 stores zeros, whose error is never smaller than that of a usable scale.
         best = errors.argmin(axis=-2, keepdims=True)
         return (
             mx.take_along_axis(halves, best, axis=-2).squeeze(-2),
@@ -54,7 +56,7 @@ class FP4Codec:
 
 
 class MicroscalingCodec:
-    """mxfp4 and nvfp4 as ``octavo.kernels.formats.microscaling`` defines them."""
+    """Codec of mxfp4 and nvfp4, as defined in ``octavo.kernels.formats.microscaling``."""
 
     def __init__(self, fmt: MXFP4 | NVFP4) -> None:
         self.format: PageFormat = fmt

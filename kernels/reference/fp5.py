@@ -1,4 +1,4 @@
-"""fp5 on MLX arrays: the same operations in the same order."""
+"""fp5 on MLX arrays, with the operations of its definition in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .packing import Encoded, pack, tree_sum, unpack
 
 
 class FP5Codec:
-    """fp5 as ``octavo.kernels.formats.fp5`` defines it."""
+    """Codec of fp5, as defined in ``octavo.kernels.formats.fp5``."""
 
     def __init__(self) -> None:
         self.format = page_format("fp5")
@@ -48,8 +48,10 @@ class FP5Codec:
         return mx.where(nibbles >= 8, -values, values) * _scale_values(planes[..., :1])
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Scale bytes [..., 1] and E2M2 indices [..., D] of the best candidates, all of which are
-        tried at once: [..., candidates, D]."""
+        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidates.
+
+        All candidates are computed at once: [..., candidates, D].
+        """
         absmax = magnitudes.max(axis=-1, keepdims=True)
         half = mx.minimum(absmax * float(SCALE_FACTOR), float(LARGEST_SCALE)).astype(mx.float16)
         base = mx.maximum(half.view(mx.uint16) >> 7, 1)
@@ -67,7 +69,7 @@ class FP5Codec:
 
 
 def pack_bits(bits: mx.array) -> mx.array:
-    """Bits [..., D] to bytes [..., D / 8], element 0 lowest."""
+    """Pack bits [..., D] into bytes [..., D / 8], element 0 lowest."""
     octets = bits.reshape(*bits.shape[:-1], -1, 8) << mx.arange(8, dtype=mx.uint32)
     return octets.sum(axis=-1).astype(mx.uint8)
 

@@ -19,35 +19,35 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """Codec of one format on MLX arrays. ``layout(D)`` gives (width, dtype) of each stored part."""
+    """Codec of one format on MLX arrays; ``layout(D)`` returns (width, dtype) of each stored part."""
 
     format: PageFormat
 
     def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]: ...
 
     def encode(self, rows: mx.array) -> Encoded:
-        """Store float32 rows, already rotated; rows that are not storable become zeros."""
+        """Encode float32 rows, already rotated; rows that are not storable become zeros."""
         ...
 
     def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
-        """Parts to float32 rows, still rotated."""
+        """Return the float32 rows of stored parts, still rotated."""
         ...
 
 
 def pack(codes: mx.array, bits: int) -> mx.array:
-    """uint32 codes [..., D] to words [..., D * bits / 32], element 0 lowest."""
+    """Pack uint32 codes [..., D] into words [..., D * bits / 32], element 0 lowest."""
     words = codes.reshape(*codes.shape[:-1], -1, 32 // bits) << mx.arange(0, 32, bits, dtype=mx.uint32)
     return words.sum(axis=-1)
 
 
 def unpack(words: mx.array, bits: int) -> mx.array:
-    """The inverse of ``pack``."""
+    """Return the codes in packed words; the inverse of ``pack``."""
     codes = words[..., None] >> mx.arange(0, 32, bits, dtype=mx.uint32) & ((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], -1)
 
 
 def tree_sum(values: mx.array) -> mx.array:
-    """Sum over the last axis [..., D] -> [..., 1], upper half added onto lower half."""
+    """Return the sum over the last axis, [..., D] -> [..., 1]; halves are added, upper to lower."""
     width = 1 << (values.shape[-1] - 1).bit_length()
     if width != values.shape[-1]:
         values = mx.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])

@@ -1,8 +1,7 @@
-"""Recurrences over slots of states in NumPy, token by token: the definition that kernels are compared with.
+"""Recurrences over state slots in NumPy, token by token: the definition that kernels are compared with.
 
-Every function takes the states of all slots [num_slots, ...], what a layer made of the T rows of a step, and
-the step; it computes in the dtype of its arrays (float64 where it is to be the truth), writes states in place
-and returns y.
+Every function takes the states of all slots [num_slots, ...], the inputs of the step's T rows, and the step.
+It computes in the dtype of its arrays (float64 for a reference), writes states in place and returns y.
 """
 
 from __future__ import annotations
@@ -48,7 +47,10 @@ def gated_delta(
 
 
 def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | None = None) -> Array:
-    """g of ``gated_delta``: with a lower bound Kimi K3's, else Mamba-2's. A_log [Hv] or as a row of a."""
+    """Return g of ``gated_delta``: Kimi K3's with a lower bound, else Mamba-2's.
+
+    A_log is [Hv] or has the shape of a row of a.
+    """
     A = np.exp(A_log if A_log.ndim == a.ndim - 1 else A_log[:, None])
     if lower_bound is not None:
         return np.asarray(np.exp(lower_bound * sigmoid(A * (a + dt_bias))))
@@ -157,7 +159,7 @@ def wkv7(
 
 
 def _walk(states: Array, step: StateSegments, token: Token, shape: tuple[int, ...]) -> Array:
-    """Tokens of each segment in order; what a segment reads was there before the step."""
+    """Compute the tokens of each segment in order; segments read the states before the step."""
     kept = {int(row): int(slot) for row, slot in step.checkpoints if row >= 0}
     y = np.zeros(shape, states.dtype)
     before = states.copy()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
-    """Both kinds of rows are gathered; of each logit and each value the one that the query reads counts."""
+    """Gathers rows of both kinds; each logit and value comes from the kind that the query reads."""
 
     _starts: mx.array  # [T]
 
@@ -27,7 +27,7 @@ class ReferenceResidualCache(ResidualCache["ReferencePool"]):
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         bias = self.quantized.check_queries(layer, queries, options)
         wide = queries.astype(mx.float32) * options.scale
-        if options.rotary is not None:  # keys are latents and rotary keys side by side, values latents
+        if options.rotary is not None:  # keys are latents joined with rotary keys, values are latents
             self.quantized.check_latents(layer, queries, options)
             wide = mx.concatenate([wide, options.rotary.astype(mx.float32)], axis=-1)
         keep = self.residual.spec.layers[layer].keep
@@ -74,8 +74,10 @@ def _attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Attend like ``attend_group``, with K and V of both kinds (quantized, residual); ``reads_residual`` [B,
-    n, L] says which of them each row reads at each position."""
+    """Attend like ``attend_group``, with K and V of both kinds (quantized, residual).
+
+    ``reads_residual`` [B, n, L] selects the kind that each row reads at each position.
+    """
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys[0].shape[2]
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
@@ -87,7 +89,7 @@ def _attend_group(
     out = mx.zeros((sequences, kv_heads, shared * n, values[0].shape[-1]))
     for reads, rows in zip((mx.logical_not(reads_residual), reads_residual), values, strict=True):
         part = mx.where(reads[:, None, None], weights, 0.0).reshape(*out.shape[:3], length)
-        wanted = (part != 0).any(axis=2)  # the others may be somebody else's: 0 * NaN is NaN
+        wanted = (part != 0).any(axis=2)  # others may hold NaN of other sequences: 0 * NaN is NaN
         out = out + part @ mx.where(wanted[..., None], rows, 0.0)
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
     return out.reshape(sequences * n, num_heads, -1)

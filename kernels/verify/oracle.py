@@ -32,11 +32,11 @@ def dense_attention(
     softcap: float | None = None,
     mask: NDArray[Any] | None = None,
 ) -> Float64s:
-    """Attention of one sequence: queries [T, Hq, D] at ``positions`` [T] over keys [L, Hkv, D]
-    and values [L, Hkv, Dv] of positions 0..L-1. Returns [T, Hq, Dv].
+    """Return attention [T, Hq, Dv] of one sequence.
 
-    Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep); or as a
-    ``mask`` [T, 1 or Hq, L] says (``AttendOptions``). A row that sees nothing gets zeros.
+    Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] are those of
+    positions 0..L-1. Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep);
+    or as a ``mask`` [T, 1 or Hq, L] says (``AttendOptions``). A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
@@ -63,8 +63,11 @@ def dense_attention(
 
 
 def hadamard64(rows: NDArray[Any]) -> Float64s:
-    """Blocks of rows [..., D] times the Sylvester-Hadamard matrix of their size b / sqrt(b), as
-    float64 products; b is the largest power of two that divides D."""
+    """Return rows [..., D] times the Hadamard matrix, in float64, as an independent check of ``hadamard``.
+
+    Each block of b values, b the largest power of two dividing D, is multiplied by the Sylvester-Hadamard
+    matrix over sqrt(b).
+    """
     matrix = np.ones((1, 1))
     while rows.shape[-1] % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -75,7 +78,7 @@ def hadamard64(rows: NDArray[Any]) -> Float64s:
 
 @dataclass(slots=True)
 class StoredPart:
-    """K, or V, of one layer: codes and scales [num_pages, Hkv, page_size, per row]."""
+    """Stored K, or V, of one layer: codes and scales [num_pages, Hkv, page_size, per row]."""
 
     format: PageFormat
     codes: NDArray[Any]
@@ -92,7 +95,7 @@ class StoredPart:
         )
 
     def write(self, slots: Ints, rows: NDArray[Any]) -> NDArray[np.bool_]:
-        """Store rows [T, Hkv, D] in their slots; returns which tokens [T] were storable."""
+        """Store rows [T, Hkv, D] in their slots; return which tokens [T] were storable."""
         page, offset = np.divmod(slots, self.codes.shape[2])
         codes, scales, storable = self.format.store(rows)
         self.codes[page, :, offset] = codes
@@ -100,7 +103,7 @@ class StoredPart:
         return np.asarray(storable.all(-1))
 
     def read(self, slots: Ints) -> Float64s:
-        """Rows [L, Hkv, D] of the slots as attention is to see them: restored in float64."""
+        """Return rows [L, Hkv, D] of the slots, restored in float64."""
         page, offset = np.divmod(slots, self.codes.shape[2])
         rows = self.format.dequantize(self.codes[page, :, offset], self.scales[page, :, offset])
         return hadamard64(rows) if self.format.rotates(rows.shape[-1]) else rows.astype(np.float64)
@@ -116,7 +119,7 @@ class OracleLayer:
     values: StoredPart
 
     def write(self, metadata: AttentionMetadata, keys: NDArray[Any], values: NDArray[Any]) -> list[int]:
-        """Store the step's rows; returns the tokens that were not storable."""
+        """Store the step's rows; return the tokens that were not storable."""
         slots = metadata.only_group().slots
         stored = self.keys.write(slots, keys) & self.values.write(slots, values)
         return np.flatnonzero(~stored).tolist()
@@ -152,7 +155,7 @@ class OracleLayer:
 
 
 def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> Ints:
-    """Slots of positions 0..length-1 of one sequence."""
+    """Return the slots of positions 0..length-1 of one sequence."""
     page, offset = np.divmod(np.arange(length, dtype=np.int32), np.int32(metadata.page_size))
     table = metadata.only_group().page_table[sequence]
     return np.asarray(table[page] * metadata.page_size + offset, np.int32)

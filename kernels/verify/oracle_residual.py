@@ -26,13 +26,12 @@ def attend_residual(
     mask: NDArray[Any] | None = None,
     **options: Any,
 ) -> Float64s:
-    """``PagedKVCache.attend`` over both kinds of pages, row by row: which of them it reads a position from
-    differs.
+    """Return attention over both kinds of pages, computed row by row.
 
     stored    every row of the sequences, quantized and as 16 bits, at the slots of ``pages`` and
               ``residual``, two metadata of one group
-    layer     what a row sees; beside: what it reads of the residual pages
-    options   of ``dense_attention``
+    layer     positions that a row sees; beside: positions that it reads from the residual pages
+    options   options of ``dense_attention``
     """
     assert beside.window is not None
     starts = residual.only_group().starts

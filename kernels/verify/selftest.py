@@ -1,4 +1,4 @@
-"""A backend against the float64 truth on a small grid: for `octavo doctor`, in about a second."""
+"""Comparison of a backend with float64 results on a small grid, for `octavo doctor`; about a second."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TOLERANCE = 0.02
 """Largest error relative to the largest output: kernels may round queries and weights to bf16."""
 
 _PAGE_SIZE = 16
-_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # (positions before the step, rows of the step)
+_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # earlier positions and rows of each sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestResult:
-    """Result of one check. ``max_error`` is relative to the largest value of the truth."""
+    """Result of one check; ``max_error`` is relative to the largest expected value."""
 
     name: str
     max_error: float
@@ -58,7 +58,7 @@ _VARIANTS = (
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
     """Write and attend in every format: stored rows, attention, residual pages, and rows with NaN.
 
-    A format that the backend refuses is one result that says so: refusing is not failing.
+    A format that the backend refuses gives one result that says so and is not a failure.
     """
     results = []
     for name in FORMAT_NAMES:
@@ -79,7 +79,7 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
 
 
 def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
-    """The first failed check of a few that reach every kernel: for a backend about to be used."""
+    """Return the first failure of a few checks that reach every kernel, before a backend is used."""
     for name, check in (
         ("fp4", partial(_check, backend, "fp4", _VARIANTS[-1])),
         ("bf16, long", partial(_check_long, backend, "bf16")),
@@ -91,7 +91,7 @@ def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
 
 
 def _holds(format_name: str, layer: LayerSpec) -> bool:
-    """Whether the format has rows of the layer's length."""
+    """Whether the format can store rows of the layer's length."""
     try:
         page_format(format_name).row_bytes(layer.head_dim)
     except ValueError:
@@ -100,7 +100,7 @@ def _holds(format_name: str, layer: LayerSpec) -> bool:
 
 
 def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfTestResult]:
-    """The check's results; a kernel that does not compile or launch has failed it."""
+    """Return the check's results; a kernel that does not compile or launch is a failure."""
     try:
         return check()
     except RuntimeError as error:
@@ -109,7 +109,7 @@ def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfT
 
 
 def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> list[SelfTestResult]:
-    """Write a mixed step over earlier pages, read the rows back, attend."""
+    """Write a mixed step over earlier pages, read the rows back, and attend."""
     rng = np.random.default_rng(1)
     pool = backend.create_pool(_pool_spec(format_name, variant.layer))
     truth = OraclePool(pool.spec).layers[0]
@@ -147,7 +147,7 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
 
 
 def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Check one row over enough earlier ones that backends may divide them among threads."""
+    """Check a row with so many earlier rows that backends may divide them among threads."""
     rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
@@ -169,7 +169,7 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
 
 
 def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Queries that read some positions from quantized pages and some from residual pages."""
+    """Check queries that read some positions from quantized and some from residual pages."""
     name = f"{format_name} beside 16-bit pages"
     try:
         spec = _pool_spec(format_name, _VARIANTS[0].layer)
@@ -181,7 +181,7 @@ def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTes
 
 
 def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """A row with NaN must be reported, stored as zeros, and spoil nothing else."""
+    """Check that a row with NaN is reported, is stored as zeros, and affects no other row."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer))
     metadata = _metadata(((0, 3), (0, 2)))
@@ -203,7 +203,7 @@ def _stored_error(
     format_name: str,
     metadata: AttentionMetadata,
 ) -> float:
-    """Error of the step's rows, as gathered from the pages, against the page format."""
+    """Return the error of the step's rows, gathered from the pages, relative to the page format."""
     fmt, errors = page_format(format_name), []
     for array, written in zip(dense, rows, strict=True):
         got = np.array(array).swapaxes(1, 2)
@@ -232,7 +232,7 @@ def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolS
 
 
 def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> AttentionMetadata:
-    """Sequence b of the grid owns pages 3, 2, 1, 0 (+ 4 b); sequences without rows drop out."""
+    """Return metadata in which sequence b owns pages 3, 2, 1, 0 (+ 4 b); empty sequences are left out."""
     members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
     tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
     return AttentionMetadata.of([(old, old + new) for _, old, new in members], tables, page_size=_PAGE_SIZE)
