@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from octavo.engine.http.app import POSTS
 from octavo.engine.http.errors import FieldError
-from octavo.engine.http.request_model import MAX_VALUES, parse
+from octavo.engine.http.request_model import MAX_NUMBERS, MAX_VALUES, parse
 
 pytestmark = pytest.mark.server
 
@@ -82,3 +82,13 @@ def test_values_of_a_long_body_are_counted_outside_of_text(item: str) -> None:
     found = "stop must be" if item in ("1", "1.5") else f"at most {MAX_VALUES} strings, objects and lists"
     with pytest.raises(FieldError, match=found):
         parse(kind, body)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/detokenize"])
+def test_numbers_of_a_long_body_are_counted_before_any_is_made(path: str) -> None:
+    kind, _ = POSTS[path]
+    field = {"/v1/completions": "prompt", "/v1/embeddings": "input"}.get(path, "tokens")
+    most = f'{{"{field}":[{",".join(["7"] * MAX_NUMBERS)}]}}'.encode()
+    assert len(getattr(parse(kind, most), field)) == MAX_NUMBERS
+    with pytest.raises(FieldError, match=f"at most {MAX_NUMBERS} numbers, got {MAX_NUMBERS + 1} or more"):
+        parse(kind, most.replace(b"[7", b"[7,7,7"))
