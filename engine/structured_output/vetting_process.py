@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..memory.malloc import give_memory_back
 from .grammar import grammar_of
+from .helper_process import next_message, packed
 from .library import first_line, make_matcher, make_tokenizer
-from .pipe_messages import MessageReader, packed, write_all
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -45,11 +45,11 @@ def main() -> None:
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    reader = MessageReader()
+    got = bytearray()
     thread: threading.Thread | None = None
     while data := os.read(0, 2**16):
-        reader.feed(data)
-        while (message := reader.next()) is not None:
+        got += data
+        while (message := next_message(got)) is not None:
             if thread is None:
                 threading.stack_size(message["limits"]["stack_bytes"])
                 thread = threading.Thread(target=_vet_all, args=(message, inbox, out), daemon=True)
@@ -75,17 +75,23 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
             setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
         )
     except BaseException as error:  # the library raises ValueError and panics
-        write_all(out, packed({"refused": first_line(str(error))}))
+        _write(out, packed({"refused": first_line(str(error))}))
         return
     _limit_memory(limits["memory_bytes"])
-    write_all(out, packed({"ready": True}))
+    _write(out, packed({"ready": True}))
     while True:
         job = inbox.get()
         _limit_cpu(limits["cpu_s"])
         answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
-        write_all(out, packed(answer))
+        _write(out, packed(answer))
         del job, answer
         give_memory_back()  # tens of megabytes after an oversized source
+
+
+def _write(out: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
 
 
 def _vetted(

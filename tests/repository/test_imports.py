@@ -73,7 +73,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     "core": {
         "api", "executor", "inspection", "kv_store", "speculation", "structured_output", "tokenizer",
     },
-    "vision": {"api"},
+    "vision": {"api", "structured_output"},
     "frontend": {"api", "chat", "core", "structured_output", "tokenizer", "vision"},
     "grpc": {"api", "chat", "core", "frontend", "inspection", "memory", "tokenizer"},
     "client": {"api", "grpc"},
