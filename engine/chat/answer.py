@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..api.outputs import ChatAnswer, ToolCall
+from .call_grammar import ToolFormat
 from .call_writer import CallWriter, Tools
 from .events import (
     CallArguments,
@@ -16,7 +17,6 @@ from .events import (
 from .harmony import HarmonyCalls, read_messages
 from .reasoning import Reasoning
 from .text_source import Malformed, Steps, TextSource, Unfinished
-from .tool_formats import ToolFormat
 
 
 class AnswerReader:
@@ -131,11 +131,11 @@ class AnswerReader:
                 has_calls = self._calls.num_calls > 0
             else:
                 source.give_back(space)
-        while mark := (yield from source.stream_until(*form.starts, wrap=ContentText, holds_space=True)):
+        while mark := (yield from source.stream_until(form.start, wrap=ContentText, holds_space=True)):
             source.mark(mark)
             yield from self._read_calls(form)
             has_calls = True
-        text = self._last_text(form.starts)
+        text = self._last_text((form.start,))
         if text and not (has_calls and text.isspace()):
             yield ContentText(text)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from .call_writer import Tools
+from .call_writer import CallWriter, IdStyle, Tools
+from .text_source import Steps, TextSource
 
 AddedId: TypeAlias = Callable[[str], "int | None"]
 """The id of the token that stands for a text alone, if there is one."""
@@ -47,6 +49,35 @@ class CallShape:
     call: tuple[str, str]
     between: str = ""
     parameters: Parameters | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat(ABC):
+    """A notation of tool calls: ``start``, calls and ``end``.
+
+    shape     the notation for a model that must write calls
+    id_style  form of ids, where the notation has none
+    is_bare   nothing but the object itself marks a call, and it is all of the answer: only names of tools
+              that were given make it one
+    """
+
+    start: str
+    end: str
+    shape: CallShape
+    id_style: IdStyle = "call"
+    is_bare: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that mark parts of calls."""
+        return tuple(filter(None, (self.start, self.end, *self._inner_marks())))
+
+    def _inner_marks(self) -> tuple[str, ...]:
+        return ()
+
+    @abstractmethod
+    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
+        """Read all calls behind ``start``, which has been consumed."""
 
 
 def call_grammar(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .call_grammar import ToolFormat
 from .reasoning import Reasoning, reasoning_named, reasoning_of
-from .tool_formats import ToolFormat, tool_format, tool_format_of
+from .tool_formats import tool_format, tool_format_of
 
 AUTO = "auto"
 

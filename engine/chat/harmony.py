@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .call_grammar import AddedId, CallShape, call_grammar
-from .call_writer import CallWriter, IdStyle, Tools
+from .call_grammar import AddedId, CallShape, ToolFormat, call_grammar
+from .call_writer import CallWriter, Tools
 from .events import CallMalformed, ContentText, ReasoningText
 from .text_source import Malformed, Steps, TextSource, Unfinished
 
@@ -23,7 +23,7 @@ _SHAPE = CallShape(call=(f"{_CHANNEL}commentary to=functions.{{name}} {_KIND}jso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HarmonyCalls:
+class HarmonyCalls(ToolFormat):
     """Calls as messages to functions, one in an answer; ``read_messages`` reads whole answers.
 
     The call's end is an end token, which is never part of the text.
@@ -31,13 +31,7 @@ class HarmonyCalls:
 
     start: str = f"{_CHANNEL}commentary to="
     end: str = ""
-    is_bare: bool = False
-    id_style: IdStyle = "call"
     shape: CallShape = _SHAPE
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .call_grammar import CallShape
-from .call_writer import CallWriter, IdStyle
+from .call_grammar import ToolFormat
+from .call_writer import CallWriter
 from .text_source import Malformed, Steps, TextSource
 
 _NAME_KEYS = frozenset({"name"})
@@ -67,32 +67,16 @@ def _unpacked(value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCalls:
+class JsonCalls(ToolFormat):
     """``start``, an object (or a list of them, or several in a row) and ``end``: Hermes, Qwen2.5, Qwen3,
     Granite, Llama 3.
 
-    is_bare   nothing but the object itself marks a call, and it is all of the answer: only names of tools
-              that were given make it one
     between   what may stand between calls
     """
 
-    start: str
-    end: str
-    is_bare: bool = False
     between: str = ""
-    id_style: IdStyle = "call"
-    shape: CallShape
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.start, self.end)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """All calls behind ``start``, which has been consumed."""
         yield from source.skip_space()
         is_list = yield from source.comes("[")
         while True:
@@ -138,40 +122,45 @@ def end_mark(source: TextSource, end: str) -> Steps[None]:
             source.take(len(source.rest))
 
 
+def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps[None]]) -> Steps[None]:
+    """Read one or more calls behind ``start`` each, up to ``end``, which may be missing at the end of the
+    output."""
+    is_first = True
+    while True:
+        yield from source.skip_space()
+        if not is_first:
+            source.mark()
+            if source.is_closed and not source.rest:
+                return
+        if (yield from source.expect(start, end)) == end:
+            if is_first:
+                raise Malformed
+            return
+        yield from read()
+        is_first = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadedCalls:
+class HeadedCalls(ToolFormat):
     """A head with the name, then the arguments as JSON: DeepSeek, Kimi K2, Mistral.
 
-    start, end   around all calls
     call_start, call_end   around each one
     separators   any of them ends a head
     name_of      the name and id in a head; None: they are not there
     fence        what may stand around the arguments
     """
 
-    start: str
-    end: str
     call_start: str
     call_end: str
     separators: tuple[str, ...]
     name_of: Callable[[str], tuple[str, str | None]]
     fence: tuple[str, str] | None = None
     takes_list: bool = False
-    is_bare: bool = False
-    id_style: IdStyle = "call"
-    shape: CallShape
 
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        fixed = (self.start, self.end, self.call_start, self.call_end, *self.separators)
-        return tuple(mark for mark in fixed if mark)
+    def _inner_marks(self) -> tuple[str, ...]:
+        return (self.call_start, self.call_end, *self.separators)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """All calls behind ``start``, which has been consumed."""
         yield from source.skip_space()
         if self.takes_list and (yield from source.comes("[")):
             source.give_back("[")
@@ -180,19 +169,7 @@ class HeadedCalls:
         if not self.call_start:
             yield from self._one(source, calls)
             return
-        is_first = True
-        while True:
-            yield from source.skip_space()
-            if not is_first:
-                source.mark()
-                if source.is_closed and not source.rest:
-                    return
-            if (yield from source.expect(self.call_start, self.end)) == self.end:
-                if is_first:
-                    raise Malformed
-                return
-            yield from self._one(source, calls)
-            is_first = False
+        yield from read_each(source, self.call_start, self.end, lambda: self._one(source, calls))
 
     def _one(self, source: TextSource, calls: CallWriter) -> Steps[None]:
         head, _ = yield from source.read_until(*self.separators)

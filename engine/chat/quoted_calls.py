@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .call_grammar import CallShape
-from .call_writer import CallWriter, IdStyle, as_json
+from .call_grammar import ToolFormat
+from .call_writer import CallWriter, as_json
 from .json_calls import end_mark
 from .tag_calls import Parse, parsed_calls
 from .text_source import Malformed, Steps, TextSource, Unfinished, Wrap
@@ -15,27 +15,16 @@ _WORD = re.compile(r"[^\s{}\[\],:<]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmaCalls:
+class GemmaCalls(ToolFormat):
     """``call:NAME{key:<|"|>text<|"|>,number:1}``, with bare keys, and texts between ``quote``."""
 
     parse: Parse
-    start: str
-    end: str
     quote: str
-    id_style: IdStyle = "call"
-    shape: CallShape
-    is_bare: bool = False
 
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.start, self.end, self.quote)
+    def _inner_marks(self) -> tuple[str, ...]:
+        return (self.quote,)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """All calls behind ``start``, which has been consumed."""
         while True:
             yield from source.skip_space()
             begun = len(source.taken)
@@ -86,27 +75,16 @@ def _word(source: TextSource) -> Steps[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeCalls:
+class WholeCalls(ToolFormat):
     """Calls that only mlx-lm's parser reads, once they are complete: LFM2, FunctionGemma, Kimi K3."""
 
     parse: Parse
-    start: str
-    end: str
     inner_marks: tuple[str, ...] = ()
-    id_style: IdStyle = "call"
-    shape: CallShape
-    is_bare: bool = False
 
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (self.start, self.end, *self.inner_marks)
+    def _inner_marks(self) -> tuple[str, ...]:
+        return self.inner_marks
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """All calls behind ``start``, which has been consumed."""
         text, _ = yield from source.read_until(self.end)
         for call in parsed_calls(self.parse, text, calls.tools):
             yield from calls.whole(str(call["name"]), call["arguments"], call.get("id"))

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from .call_grammar import CallShape
-from .call_writer import CallWriter, IdStyle, Tools, as_json
+from .call_grammar import ToolFormat
+from .call_writer import CallWriter, Tools, as_json
+from .json_calls import read_each
 from .text_source import Malformed, Steps, TextSource
 
 Parse: TypeAlias = Callable[[str, Tools], Any]
@@ -31,7 +32,7 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TagCalls:
+class TagCalls(ToolFormat):
     """``start``, calls and ``end``. Each pair is what stands before and after.
 
     call       the name of a call; None where the name ends with the first parameter or with ``end``
@@ -43,26 +44,15 @@ class TagCalls:
     """
 
     parse: Parse
-    start: str
-    end: str
     call: tuple[str, str] | None
     key: tuple[str, str]
     value: tuple[str, str]
     call_end: str
     trim: Literal["line", "space"]
     null_word: bool
-    id_style: IdStyle = "call"
-    shape: CallShape
-    is_bare: bool = False
 
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        fixed = (self.start, self.end, *(self.call or ()), *self.key, *self.value, self.call_end)
-        return tuple(mark for mark in fixed if mark)
+    def _inner_marks(self) -> tuple[str, ...]:
+        return (*(self.call or ()), *self.key, *self.value, self.call_end)
 
     @property
     def is_wrapped(self) -> bool:
@@ -70,24 +60,11 @@ class TagCalls:
         return self.call is not None and self.call[0] != self.start
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """All calls behind ``start``, which has been consumed."""
-        if not self.is_wrapped:
+        if self.call is None or not self.is_wrapped:
             yield from self._one(source, calls, "" if self.call is None else self.start)
             return
-        assert self.call is not None
-        is_first = True
-        while True:
-            yield from source.skip_space()
-            if not is_first:
-                source.mark()
-                if source.is_closed and not source.rest:
-                    return
-            if (yield from source.expect(self.call[0], self.end)) == self.end:
-                if is_first:
-                    raise Malformed
-                return
-            yield from self._one(source, calls, self.call[0])
-            is_first = False
+        opened = self.call[0]
+        yield from read_each(source, opened, self.end, lambda: self._one(source, calls, opened))
 
     def _one(self, source: TextSource, calls: CallWriter, opened: str) -> Steps[None]:
         """Read one call; ``opened``: the part of it that was consumed."""

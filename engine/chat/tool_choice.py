@@ -12,11 +12,11 @@ from ..api.errors import InvalidRequest
 from ..api.sampling_params import SamplingParams
 from ..api.structured_output import StructuredOutput
 from .answer import AnswerReader
-from .call_grammar import call_grammar
+from .call_grammar import ToolFormat, call_grammar
 from .call_writer import Tools
 from .chat_format import ChatFormat
 from .harmony import HarmonyCalls
-from .tool_formats import ToolFormat, tool_format
+from .tool_formats import tool_format
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,128}")

@@ -6,17 +6,15 @@ import functools
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from ..api.errors import InvalidConfig
-from .call_grammar import CallShape, Parameters
+from .call_grammar import CallShape, Parameters, ToolFormat
 from .call_writer import Tools
 from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
 from .quoted_calls import GemmaCalls, WholeCalls
 from .tag_calls import Parse, TagCalls
-
-ToolFormat: TypeAlias = JsonCalls | HeadedCalls | TagCalls | GemmaCalls | WholeCalls | HarmonyCalls
 
 ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",

@@ -134,7 +134,7 @@ def test_formats_follow_from_the_template() -> None:
         found = chat_format_of(source_of(family), {})
         wanted = None if calls is None else tool_format(calls)
         assert type(found.tools) is type(wanted), family
-        assert found.tools is None or wanted is None or found.tools.starts == wanted.starts, family
+        assert found.tools is None or wanted is None or found.tools.start == wanted.start, family
         assert found.reasoning == (None if reasoning is None else reasoning_named(reasoning)), family
 
 
