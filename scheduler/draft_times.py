@@ -13,7 +13,6 @@ UNKNOWN_COST = 0.2
 """Of a draft beside one sequence, as a share of its step, before any step was timed."""
 
 _LEARNING = 0.05  # weight of the latest step, after about twenty steps
-_MOST_STEPS = 4  # steps that one timed step may stand for
 _PRIOR = 2.0  # steps: weight of the line through all numbers of drafts, at one of them
 _OUTLIER = 0.7  # limit of the logarithm of actual over expected time; about twice as long
 
@@ -27,13 +26,12 @@ class _Mean:
         self.value = value
         self.count = 0
 
-    def add(self, value: float, *, prior: float = 0.0, num_steps: int = 1) -> None:
+    def add(self, value: float, *, prior: float = 0.0) -> None:
         self.count += 1
         error = value - self.value
         if self.count > 1 or prior:
             error = max(-_OUTLIER, min(_OUTLIER, error))
-        weight = _LEARNING * min(num_steps, _MOST_STEPS)
-        self.value += max(weight, 1 / (self.count + prior)) * error
+        self.value += max(_LEARNING, 1 / (self.count + prior)) * error
 
 
 class _OfSequences:
@@ -58,11 +56,8 @@ class DraftTimes:
         self._known: dict[int, _OfSequences] = {}
         self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # cached until something is learned
 
-    def observe(self, num_sequences: int, num_drafts: int, seconds: float, *, num_steps: int = 1) -> None:
-        """Record the time of a step that computed one token per sequence and drafts, and nothing else.
-
-        num_steps   number of steps for which this one was timed; the machine may have become slower meanwhile
-        """
+    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
+        """Record the time of a step that computed one token per sequence and drafts, and nothing else."""
         if not (math.isfinite(seconds) and seconds > 0 and num_sequences):
             return
         known = self._known.get(num_sequences)
@@ -70,7 +65,7 @@ class DraftTimes:
             known = self._known[num_sequences] = _OfSequences(self.cost(num_sequences))
             self._ratios.clear()
         if not num_drafts:
-            known.plain.add(math.log(seconds), num_steps=num_steps)
+            known.plain.add(math.log(seconds))
         elif num_drafts not in known.cells:  # the first step with this number of rows captures a program
             known.cells[num_drafts] = _Mean()
         elif known.plain.count:
@@ -89,16 +84,6 @@ class DraftTimes:
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made
-
-    def plain_s(self, num_sequences: int) -> float:
-        """Return the seconds of a step without drafts, for a similar number of sequences if need be.
-
-        The result is 0 until one was timed.
-        """
-        known = self._known.get(num_sequences)
-        if known is None and self._known:
-            known = self._known[self._nearest(num_sequences)]
-        return math.exp(known.plain.value) if known is not None and known.plain.count else 0.0
 
     def _made(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         known = self._known.get(num_sequences)

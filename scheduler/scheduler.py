@@ -215,16 +215,13 @@ class Scheduler:
             self._planned.append(step)
         return step
 
-    def observe(self, step: SchedulerOutput, seconds: float, *, num_steps: int = 1) -> None:
-        """Learn the time of a step, from its planning to its results, for latency targets and drafts.
-
-        num_steps   number of steps for which this one was timed, for drafts; 0: not timed for them
-        """
+    def observe(self, step: SchedulerOutput, seconds: float) -> None:
+        """Learn the time of a step, from its planning to its results, for latency targets and drafts."""
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
-        if num_steps and self._draft_times is not None and (rows := draft_rows(step)) is not None:
-            self._draft_times.observe(*rows, seconds, num_steps=num_steps)
+        if self._draft_times is not None and (rows := draft_rows(step)) is not None:
+            self._draft_times.observe(*rows, seconds)
 
     @property
     def draft_times(self) -> DraftTimes:

@@ -54,13 +54,6 @@ LONGEST_FIRST = (
 """Files that take longest. One that begins last leaves the other workers idle."""
 
 
-@pytest.fixture(autouse=True, scope="session")
-def looking_may_take_all_time() -> None:
-    """How often samples look for drafts does not depend on how fast this machine is."""
-    for name, value in (("_LOOKING", 1e3), ("_SAVED", 1e3), ("_FIRST_S", 1e3)):
-        pytest.MonkeyPatch().setattr(f"octavo.engine.speculation.drafting.{name}", value)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config.option, "loadscopereorder"):  # xdist's own order: files with many tests first
         config.option.loadscopereorder = False

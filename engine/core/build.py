@@ -172,7 +172,7 @@ def assemble(
         resources=() if adapters is None else (adapters,),
     )
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
-    speculation = Speculation(drafts_from, most=config.draft_tokens, clock=clock)
+    speculation = Speculation(drafts_from, most=config.draft_tokens)
     return EngineCore(
         runner,
         tokenizer,

@@ -75,9 +75,7 @@ class DraftPart(StepPart):
             if ended.drafting is not None:
                 ended.drafting.finished(ended.sequence.tokens)
         self._to_notify.clear()
-        if self.speculation.begin_step() and (
-            drafting := [sample for sample in going_on if sample.drafting is not None]
-        ):
+        if drafting := [sample for sample in going_on if sample.drafting is not None]:
             times = self._scheduler.draft_times
             self.guesses.guess(going_on, times.cost)
             self.speculation.allot(drafting, len(going_on), times)
@@ -93,8 +91,7 @@ class DraftPart(StepPart):
         """Let the scheduler learn a step's time, without the rounds of a draft model."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
-        num_steps, self.speculation.num_steps = self.speculation.num_steps, 0
-        self._scheduler.observe(step, seconds, num_steps=num_steps)
+        self._scheduler.observe(step, seconds)
 
     def close(self) -> None:
         if self.model is not None:

@@ -1,9 +1,8 @@
-"""Drafting of one sample, and the time spent on it."""
+"""Drafting of samples, as far as their drafts are worth a step's rows."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
@@ -21,12 +20,6 @@ _TRY_SELDOM = 4096  # steps between trials in the end, if they stay too expensiv
 _TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
 _CHEAP = 0.1  # largest cost of a draft, as a share of a step of one sequence, if rows are cheap
 _TRY_GAIN = 1.3  # factor in tokens per second that makes a trial worthwhile there
-_LOOKING = 0.005  # share of step time that searches may take if no draft is accepted
-_SAVED = 0.2  # steps: largest unspent share of that time
-_GAINED = 5.0  # steps: largest unspent time that drafts have saved
-_MOST_REST = 64  # steps: longest pause in searching before the budget is checked again
-_OWED = 256  # steps: largest debt of a search
-_FIRST_S = 1e-4  # seconds for searching before any step was timed
 
 
 class Grammar(Protocol):
@@ -57,8 +50,6 @@ class Drafting:
         "_num_prompt",
         "_num_tokens",
         "_recent",
-        "always_looks",
-        "was_right",
     )
 
     def __init__(
@@ -81,8 +72,6 @@ class Drafting:
         self._hold = HoldRates(engine)
         self._last = Proposal()
         self._num_tokens = 0  # number of tokens when the proposal was made
-        self.was_right = False  # whether the first draft of the last but one search was accepted
-        self.always_looks = self.by_model is not None  # a draft model's drafts are always awaited
 
     def look(self, tokens: Sequence[int], room: int) -> float:
         """Search for drafts after ``tokens``, with space for ``room`` more tokens; return the acceptance
@@ -112,11 +101,6 @@ class Drafting:
         return Proposal(drafts, proposal.match if guessed else FORCED)
 
     @property
-    def is_checked(self) -> bool:
-        """Whether a grammar checks what is guessed, which takes many times as long as to guess."""
-        return self._grammar is not None
-
-    @property
     def by_model(self) -> ModelDrafter | None:
         """The drafter, where it needs to be given a draft model's guesses."""
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
@@ -133,7 +117,6 @@ class Drafting:
 
     def _compare(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that have come since the last proposal."""
-        self.was_right = False
         if not self._last.tokens:
             return
         (drafts, match), self._last = self._last, Proposal()
@@ -141,7 +124,6 @@ class Drafting:
             self._hold.learn(match, draft == token)
             if draft != token:
                 return
-            self.was_right = True
             match += 1
 
 
@@ -186,47 +168,23 @@ class Drafts(Protocol):
 class StepTimes(Protocol):
     """How long steps take that give so many sequences a token each."""
 
-    def plain_s(self, num_sequences: int) -> float:
-        """Seconds without drafts; 0 while that is not known."""
-        ...
-
     def ratios(self, num_sequences: int) -> Ratios:
         """The same object, as long as nothing was learned."""
         ...
 
 
 class Speculation:
-    """An engine's: gives new samples what they draft by, and all of them their share of each step.
+    """Drafting of one engine: gives new samples their drafters, and all samples their share of each step.
 
-    speculate   for requests that do not say; "draft": a draft model
-    most        drafts of a sequence in one step, at most
-    clock       seconds, by which looking is held to its share of the steps' time
+    speculate   source of drafts for requests that do not choose one; "draft": a draft model
+    most        largest number of drafts of a sequence in one step
 
-    A look takes some 10 us, whatever the model's step takes. So there is an account of time for looking:
-    of every step a small share of its time goes in, and what drafts saved; looks are paid from it. No more
-    than part of a step is saved up of the former, so that short answers lose no more than long ones. Where
-    the account is empty the engine rests: no sample is asked, and nothing is indexed, for as many steps as
-    it takes to pay for the next look. So most models look at every token, and the smallest ones now and
-    then. Looks that found the next token do not count, if rows are cheap enough for drafts at all and no
-    grammar has to check them: these are paid from what drafts save.
+    A search takes about 10 us. Samples search after every step, unless even certain drafts would not pay.
     """
 
-    def __init__(
-        self,
-        speculate: Speculate | Literal["draft"],
-        *,
-        most: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
         self._speculate = speculate
         self._most = most
-        self._clock = clock
-        self._left_s = _FIRST_S  # for looking
-        self._spent_s = 0.0  # by the last look
-        self._rest = 0  # steps that still pass without looking
-        self._rested = 0  # steps that passed since samples were asked
-        self.num_steps = 0  # that passed since samples were asked, if they were after the last one; else 0
-        self._computed: list[tuple[Drafted, int]] = []  # the last step's that have drafts, and their tokens
         self._histories = Histories()
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
@@ -250,7 +208,6 @@ class Speculation:
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
             return [None] * len(grammars)
-        self._rest = 0
         recent = self._histories.of(owner) if drafts_by == "suffix" else None
         prompt = NgramIndex()
         made: list[Drafting | None] = []
@@ -273,64 +230,24 @@ class Speculation:
             )
         return made
 
-    def begin_step(self) -> bool:
-        """Whether samples may be asked what follows the tokens of a step; called once for each. Where they
-        are not asked, nobody has drafts."""
-        self.num_steps = 0
-        if self._rest:
-            self._rest -= 1
-            self._rested += 1
-            return False
-        return True
-
     def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
         """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step."""
-        self.num_steps, self._rested = 1 + self._rested, 0
-        began, step_s = self._clock(), times.plain_s(plain)
-        self._earn(step_s, plain, times)
-        looks, always = self._left_s > 0, False
-        self._untried += self.num_steps
+        self._untried += 1
+        ratios = times.ratios(plain)
+        may_gain = self._untried >= self._try_every or self._bound(plain, ratios) < 1
         looked: list[tuple[Drafted, Drafting]] = []
-        likeliest, num_right = 0.0, 0
+        likeliest = 0.0
         for sample in drafting:
             sequence, looker = sample.sequence, sample.drafting
             assert looker is not None
             sequence.drafts = ()
-            always = always or looker.always_looks
-            if looks or looker.always_looks:
-                if hold := looker.look(sequence.tokens, sample.room):
-                    looked.append((sequence, looker))
-                    likeliest = max(likeliest, hold)
-                num_right += looker.was_right and not looker.is_checked
+            if (may_gain or looker.by_model is not None) and (
+                hold := looker.look(sequence.tokens, sample.room)
+            ):
+                looked.append((sequence, looker))
+                likeliest = max(likeliest, hold)
         if looked:
-            self._share_out(looked, likeliest, plain, times.ratios(plain))
-        self._spent_s = self._clock() - began
-        if looks:
-            if num_right and self._bound(plain, times.ratios(plain)) >= 1:
-                num_right = 0  # what is right gains nothing either
-            in_vain = 1 - num_right / len(drafting)
-            self._left_s -= in_vain * self._spent_s
-        if self._left_s <= 0 and step_s and not self._computed and not always:
-            self._rest = min(int(-self._left_s / (_LOOKING * step_s)), _MOST_REST)
-            self._left_s = max(self._left_s, -_OWED * _LOOKING * step_s)
-
-    def _earn(self, step_s: float, plain: int, times: StepTimes) -> None:
-        """Put into the account what the steps since the last call earned, and what drafts gained in them."""
-        left_s, most_s = self._left_s, _SAVED * step_s or _FIRST_S
-        if left_s < most_s:
-            left_s = min(left_s + _LOOKING * self.num_steps * step_s, most_s)
-        if self._computed:
-            num_drafts, num_held = 0, 0
-            for sequence, num_tokens in self._computed:
-                num_drafts += len(sequence.drafts)
-                num_held += max(0, len(sequence.tokens) - num_tokens - 1)
-            self._computed.clear()
-            ratio = next((ratio for number, ratio in times.ratios(plain) if number >= num_drafts), 1.0)
-            # Of tokens that were not looked for; what the step's own look took is paid for by itself.
-            gained_s = (1 + num_held / plain) * (step_s - self._spent_s) - ratio * step_s + self._spent_s
-            # What drafts lose is taken from what they gained before: a look now and then is always paid for.
-            left_s = max(min(left_s + gained_s, max(left_s, _GAINED * step_s)), min(left_s, most_s))
-        self._left_s = left_s
+            self._share_out(looked, likeliest, plain, ratios)
 
     def _share_out(
         self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
@@ -355,7 +272,6 @@ class Speculation:
         for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
             if count:
                 sequence.drafts = drafts[:count]
-                self._computed.append((sequence, len(sequence.tokens)))
 
     def _bound(self, plain: int, times: Ratios) -> float:
         """What the likeliest draft must hold with, for anything to be gained beside ``plain`` sequences."""

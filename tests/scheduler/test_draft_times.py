@@ -69,20 +69,6 @@ def test_the_first_step_of_a_number_of_rows_is_not_counted() -> None:
     assert up_to_eight(times) == pytest.approx(expected, rel=0.06)
 
 
-def test_a_step_may_stand_for_several() -> None:
-    """Where one in ten is timed, what is known of plain steps is not ten times as old."""
-    often, seldom = taught(noise=0.0), taught(noise=0.0)
-    for _ in range(40):
-        often.observe(1, 0, 0.090)
-    for _ in range(4):
-        seldom.observe(1, 0, 0.090, num_steps=10)
-    assert often.plain_s(1) > 0.075
-    assert seldom.plain_s(1) > 0.050
-    for _ in range(6):
-        seldom.observe(1, 0, 0.090, num_steps=10)
-    assert seldom.plain_s(1) > 0.075
-
-
 def test_more_drafts_never_cost_less_and_unknown_ones_lie_on_the_line() -> None:
     times = taught(noise=0.5)
     ratios = times.ratios(1)
@@ -97,12 +83,6 @@ def test_what_is_known_of_other_numbers_of_sequences_is_scaled() -> None:
     times = taught(noise=0.0, num_sequences=8)
     assert times.cost(4) == pytest.approx(2 * times.cost(8))
     assert times.cost(32) == pytest.approx(times.cost(8) / 4)
-
-
-def test_plain_steps_are_known_in_seconds() -> None:
-    assert DraftTimes().plain_s(1) == 0.0
-    assert taught(noise=0.0).plain_s(1) == pytest.approx(0.030)
-    assert taught(noise=0.0).plain_s(2) == pytest.approx(0.030), "as of the nearest number of sequences"
 
 
 def test_drafts_seen_before_any_plain_step_and_times_that_are_none_say_nothing() -> None:

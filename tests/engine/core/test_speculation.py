@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -131,23 +130,6 @@ def test_rejected_drafts_publish_nothing() -> None:
     pages = [bytes(c.tokens) for c in blocks.cached_contents().values()]
     assert len(pages) == (len(said) - 1) // 2
     assert blocks.open(said).num_written == (len(said) - 1) // 2 * 2
-
-
-def test_while_an_engine_rests_nothing_is_done_about_drafts() -> None:
-    harness, _ = parrot(speculate="ngram")
-    harness.add(b"no words", SamplingParams(max_tokens=40))
-    for _ in range(3):
-        harness.step()
-    speculation, times = harness.core.drafts.speculation, harness.core._scheduler.draft_times
-    with (
-        mock.patch.object(speculation, "allot", wraps=speculation.allot) as allot,
-        mock.patch.object(times, "observe", wraps=times.observe) as observe,
-    ):
-        for rest, expected in ((0, 1), (5, 1), (0, 2)):
-            speculation._rest = rest
-            for _ in range(rest or 1):
-                harness.step()
-            assert allot.call_count == observe.call_count == expected
 
 
 def test_drafts_come_after_what_must_be_computed() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from operator import mul
+from unittest import mock
 
 import pytest
 
@@ -48,15 +49,10 @@ def test_drafts_are_computed_while_they_pay(hold: float, cost: float, others: in
 
 
 class Times:
-    """Of steps that take ``step_s`` (0: not known), and ``cost`` of that more for each draft."""
+    """Of steps that take ``cost`` more for each draft."""
 
-    def __init__(self, step_s: float, cost: float) -> None:
-        self._step_s = step_s
+    def __init__(self, cost: float) -> None:
         self._ratios = tuple((number, 1 + cost * number) for number in range(1, 9))
-
-    def plain_s(self, num_sequences: int) -> float:
-        assert num_sequences
-        return self._step_s
 
     def ratios(self, num_sequences: int) -> Sequence[tuple[int, float]]:
         assert num_sequences
@@ -67,7 +63,7 @@ class Going:
     """A sample that goes on, and steps whose drafts cost ``cost`` each."""
 
     def __init__(self, drafter: Always, *, most: int = 4, engine: Speculation | None = None) -> None:
-        self.engine = engine or Speculation("ngram", most=most, clock=lambda: 0.0)
+        self.engine = engine or Speculation("ngram", most=most)
         self.sequence = Served("", [0], 10**6)
         (made,) = self.engine.begin(None, [None], num_prompt=1, owner=0)
         assert made is not None
@@ -76,10 +72,9 @@ class Going:
         self.drafter = drafter
         self.room = 10**6
 
-    def step(self, right: bool, *, cost: float = 0.2, step_s: float = 0.0) -> int:
+    def step(self, right: bool, *, cost: float = 0.2) -> int:
         """How many drafts the next step computes; then the token comes that was guessed, or another."""
-        if self.engine.begin_step():
-            self.engine.allot([self], 1, Times(step_s, cost))
+        self.engine.allot([self], 1, Times(cost))
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
         return len(self.sequence.drafts)
@@ -92,175 +87,22 @@ def test_what_never_holds_is_not_computed_and_still_watched() -> None:
     assert min(computed[40:]) >= 1, "it begins again without having been tried"
 
 
-@pytest.fixture
-def looking_is_held_to_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is outside of tests."""
-    for name, value in (("_LOOKING", 0.005), ("_SAVED", 0.2), ("_FIRST_S", 1e-4)):
-        monkeypatch.setattr(f"octavo.engine.speculation.drafting.{name}", value)
-
-
-class Costly:
-    """A clock, and a drafter like ``Always`` for which 20 us pass with each look."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.drafter = Always()
-        self.propose = self.drafter.propose
-        self.drafter.propose = self._propose  # type: ignore[method-assign]
-
-    def _propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        self.seconds += 20e-6
-        return self.propose(tokens, most)
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(
-    ("step_s", "least", "most"),
-    [(1e-3, 250, 260), (4.1e-3, 1000, 1000), (60e-3, 1000, 1000)],
-)
-def test_looking_in_vain_takes_no_more_than_its_share(step_s: float, least: int, most: int) -> None:
-    """At every token where steps are long enough, else as often as a two-hundredth of their time pays for,
-    and a few looks that were saved up before."""
-    time = Costly()
-    going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
-    for _ in range(1000):
-        going.step(False, step_s=step_s)
-    assert least <= time.drafter.num_asked <= most
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-def test_whoever_has_drafts_looks_at_every_token() -> None:
-    time = Costly()
-    going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
-    for _ in range(400):
-        going.step(False)
-    assert time.drafter.num_asked == 6, "no step was timed"
-    computed = [going.step(True, step_s=1e-3) for _ in range(400)]
-    assert computed[60:] == [4] * 340
-    assert time.drafter.num_asked > 380
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 6)])
-def test_looks_that_find_the_next_token_do_not_count_if_rows_are_cheap_enough(
-    cost: float, asked: int
-) -> None:
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    going = Going(time.drafter, engine=engine)
-    engine._try_every = 1000
+@pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 2)])
+def test_samples_search_unless_even_certain_drafts_would_not_pay(cost: float, asked: int) -> None:
+    drafter = Always()
+    going = Going(drafter)
     for _ in range(200):
         going.step(True, cost=cost)
-    assert time.drafter.num_asked == asked
+    assert drafter.num_asked == asked
 
 
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(("step_s", "asked"), [(0.2e-3, 5), (1e-3, 24), (4.1e-3, 100), (60e-3, 100)])
-def test_a_short_answer_pays_for_looking_by_its_own_steps(step_s: float, asked: int) -> None:
-    """However long the engine had nothing to do before: what can be saved up is part of a step. In between
-    nobody is asked."""
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    for _ in range(3):
-        time.seconds += 60.0
-        going = Going(time.drafter, engine=engine)
-        time.drafter.num_asked = num_begun = 0
-        for _ in range(100):
-            going.step(False, step_s=step_s)
-            num_begun += engine.num_steps > 0
-            time.seconds += step_s
-        assert asked <= time.drafter.num_asked <= asked + 11
-        assert num_begun <= 2 * asked
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(("took_s", "steps"), [(0.5e-3, 100), (1e-3, 200), (1.0, 256)])
-def test_a_look_that_takes_long_is_paid_within_bounds(took_s: float, steps: int) -> None:
-    """Such as the first one of a long prompt, which is indexed."""
-    time = Costly()
-    going = Going(time.drafter, engine=Speculation("ngram", most=4, clock=lambda: time.seconds))
-    going.step(False, step_s=1e-3)
-    going.engine._left_s = 1e-9
-    propose = time.drafter.propose
-
-    def slowly(tokens: Sequence[int], most: int) -> Proposal:
-        time.seconds += took_s
-        return propose(tokens, most)
-
-    time.drafter.propose = slowly  # type: ignore[method-assign]
-    going.step(False, step_s=1e-3)
-    time.drafter.propose = propose  # type: ignore[method-assign]
-    time.drafter.num_asked = passed = 0
-    while not time.drafter.num_asked:
-        going.step(False, step_s=1e-3)
-        passed += 1
-    assert steps <= passed <= steps + 6
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-def test_a_new_request_ends_a_rest() -> None:
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    going = Going(time.drafter, engine=engine)
-    while going.step(False, step_s=0.2e-3) or engine.num_steps:
-        pass
-    assert not engine.begin_step()
-    Going(time.drafter, engine=engine)
-    assert engine.begin_step()
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-def test_where_a_model_guesses_nobody_rests() -> None:
-    """It has guessed before anybody is asked."""
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    going = Going(time.drafter, engine=engine)
-    assert going.drafting is not None
-    going.drafting.always_looks = True
-    for _ in range(100):
-        going.step(False, step_s=0.2e-3)
-        assert engine.num_steps == 1
-    assert time.drafter.num_asked == 100
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize(("cost", "least", "most"), [(0.1, 150, 200), (0.9, 3, 16)])
-def test_what_a_grammar_checks_is_paid_from_what_drafts_save(cost: float, least: int, most: int) -> None:
-    """However often its first guess is right."""
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    going = Going(time.drafter, engine=engine)
-    engine._try_every = 10**6
-    assert going.drafting is not None
-    going.drafting._grammar = Anything()
-    for _ in range(200):
-        if going.step(True, cost=cost, step_s=0.2e-3):
-            going.sequence.tokens += [going.sequence.tokens[-1] + i for i in range(1, 5)]
-        time.seconds += 0.2e-3
-    assert least <= time.drafter.num_asked <= most
-
-
-@pytest.mark.usefixtures("looking_is_held_to_its_share")
-@pytest.mark.parametrize("right", [True, False])
-def test_what_drafts_saved_pays_for_looking_later(right: bool) -> None:
-    """Five steps of a millisecond at most, 250 looks. Drafts that lose time save nothing."""
-    time = Costly()
-    engine = Speculation("ngram", most=4, clock=lambda: time.seconds)
-    first = Going(time.drafter, engine=engine)
-    for _ in range(60):
-        first.step(True, step_s=60e-3)
-        time.seconds += 60e-3
-    engine._left_s = 1e-6
-    going = Going(time.drafter, engine=engine)
-    assert going.step(right, step_s=1e-3) == 4
-    if right:  # all four held, and one more came
-        going.sequence.tokens += [going.sequence.tokens[-1] + i for i in range(1, 5)]
-    time.drafter.num_asked = 0
-    for _ in range(300):
-        going.step(False, step_s=1e-3)
-    saved_s = 1e-3 * (1 + 4 - (1 + 4 * 0.2)) if right else 0.0
-    # Some is lost by drafts of the next steps, of which none holds; and 300 steps pay for 75 looks.
-    assert 0.5 * saved_s / 20e-6 <= time.drafter.num_asked - 75 <= saved_s / 20e-6 + 4
+def test_drafts_of_a_model_are_read_after_every_step() -> None:
+    drafter = Always()
+    going = Going(drafter)
+    going.drafting = mock.Mock(wraps=going.drafting, by_model=object())
+    for _ in range(50):
+        going.step(True, cost=1.5)
+    assert drafter.num_asked == 50
 
 
 def test_a_cost_that_is_too_high_is_tried_less_and_less_often() -> None:

@@ -56,7 +56,7 @@ class Machine:
 
     def __init__(self, rows: Sequence[tuple[int, float]]) -> None:
         self._rows, self._times = zip(*rows, strict=True)
-        self._speculation = Speculation("ngram", most=8, clock=lambda: 0.0)  # looking takes no time
+        self._speculation = Speculation("ngram", most=8)
         self._learned = DraftTimes()
         self._rng = np.random.default_rng(1)
 
