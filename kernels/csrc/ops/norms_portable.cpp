@@ -178,57 +178,9 @@ const void* add_row(const NormCall& call, std::size_t start) {
   return call.sum;
 }
 
-#if defined(__AVX512BF16__)
-// rms_norm of a row of bf16 values in two passes: the same operations, in registers.
-void normalize_vectors(const NormCall& call, std::size_t start, const float* weights) {
-  const auto at = [&](const void* data) { return static_cast<const bf16_t*>(data) + start; };
-  const bf16_t* x = at(call.x);
-  const bf16_t* const added = call.added == nullptr ? nullptr : at(call.added);
-  bf16_t* const sum = static_cast<bf16_t*>(call.sum) + (added == nullptr ? 0 : start);
-  __m512 lanes = _mm512_setzero_ps();
-  for (int i = 0; i < call.size; i += 32) {
-    // The next row is prefetched: other threads computed much of it. (Past the last row, nothing.)
-    _mm_prefetch(x + call.size + i, _MM_HINT_T0);
-    if (added != nullptr) _mm_prefetch(added + call.size + i, _MM_HINT_T0);
-    __m512 low = load_bf16(x + i), high = load_bf16(x + i + 16);
-    if (added != nullptr) {
-      low = round_to_bf16(_mm512_add_ps(low, load_bf16(added + i)));
-      high = round_to_bf16(_mm512_add_ps(high, load_bf16(added + i + 16)));
-      store_pair(low, high, sum + i);
-    }
-    lanes = _mm512_add_ps(lanes, _mm512_mul_ps(low, low));
-    lanes = _mm512_add_ps(lanes, _mm512_mul_ps(high, high));
-  }
-  if (added != nullptr) x = sum;
-  const float mean = _mm512_reduce_add_ps(lanes) / static_cast<float>(call.size);
-  const __m512 factor = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean + call.eps));
-  bf16_t* const y = static_cast<bf16_t*>(call.y) + start;
-  for (int i = 0; i < call.size; i += 32) {
-    __m512 values[2];
-    for (int half = 0; half < 2; ++half) {
-      values[half] = _mm512_mul_ps(load_bf16(x + i + 16 * half), factor);
-      if (weights != nullptr)
-        values[half] = _mm512_mul_ps(values[half], _mm512_loadu_ps(weights + i + 16 * half));
-    }
-    store_pair(values[0], values[1], y + i);
-  }
-}
-#endif
-
 }  // namespace
 
 void rms_norm(const NormCall& call) {
-#if defined(__AVX512BF16__)
-  if (call.type == Float::bf16 && call.size % 32 == 0) {
-    float* weights = nullptr;
-    if (call.weight != nullptr) {
-      weights = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 1));
-      load_floats(call.weight, call.weight_type, 0, call.size, weights);
-    }
-    return for_rows(call.rows, float_size(call.type) * call.size,
-                    [&](int64_t row) { normalize_vectors(call, row * call.size, weights); });
-  }
-#endif
   for_rows(call.rows, float_size(call.type) * call.size, [&](int64_t row) {
     const std::size_t start = row * call.size;
     const void* const x = add_row(call, start);
