@@ -155,20 +155,19 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// The same of keys that lie expanded. kPaired: two keys to a vector, and so kSums / kRows pairs of them
-// (`expand_keys`); sums of one pair after the other.
-template <int kRows, int kChunks, bool kPaired>
+// The same of keys that lie expanded.
+template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
-  constexpr int kKeys = kSums / kRows, kStep = kPaired ? 16 : 32;
+  constexpr int kKeys = kSums / kRows;
   forget(rows);
 #pragma GCC unroll 8
-  for (int i = 0; i < kChunks * kChunk; i += kStep) {
+  for (int i = 0; i < kChunks * kChunk; i += 32) {
     __m256i bytes[kKeys];
 #pragma GCC unroll 8
-    for (int key = 0; key < kKeys; ++key) bytes[key] = load256(keys + (key * dim + i) * (32 / kStep));
+    for (int key = 0; key < kKeys; ++key) bytes[key] = load256(keys + key * dim + i);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      __m256i row = kPaired ? load128_twice(rows + r * dim + i) : load256(rows + r * dim + i);
+      __m256i row = load256(rows + r * dim + i);
       hold(row);
 #pragma GCC unroll 8
       for (int key = 0; key < kKeys; ++key) add_products(sums[r * kKeys + key], bytes[key], row);
@@ -185,75 +184,9 @@ OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& querie
   __m256i sums[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i < kSums; ++i) sums[i] = load256(biases + i * kRows / kSums * Queries::num_runs(dim) * 16);
-  if constexpr (kExpanded) multiply_bytes<kRows, kChunks, false>(rows, dim, keys.codes + d, sums);
+  if constexpr (kExpanded) multiply_bytes<kRows, kChunks>(rows, dim, keys.codes + d, sums);
   else multiply_codes<Code, kRows, kChunks>(lookup, rows, dim, d, keys, ahead, sums);
   return reduce<Code>(sums);
-}
-
-// Where 16 products fit a 16-bit lane, keys that lie expanded share vectors: half of the lanes, and of what
-// adds them up, are left for a key.
-template <class Code>
-constexpr bool kPairs = 16 * Code::kLargestValue * kLargestByte <= INT16_MAX;
-
-// Sums of both halves' eight lanes, of four vectors. Of eight numbers the lower four are the first two
-// vectors', of their lower halves and then of their upper ones.
-OCTAVO_INLINE __m256i reduce_pairs(const __m256i* sums) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i two[2];
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const __m256i a = _mm256_madd_epi16(sums[2 * i], ones), b = _mm256_madd_epi16(sums[2 * i + 1], ones);
-    two[i] = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-  }
-  const __m256i all =
-      _mm256_add_epi32(_mm256_unpacklo_epi64(two[0], two[1]), _mm256_unpackhi_epi64(two[0], two[1]));
-  return _mm256_permute4x64_epi64(all, 0xd8);
-}
-
-// Scores in fixed point of kRows rows and 16 / kRows keys in pairs: of eight keys of a row, or of four of
-// each of two rows.
-template <int kRows, int kChunks>
-OCTAVO_INLINE void add_pairs(const Queries& queries, int first, int dim, int d, const uint8_t* keys,
-                             __m256i (&totals)[2]) {
-  constexpr int kKeys = kSums / kRows;
-  const int8_t* rows = queries.rows + size_t(first) * dim + d;
-  const int16_t* biases = queries.biases + (size_t(first) * Queries::num_runs(dim) + d / kRun) * 16;
-  __m256i sums[kSums];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-    const int16_t* const of_row = biases + r * Queries::num_runs(dim) * 16;
-    const __m256i bias = _mm256_add_epi16(load128_twice(of_row), load128_twice(of_row + 8));
-    for (int key = 0; key < kKeys; ++key) sums[r * kKeys + key] = bias;
-  }
-  multiply_bytes<kRows, kChunks, true>(rows, dim, keys + 2 * d, sums);
-  // Two vectors of a row, and the same two of the next one, or, where it is alone, the next two.
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const int at = kRows == 2 ? 2 * i : 4 * i, next = kRows == 2 ? at + kKeys : at + 2;
-    const __m256i four[4] = {sums[at], sums[at + 1], sums[next], sums[next + 1]};
-    totals[i] = _mm256_add_epi32(totals[i], reduce_pairs(four));
-  }
-}
-
-// A block's 16 keys, which lie in pairs, against kRows rows.
-template <int kDim, int kRows>
-OCTAVO_INLINE void score_pairs(const Queries& queries, int first, int any_dim, const uint8_t* keys,
-                               const float (&scales)[16], float* scores) {
-  const int dim = kDim > 0 ? kDim : any_dim;
-  scores += size_t(first) * kTileTokens;
-  for (int key = 0; key < 16; key += 16 / kRows, keys += 16 / kRows * dim) {
-    __m256i totals[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int d = 0; d < dim; d += kRun)
-      if (dim - d >= kRun) add_pairs<kRows, 2>(queries, first, dim, d, keys, totals);
-      else add_pairs<kRows, 1>(queries, first, dim, d, keys, totals);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      constexpr int kOfOne = kRows == 1 ? 1 : 2;  // rows of a total
-      const int row = kRows == 4 ? 2 * i : 0, of_keys = key + (kRows == 4 ? 0 : kRows == 2 ? 4 * i : 8 * i);
-      finish<kOfOne>(totals[i], spread<kOfOne>(queries.factors + first + row), scales + of_keys,
-                     scores + row * kTileTokens + of_keys);
-    }
-  }
 }
 
 // A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
@@ -280,12 +213,6 @@ template <class Code, int kDim, bool kExpanded>
 void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_rows, int dim, const Keys& keys,
                  const uint8_t* ahead, const float (&scales)[16], float* scores) {
   int row = 0;
-  if constexpr (kExpanded && kPairs<Code>) {
-    for (; row + 4 <= num_rows; row += 4) score_pairs<kDim, 4>(queries, row, dim, keys.codes, scales, scores);
-    for (; row + 2 <= num_rows; row += 2) score_pairs<kDim, 2>(queries, row, dim, keys.codes, scales, scores);
-    if (row < num_rows) score_pairs<kDim, 1>(queries, row, dim, keys.codes, scales, scores);
-    return;
-  }
   for (; row + 4 <= num_rows; row += 4)
     score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
   for (; row + 2 <= num_rows; row += 2)
@@ -294,31 +221,16 @@ void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_row
     score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
-// Keys one after the other; where they share vectors, of each four keys 0 and 2 and then keys 1 and 3: 16
-// bytes of either by turns.
+// Keys one after the other.
 template <class Code>
 void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
-  const auto expand = [&](int key, int d, __m256i(&to)[2]) {
-    lookup.expand(load256(keys.codes + (key * dim + d) / 2),
-                  plane_bytes<Code>(keys.planes + key * keys.plane_stride, d), to[0], to[1]);
-  };
-  for (int i = 0; i < 16; i += kPairs<Code> ? 2 : 1)
-    for (int d = 0; d < dim; d += kChunk) {
-      __m256i first[2], second[2];
-      if constexpr (kPairs<Code>) {
-        const int key = i / 4 * 4 + i / 2 % 2;
-        expand(key, d, first);
-        expand(key + 2, d, second);
-        for (int half = 0; half < 2; ++half, panel += 64) {
-          store256(panel, _mm256_permute2x128_si256(first[half], second[half], 0x20));
-          store256(panel + 32, _mm256_permute2x128_si256(first[half], second[half], 0x31));
-        }
-      } else {
-        expand(i, d, first);
-        store256(panel, first[0]);
-        store256(panel + 32, first[1]);
-        panel += kChunk;
-      }
+  for (int key = 0; key < 16; ++key)
+    for (int d = 0; d < dim; d += kChunk, panel += kChunk) {
+      __m256i bytes[2];
+      lookup.expand(load256(keys.codes + (key * dim + d) / 2),
+                    plane_bytes<Code>(keys.planes + key * keys.plane_stride, d), bytes[0], bytes[1]);
+      store256(panel, bytes[0]);
+      store256(panel + 32, bytes[1]);
     }
 }
 

@@ -16,10 +16,6 @@ constexpr int kChunk = 64;  // dims that are expanded together: 32 bytes of code
 OCTAVO_INLINE __m256i load256(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
 }
-// The same 16 bytes in both halves.
-OCTAVO_INLINE __m256i load128_twice(const void* from) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(from)));
-}
 OCTAVO_INLINE void store256(void* to, __m256i value) {
   _mm256_storeu_si256(static_cast<__m256i*>(to), value);
 }
