@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -105,19 +104,6 @@ def release_kept_memory(backend_name: str) -> None:
     from . import _ext
 
     _ext.release_kept()
-
-
-def wait_for_pool_memory(backend_name: str) -> None:
-    """Wait until the system has backed the pools with memory, for benchmarks.
-
-    Native kernels request that memory in the background.
-    """
-    if backend_name != "cpu":
-        return
-    from . import _ext
-
-    while _ext.backing_pools():
-        time.sleep(0.02)
 
 
 def _choose_metal(*, asked_for: bool) -> BackendSelection:

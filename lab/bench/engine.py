@@ -25,7 +25,7 @@ from octavo.engine.arguments.usage import counts, positive
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.memory.budget import available_memory, format_size
-from octavo.kernels.backends import native_instructions, wait_for_pool_memory
+from octavo.kernels.backends import native_instructions
 
 from ..kernels.roofline import Roofline, measure_roofline
 from .drive import Timing, Workload, serve
@@ -55,7 +55,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     try:
         info = core.info
         _check_fits(config, load, info)
-        wait_for_pool_memory(info.backend)
         alone, timings = _measure(core, config, load)
     finally:
         core.close()

@@ -35,7 +35,6 @@ from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint
-from octavo.kernels.backends import wait_for_pool_memory
 
 from ..plots.figure import require_matplotlib
 from .draft_texts import OWN, TEXTS
@@ -88,7 +87,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     core = build_core(config, counter)
     try:
         info = core.info
-        wait_for_pool_memory(info.backend)
         rows = _measure(core, counter, args, texts)
     finally:
         core.close()

@@ -35,7 +35,6 @@ from octavo.engine.api.stats import StepRecord
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.kernels.backends import wait_for_pool_memory
 
 Number = TypeVar("Number", int, float)
 
@@ -161,7 +160,6 @@ def _core(
         _clock(args),
     )
     try:
-        wait_for_pool_memory(core.info.backend)
         yield core, counts
     finally:
         core.finish()

@@ -15,7 +15,6 @@
 #include "attention/primitives.h"
 #include "mlx/primitives.h"
 #include "pages/pages.h"
-#include "pages/pool_memory.h"
 #include "program/encoder.h"
 #include "runtime/threads.h"
 
@@ -318,8 +317,6 @@ void bind_attention(nb::module_& m) {
         "The layout of a layer's pool; ValueError names what the kernels cannot hold.");
   m.def("create_pool", &create_pool, nb::arg("layout"),
         "A zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
-  m.def("backing_pools", &backing_pools,
-        "Whether memory of pools or zeroed rows is still being backed with pages in the background.");
   m.def("zeroed_rows", &zeroed_rows, nb::arg("count"), nb::arg("bytes"),
         "Zeros uint8 [count, bytes] in memory of their own, on huge pages where the system grants them.");
   m.def("write_pages", &write_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("keys"), nb::arg("values"),

@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "mlx/allocator.h"
+#include "linear/packed.h"
 #include "mlx/primitives.h"
-#include "pages/pool_memory.h"
 #include "program/encoder.h"
 #include "runtime/threads.h"
 
@@ -121,7 +121,7 @@ mx::array array_in_pool_memory(const mx::Shape& shape) {
   size_t bytes = 1;
   for (const auto size : shape) bytes *= size_t(size);
   constexpr size_t kFront = 64;
-  const std::shared_ptr<Buffer> memory = pool_memory(kFront + bytes);
+  const auto memory = std::make_shared<const Buffer>(kFront + bytes);
   char* const block = reinterpret_cast<char*>(memory->data());
   mx::allocator::Buffer probe(block);
   const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - block;

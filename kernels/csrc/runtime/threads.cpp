@@ -74,7 +74,6 @@ class ThreadPool {
   explicit ThreadPool(int n) { start(n); }
 
   int size() const { return size_.load(std::memory_order_relaxed); }
-  uint64_t num_jobs() const { return num_jobs_.load(std::memory_order_relaxed); }
 
   void resize(int n) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -84,7 +83,6 @@ class ThreadPool {
   }
 
   void run(int items, void (*task)(void*, int), void* context) {
-    num_jobs_.fetch_add(1, std::memory_order_relaxed);
     if (size() == 1 || items <= 1) {
       for (int item = 0; item < items; ++item) task(context, item);
       return;
@@ -189,7 +187,6 @@ class ThreadPool {
   std::atomic<uint32_t> state_{0};
   std::atomic<uint32_t> wanted_{0};  // helpers that find an item
   std::atomic<int> sleepers_{0};
-  std::atomic<uint64_t> num_jobs_{0};
   std::unique_ptr<Share[]> shares_;  // the caller's, then each helper's; set while no helper is inside
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
@@ -239,8 +236,6 @@ int default_threads() {
 }
 
 void run_parallel(int items, void (*task)(void*, int), void* context) { pool().run(items, task, context); }
-
-uint64_t num_parallel_jobs() { return pool().num_jobs(); }
 
 void* thread_scratch(std::size_t bytes, int slot) {
   static thread_local Scratch slots[4];

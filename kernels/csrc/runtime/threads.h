@@ -28,9 +28,6 @@ int default_threads();
 // Jobs of several MLX streams are run one after the other.
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
 
-// How many jobs run_parallel has begun: who works in the background sees by it whether kernels run.
-uint64_t num_parallel_jobs();
-
 // A buffer of this thread's own, as allocate_lines gives them, at least `bytes` long; its contents are lost
 // with the next call for the same slot (0 <= slot < 4) on the same thread. The caller of parallel_for is also
 // a worker: what it hands to the tasks must lie in another slot than what they use.

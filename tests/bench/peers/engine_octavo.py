@@ -10,7 +10,6 @@ from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
 from octavo.engine.core.request import Request
-from octavo.kernels.backends import wait_for_pool_memory
 
 
 class OctavoEngine:
@@ -31,7 +30,6 @@ class OctavoEngine:
         )
         self._core = build_core(config)
         info = self._core.info
-        wait_for_pool_memory(info.backend)  # the others clear theirs before they serve
         limits = f"{args.step_tokens} tokens a step, target {args.target_itl}"
         self.settings = f"{info.weights} weights, {info.kv_format} pages, {info.threads} threads, {limits}"
         self._requests: list[Request] = []
