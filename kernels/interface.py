@@ -73,8 +73,8 @@ class AttendOptions:
               sees. Float: added to its logits; -1e30 and below hides a position. Positions past a sequence's
               end are never seen, and a row that sees nothing gets zeros
 
-    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer. Its K rows, of one head, are V as well,
-              and the stored V are rotary keys. Their dot products with these queries are added to the scaled
+    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer. Its K rows, of one head, are also V, and
+              the stored V are rotary keys. Their dot products with these queries are added to the scaled
               logits; the result is [T, Hq, D]. Not with softcap
     """
 

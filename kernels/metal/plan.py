@@ -32,8 +32,8 @@ class DecodePlan:
     """Decode rows under one window.
 
     items   [M, 4]  (row, sequence, first tile, end tile) of each row's splits, those of a row adjacent
-    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; empty if every row is one item,
-                    so that nothing is joined
+    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; empty if no row is split, so
+                    that nothing is joined
     rows    [R]     the step's rows in the order of the outputs
     """
 

@@ -32,8 +32,8 @@ _COMMENT = re.compile(r"//.*")
 class FormatSource:
     """Place of a page format's Metal code, a struct in the last of ``files``.
 
-    tile_bytes   bytes of a value in a threadgroup tile; its type holds every code's value exactly (with
-                 scales per group, every value; float32 for affine codes)
+    tile_bytes   bytes of a value in a threadgroup tile; the type holds every code's value (with scales
+                 per group, every value; float32 for affine codes)
     raw_words    32-bit registers of 8 codes as loaded
     words        whether an octet is one uint that may be loaded in runs: ``raw_words`` 1, or 4-bit codes
     """
