@@ -101,9 +101,7 @@ BITS = {"w8a8": 8, "w4a8": 4}
 
 def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
     """Quantize floats, or requantize MLX's affine codes, scales and biases of the same bits and group size.
-
-    The result approximates the values that the arrays represent, in the dtype of the scales.
-    """
+    The result approximates the values that the arrays represent, in the dtype of the scales."""
     if len(arrays) == 1:
         return QUANTIZE[kind](arrays[0], group_size)
     codes, scales, biases = arrays

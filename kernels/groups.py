@@ -43,11 +43,9 @@ def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -
 
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Return layers grouped by the positions that their queries see.
-
-    Full attention comes first, then one group for each window, the smallest last. Windows that no sequence of
-    ``max_model_len`` positions outgrows count as full attention.
-    """
+    """Return layers grouped by the positions that their queries see. Full attention comes first, then one
+    group for each window, the smallest last. Windows that no sequence of ``max_model_len`` positions outgrows
+    count as full attention."""
     members: dict[tuple[int | None, int, bool], list[int]] = {}
     for index, layer in enumerate(without_unreached_windows(layers, max_model_len)):
         kind = (layer.window, layer.keep, layer.chunked) if layer.window is not None else (None, 0, False)
@@ -62,10 +60,8 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups with the window and kept positions that are read in 16 bits.
-
-    Layers with a window of their own keep their kept positions.
-    """
+    """Return the groups with the window and kept positions that are read in 16 bits. Layers with a window of
+    their own keep their kept positions."""
     window = spec.window(page_size)
     return tuple(
         replace(group, window=window, keep=spec.kept(page_size))

@@ -86,10 +86,8 @@ class AttendOptions:
 
 
 class PageStorage(Protocol):
-    """The pages of one pool, allocated once; a page id names one page in each layer of ``spec``.
-
-    Call its methods only between steps.
-    """
+    """The pages of one pool, allocated once; a page id names one page in each layer of ``spec``. Call its
+    methods only between steps."""
 
     @property
     def spec(self) -> PoolSpec: ...
@@ -161,17 +159,13 @@ class PagedKVCache(Protocol):
         ...
 
     def flags(self) -> list[mx.array]:
-        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row.
-
-        They outlive the step, so that the next step can begin before they are read.
-        """
+        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row. They outlive the step,
+        so that the next step can begin before they are read."""
         ...
 
     def nonfinite_tokens(self) -> list[int]:
-        """Return the rows t of the evaluated step with NaN or infinity in K or V of some layer.
-
-        Such rows are stored as zeros; the engine fails their requests.
-        """
+        """Return the rows t of the evaluated step with NaN or infinity in K or V of some layer. Such rows are
+        stored as zeros; the engine fails their requests."""
         ...
 
 

@@ -26,9 +26,7 @@ def create_kv_cache(
     residual_format: str = "bf16",
 ) -> PagedKVCache:
     """Return a cache for all layers of ``spec``, with the given pages for each group and residual window.
-
-    Raises ValueError if the backend cannot hold it.
-    """
+    Raises ValueError if the backend cannot hold it."""
     for group in groups:
         if (chunk := group.chunk) is not None and chunk % spec.page_size:
             raise ValueError(

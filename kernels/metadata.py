@@ -99,10 +99,8 @@ class AttentionMetadata(StepRows):
         page_size: int,
         states: StateMetadata | None = None,
     ) -> AttentionMetadata:
-        """Return the step that computes positions [start, stop) of each sequence.
-
-        Each of ``tables`` [B, P] has the sequences' pages in one group.
-        """
+        """Return the step that computes positions [start, stop) of each sequence. Each of ``tables`` [B, P]
+        has the sequences' pages in one group."""
         firsts, stops = np.array(spans, np.int32).T
         q_start = np.zeros(len(spans) + 1, np.int32)
         np.cumsum(stops - firsts, out=q_start[1:])
@@ -135,11 +133,9 @@ class AttentionMetadata(StepRows):
         return self.groups[0]
 
     def check(self, num_pages: int) -> None:
-        """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages.
-
-        MLX and the kernels do not check bounds, and an index outside would crash, so this runs on the host
-        before each launch.
-        """
+        """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages. MLX
+        and the kernels do not check bounds, and an index outside would crash, so this runs on the host before
+        each launch."""
         group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (
             *([] if group.starts is None else [("starts", group.starts, (tokens,))]),

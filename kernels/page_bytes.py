@@ -124,10 +124,8 @@ def _raw(part: NDArray[np.generic]) -> PageBytes:
 
 
 def _to_pages(rows: tuple[PageBytes, PageBytes], skip: int, positions: int, page_size: int) -> PageBytes:
-    """Return codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as bytes of pages.
-
-    The result is [pages, Hkv, bytes of K or V of one head].
-    """
+    """Return codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as bytes of pages. The
+    result is [pages, Hkv, bytes of K or V of one head]."""
     num_heads, num_pages = len(rows[0]), positions // page_size
     sizes = (part.shape[-1] * page_size for part in rows)
     return np.concatenate(

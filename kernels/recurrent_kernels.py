@@ -48,23 +48,17 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """Capture of recurrent steps.
-
-    ``programs`` captures kernels. ``bind`` makes the kernels' arguments from int32 arrays [B, 4] and [C, 2],
-    as in ``StateSegments``.
-    """
+    """Capture of recurrent steps. ``programs`` captures kernels. ``bind`` makes the kernels' arguments from
+    int32 arrays [B, 4] and [C, 2], as in ``StateSegments``."""
 
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]
 
 
 class RecurrentKernels(Protocol):
-    """Kernels that compute all segments of a step at once.
-
-    Each kernel takes a pool [num_slots, ...], the result of ``arrays`` for the step, and the step's rows. It
-    returns the pool's new handle and y. It writes the pool's own memory, so a step that is computed twice
-    advances states twice: see ``StateSegments``.
-    """
+    """Kernels that compute all segments of a step at once. Each kernel takes a pool [num_slots, ...], the
+    result of ``arrays`` for the step, and the step's rows. It returns the pool's new handle and y. It writes
+    the pool's own memory, so a step that is computed twice advances states twice: see ``StateSegments``."""
 
     def arrays(self, step: StateSegments) -> Any:
         """Make the arrays of a checked step; kernels write to any slot without a check."""
@@ -77,10 +71,8 @@ class RecurrentKernels(Protocol):
         ...
 
     def mark_nonfinite(self, flags: mx.array, step: Any, y: mx.array) -> mx.array:
-        """Return ``flags``, int32 [T], not 0 where the step keeps a state with NaN or infinity.
-
-        A bad state is detected by its row of y [T, ..]. The given flags must not be used again.
-        """
+        """Return ``flags``, int32 [T], not 0 where the step keeps a state with NaN or infinity. A bad state
+        is detected by its row of y [T, ..]. The given flags must not be used again."""
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
@@ -109,11 +101,9 @@ class RecurrentKernels(Protocol):
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
-
-        pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of
-        each value; b [T, Hv]. y has the dtype of v.
-        """
+        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula. pool float32 [N,
+        Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of each value; b
+        [T, Hv]. y has the dtype of v."""
         ...
 
     def ssd(
@@ -127,11 +117,8 @@ class RecurrentKernels(Protocol):
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
-
-        pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], from the layer unchanged. y has
-        the dtype of x.
-        """
+        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula. pool float32 [N, H, Dh,
+        Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], from the layer unchanged. y has the dtype of x."""
         ...
 
     def causal_conv(
@@ -144,11 +131,9 @@ class RecurrentKernels(Protocol):
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """Compute a depthwise convolution over the rows of each sequence, with its activation.
-
-        pool [N, K - 1, C], earlier inputs, in the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y
-        has the dtype of x. mlx's Conv1d has weights [C, K, 1]: transpose them once.
-        """
+        """Compute a depthwise convolution over the rows of each sequence, with its activation. pool [N, K -
+        1, C], earlier inputs, in the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y has the
+        dtype of x. mlx's Conv1d has weights [C, K, 1]: transpose them once."""
         ...
 
 
@@ -172,10 +157,8 @@ class RareRecurrentKernels(Protocol):
         log_decay: mx.array,
         scale: float,
     ) -> tuple[mx.array, mx.array]:
-        """Compute lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states.
-
-        pool float32 [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y has the dtype of v.
-        """
+        """Compute lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states. pool float32
+        [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y has the dtype of v."""
         ...
 
     def selective_scan(
@@ -190,11 +173,8 @@ class RareRecurrentKernels(Protocol):
         A: mx.array,
         D: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-1's recurrence, its skip D x included.
-
-        pool float32 [N, W, Ds]; x, d [T, W], d after its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log),
-        made once; D [W]. y has the dtype of x.
-        """
+        """Compute Mamba-1's recurrence, its skip D x included. pool float32 [N, W, Ds]; x, d [T, W], d after
+        its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log), made once; D [W]. y has the dtype of x."""
         ...
 
     def rg_lru(
@@ -207,11 +187,9 @@ class RareRecurrentKernels(Protocol):
         *,
         c: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """Compute RecurrentGemma's recurrence with its gates; a sequence's first token is not scaled.
-
-        pool float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of
-        the layer's parameter, made once. y has the dtype of x.
-        """
+        """Compute RecurrentGemma's recurrence with its gates; a sequence's first token is not scaled. pool
+        float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of the
+        layer's parameter, made once. y has the dtype of x."""
         ...
 
     def wkv7(
@@ -225,8 +203,6 @@ class RareRecurrentKernels(Protocol):
         a: mx.array,
         b: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """Compute RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula.
-
-        pool float32 [N, H, D, D]; the others [T, H, D], w the decay. y has the dtype of r.
-        """
+        """Compute RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula. pool float32 [N, H, D,
+        D]; the others [T, H, D], w the decay. y has the dtype of r."""
         ...

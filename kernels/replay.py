@@ -33,9 +33,7 @@ class Programs(Protocol):
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
         """Capture a program that computes ``outputs``; ValueError names an operation that cannot be captured.
-
-        ``filled``: int32 arrays that get new values in each run; ``fixed``: other inputs.
-        """
+        ``filled``: int32 arrays that get new values in each run; ``fixed``: other inputs."""
         ...
 
 

@@ -54,20 +54,16 @@ RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 
 
 def default_residual_pages(*formats: str) -> int:
-    """Return the default number of a sequence's last pages that are read in 16 bits.
-
-    It is two if one of the page formats (of K, of V) stores a value in five bits or less; else 0.
-    """
+    """Return the default number of a sequence's last pages that are read in 16 bits. It is two if one of the
+    page formats (of K, of V) stores a value in five bits or less; else 0."""
     dim = 128  # a usual row length; others change the scale's share of a value little
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
     return DEFAULT_RESIDUAL_PAGES if coarse else 0
 
 
 def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
-    """Raise ValueError unless ``residual`` describes the 16-bit pages of ``spec``.
-
-    Layers must be equal except for their window and ``keep``, which define the reads of residual pages.
-    """
+    """Raise ValueError unless ``residual`` describes the 16-bit pages of ``spec``. Layers must be equal
+    except for their window and ``keep``, which define the reads of residual pages."""
     for name in (residual.k_format, residual.v_format):
         if name not in SIXTEEN_BITS:
             raise ValueError(

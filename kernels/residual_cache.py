@@ -19,10 +19,8 @@ Pool = TypeVar("Pool", bound=KVPool)
 
 
 class ResidualCache(Generic[Pool]):
-    """``PagedKVCache`` over a pool of quantized pages and one of residual pages, without ``attend``.
-
-    The groups of a step's metadata are in this order.
-    """
+    """``PagedKVCache`` over a pool of quantized pages and one of residual pages, without ``attend``. The
+    groups of a step's metadata are in this order."""
 
     def __init__(self, quantized: Pool, residual: Pool) -> None:
         check_residual(quantized.spec, residual.spec)

@@ -21,11 +21,9 @@ AXES = ("position_t", "position_h", "position_w")
 
 
 class ImagePart(StepPart):
-    """Gives every step its image rows, and the positions of rows after images.
-
-    An image is encoded when a step computes its first row, so not if the prefix cache has all rows. The
-    result is kept until its last row is computed.
-    """
+    """Gives every step its image rows, and the positions of rows after images. An image is encoded when a
+    step computes its first row, so not if the prefix cache has all rows. The result is kept until its last
+    row is computed."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -117,11 +115,9 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
 
 
 class Axes:
-    """Positions of a sequence's tokens in time, height and width (M-RoPE).
-
-    Text counts up equally on each axis. All rows of an image have one time, and height and width count from
-    there. Text after it continues from the image's longer side.
-    """
+    """Positions of a sequence's tokens in time, height and width (M-RoPE). Text counts up equally on each
+    axis. All rows of an image have one time, and height and width count from there. Text after it continues
+    from the image's longer side."""
 
     def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:
         axes = _plain(0, num_prompt)

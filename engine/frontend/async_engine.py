@@ -67,8 +67,8 @@ class AsyncEngine:
         self._input: InputProcessor | None = None
         self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
         self._shares = TenantShares(config, self._open.limiter.waiting)
-        self._texts = TextExecutor("encode")  # bounded by who is let in
-        self._pictures = TextExecutor("decode pictures of")  # likewise
+        self._texts = TextExecutor("encode")  # bounded by the number of admitted requests
+        self._pictures = TextExecutor("decode pictures of")  # bounded by the number of admitted requests
         self._stopping = False
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -268,8 +268,8 @@ class AsyncEngine:
         return (await self.prepare(prompt)).ids
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt:
-        """Return the token ids of a prompt and its images, checked as those of a request are. Overloaded
-        while no request would be let in."""
+        """Return the token ids of a prompt and its images, checked as for a request. Raises Overloaded if no
+        request would be admitted now."""
         self._running()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):

@@ -45,13 +45,14 @@ class InputProcessor:
         self._capacity = capacity
         self._cut_max_tokens = cut_max_tokens
         self.grammars = grammars
-        self.adapters = {adapter.name: adapter for adapter in info.adapters}  # loaded ones
+        self.adapters = {adapter.name: adapter for adapter in info.adapters}  # loaded adapters
         self._pictures = None if info.images is None else PictureReader(info.images)
         self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Return the prompt's token ids, all of them the model's, and its images. Raises InvalidRequest for
-        what is no prompt, RequestTooLong for what can never fit the model, before the work of encoding it."""
+        """Return the prompt's token ids, checked against the vocabulary, and its images. Raises
+        InvalidRequest for an invalid prompt, RequestTooLong, before encoding, for one that cannot fit the
+        model."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if self._pictures is not None and self._has_pictures(prompt):
@@ -70,12 +71,12 @@ class InputProcessor:
 
     def _with_images(self, chat: ChatPrompt, reader: PictureReader) -> EncodedPrompt:
         chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
-        ids = self._encode(chat)  # refused before pictures are decoded
+        ids = self._encode(chat)  # raises before images are decoded
         self.check_ids("prompt", ids)
         return set_images(ids, [reader.read(file) for file in files], reader.rules)
 
     def close(self) -> None:
-        """End the helper process that decodes pictures, if there is one."""
+        """End the helper process that decodes images, if it runs."""
         if self._pictures is not None:
             self._pictures.close()
 
@@ -111,8 +112,8 @@ class InputProcessor:
     async def encode_beside(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
     ) -> EncodedPrompt:
-        """``encode``, on another thread where it would hold up the event loop for milliseconds: one of
-        ``pictures``, which may take seconds, or of ``texts``."""
+        """Return ``encode``, on another thread if it would block the event loop for milliseconds. Images use
+        a thread of ``pictures``, which may take seconds, and texts one of ``texts``."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if not _is_chat(prompt):
@@ -154,9 +155,9 @@ class InputProcessor:
         grammar: int | None = None,
         adapter: str | None = None,
     ) -> EngineRequest:
-        """Return a request that can be queued, of what ``encode`` made of the prompt. ``grammar``: the
-        ticket that ``compile`` gave for these parameters; ``adapter``: the name of one that is loaded. Raises
-        InvalidRequest, RequestTooLong or NotFound."""
+        """Return a request that can be queued, for a prompt from ``encode``. ``grammar``: ticket from
+        ``compile`` for these parameters; ``adapter``: name of a loaded adapter. Raises InvalidRequest,
+        RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is the "
@@ -253,7 +254,7 @@ class InputProcessor:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise InvalidRequest for what is neither text nor a list."""
+    """Raise InvalidRequest unless a prompt is a text or a list."""
     if isinstance(prompt, ChatPrompt | EncodedPrompt):
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):

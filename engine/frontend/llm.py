@@ -121,10 +121,9 @@ class LLM:
     ) -> list[list[float]]:
         """Return one embedding per prompt, in order, from the hidden states before the output head.
 
-        pooling     of the last token, or the mean of all. What of a prompt is cached is not computed again
-                    for the last token; for the mean it is
-        normalize   to length 1
-        dimensions  the first so many numbers (Matryoshka embeddings; None: all of them)
+        pooling     "last": state of the last token; "mean": mean of all, recomputing cached tokens
+        normalize   scale embeddings to length 1
+        dimensions  keep only the first N numbers (Matryoshka embeddings; None: all)
         adapter     as in ``generate``
 
         Raises InvalidRequest, and RequestFailed if a prompt fails.
@@ -226,9 +225,9 @@ class LLM:
         return outputs
 
     def load_adapter(self, name: str, folder: Path | str, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter of mlx-lm's or PEFT's. ``replace``: one of this name gives way to it. Raises
-        InvalidRequest, and changes nothing, if it cannot be served or the old one is in use, NotConfigured
-        if this LLM has no memory for adapters."""
+        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows replacing one of the same name. Raises
+        InvalidRequest, with nothing changed, if it cannot be served or the old one is in use, and
+        NotConfigured if this LLM has no memory for adapters."""
         info = self._ask(LoadAdapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
@@ -239,10 +238,10 @@ class LLM:
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
-        """Write a prompt's K/V to a new file (``.safetensors``), full pages only; what of it is not cached
-        is computed first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
+        """Write the full pages of a prompt's K/V to a new ``.safetensors`` file, computing missing ones
+        first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
-        self._ask(GetPageLayout())  # refused before anything is computed
+        self._ask(GetPageLayout())  # raises before anything is computed
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 

@@ -20,8 +20,9 @@ CHUNK_BYTES = (
 
 
 class OutputStreams:
-    """The streams of all requests that have not ended, from admission until the last delta has been delivered
-    or the reader is gone. Lives on the event loop.
+    """The streams of all requests until their last delta is delivered or the reader is gone.
+
+    Lives on the event loop.
 
     limiter   decides which requests are admitted
     """
@@ -116,10 +117,10 @@ class OutputStreams:
 
 
 class Stream:
-    """Unread output of a request, merged: a slow reader gets fewer and larger deltas, of at most CHUNK_BYTES
-    and one engine delta.
+    """Unread output of a request, merged.
 
-    Lives on the event loop. ``ended`` is true once every sample's last delta is in.
+    A slow reader gets fewer and larger deltas, of at most CHUNK_BYTES and one engine delta. Lives on the
+    event loop. ``ended`` is true once every sample's last delta is in.
 
     final_only   deliver one delta per sample, when it has ended
     unread       counter of unread bytes, including the delta that the reader got last
@@ -143,7 +144,7 @@ class Stream:
         self.num_pending_bytes = 0  # estimated bytes of pending output
         self._num_given_bytes = 0  # bytes of the delta that was read last
         self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False  # the prompt's log probabilities, shared by all samples
+        self._prompt_is_counted = False  # its log probabilities are shared by all samples
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 

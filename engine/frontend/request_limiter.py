@@ -20,10 +20,10 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import Gauges
 from .waiting_prompts import WaitingPrompts
 
-MAX_UNREAD_BYTES = 64 * 1024**2  # of output that waits for its readers: more requests are refused beyond that
-MAX_UNREAD_LIMITS = 2  # times MAX_UNREAD_BYTES: streams end beyond that
-MAX_PIXEL_BYTES = 512 * 2**20  # of unfinished requests; a single request is always admitted
-MAX_PROMPT_BYTES = 512 * 2**20  # of a prompt's log probabilities: some 64 MiB on the wire
+MAX_UNREAD_BYTES = 64 * 1024**2  # bytes of unread output, beyond which requests are refused
+MAX_UNREAD_LIMITS = 2  # factor on MAX_UNREAD_BYTES, beyond which streams end
+MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels of unfinished requests; a single request is always admitted
+MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities in memory, about 64 MiB as a message
 
 
 class UnreadOutput:

@@ -27,7 +27,7 @@ class TextExecutor:
         self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
     ) -> None:
         """Begin without threads. ``max_pending`` limits the calls that run or wait, and ``max_tenant_share``
-        those of one named tenant (None: no limit, because something else bounds them)."""
+        those of one named tenant (None: no limit, because callers bound them)."""
         self._name = name
         self._max_pending = max_pending
         self._max_tenant_share = max_tenant_share
@@ -80,7 +80,7 @@ class TextExecutor:
     def _forget(self, tenant: str) -> None:
         self._pending[tenant] -= 1
         if not self._pending[tenant]:
-            del self._pending[tenant]  # names of tenants come and go
+            del self._pending[tenant]  # tenant names come and go
 
     def close(self) -> None:
         """Start no more functions; those that run continue to their end."""

@@ -10,10 +10,8 @@ from ..api.stats import NO_PROMPTS, Gauges
 
 
 class WaitingPrompts:
-    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop.
-
-    A query costs nothing until the engine's gauges change, because every request asks before its admission.
-    """
+    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop. A query costs
+    nothing until the engine's gauges change, because every request asks before its admission."""
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges

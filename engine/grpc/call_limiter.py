@@ -74,8 +74,9 @@ class _Method:
 
 
 class CallLimiter:
-    """Admits calls of one server or several, of which a tenant may have its share, and only then receives
-    their messages.
+    """Admits calls of one or several servers before it receives their messages.
+
+    A tenant may have its share of the calls.
 
     calls          calls in progress, without health calls
     health_calls   calls of the health service: ``Watch`` may last, and ``Check`` is always answered
@@ -87,7 +88,7 @@ class CallLimiter:
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
         self._patience_s = patience_s
-        self._num_served = self._most_calls = 0  # since the last burst
+        self._num_served = self._most_calls = 0  # calls since the last burst, and the most at a time
         self._parser = TextExecutor("parse", max_pending=None)  # bounded by the number of calls
 
     def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:

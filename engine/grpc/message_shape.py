@@ -1,8 +1,8 @@
 """A check of raw messages, which refuses too many fields before parsing.
 
 Parsing takes 10 ns and up to 50 bytes of memory per field, however small: a megabyte of empty chat messages
-becomes 26 MB. Packed numbers take four to eight bytes each, and as much again while their list grows: each
-counts as a field. The ids of a prompt are one field whatever their number, and stay packed (``packed_ids``).
+becomes 26 MB. Packed numbers take four to eight bytes each, and as much again while their list grows, so each
+counts as a field. The ids of a prompt count as one field and stay packed (``packed_ids``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .packed_ids import CARRIER, NO_END
 
 Parse: TypeAlias = Callable[[bytes], Any]
 
-MAX_FIELDS = 10_000  # of one message and the messages in it
-SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes: a field takes two at least
-PROMPTS = frozenset(  # packed lists that may be long, the first of a message
+MAX_FIELDS = 10_000  # fields of one message, nested messages included
+SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes: a field has at least two
+PROMPTS = frozenset(  # packed lists that may be long; only the first of a message
     (
         "octavo.v1.TokenIds.ids",
         "octavo.v1.DetokenizeRequest.token_ids",
         "vllm.grpc.engine.TokenizedInput.input_ids",
     )
 )
-_FIXED = {1: 8, 5: 4}  # wire type: bytes
+_FIXED = {1: 8, 5: 4}  # bytes by wire type
 
 
 def parsed(data: bytes, parse: Parse) -> Any:
@@ -51,8 +51,8 @@ def _descriptor(parse: Parse) -> Descriptor | None:
 
 
 def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
-    """Walk along the wire format, into messages but not into map entries. Malformed data ends the walk:
-    the parser stops there too. Return where the key of a long prompt is, if there is one."""
+    """Count fields in the wire format, also of nested messages but not of map entries. Malformed data ends
+    the count, because the parser stops there too. Returns the position of a long prompt's key, or None."""
     count, has_prompt = 0, False
     found: int | None = None
     parts: list[tuple[int, int, Descriptor]] = [(0, len(data), descriptor)]

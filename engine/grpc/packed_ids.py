@@ -1,8 +1,8 @@
-"""Token ids of a prompt as they came, until its request is admitted.
+"""Token ids of a prompt in the form received, until its request is admitted.
 
-Protobuf takes four bytes for each id, and as much again while its list grows: many times a message of small
-ids. ``message_shape`` renames a long list to ``CARRIER``, which no message declares, so the parser keeps its
-bytes.
+Protobuf takes four bytes for each id, and as much again while its list grows: many times the size of a
+message with small ids. ``message_shape`` renames a long list to ``CARRIER``, which no message declares, so
+the parser keeps its bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..api.errors import InvalidRequest
 
-CARRIER = 15  # number of a field of bytes: like those of the lists, its key takes one byte
+CARRIER = 15  # number of a bytes field; like the lists' keys, its key takes one byte
 NO_END = bytes(range(128, 256))  # bytes that do not end a varint
 _PIECE = 2**16  # bytes that are decoded at once
 _MAX_VARINT = 10  # bytes
 
 
 def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids of a message's list, which may have come under ``CARRIER``."""
+    """Return the ids of a message's list, which ``message_shape`` may have renamed to ``CARRIER``."""
     unknown = UnknownFieldSet(owner)
     fields = [unknown[at] for at in range(len(unknown))]
     packed = [field.data for field in fields if (field.field_number, field.wire_type) == (CARRIER, 2)]

@@ -1,5 +1,4 @@
-"""Entry of every service's requests into the engine, with common limits, ids and draining, and the writer of
-responses to clients that may not read."""
+"""The entry of every service's requests into the engine: common limits, ids, draining, and responses."""
 
 from __future__ import annotations
 
@@ -39,10 +38,10 @@ MAX_REQUEST_ID = 256  # characters
 LONG_SCORES = 32  # tokens whose log probabilities take over a millisecond to convert
 MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # request ids in one call
-PRIORITY_KEY = "octavo-priority"  # of a call's metadata
-SALT_KEY = "octavo-cache-salt"  # of a call's metadata
-ADAPTER_KEY = "octavo-adapter"  # of a call's metadata
-OPERATOR = "operator"  # the tenant that may act on the cache of all
+PRIORITY_KEY = "octavo-priority"  # key in a call's metadata
+SALT_KEY = "octavo-cache-salt"  # key in a call's metadata
+ADAPTER_KEY = "octavo-adapter"  # key in a call's metadata
+OPERATOR = "operator"  # tenant that may change the shared cache
 WRITE_TIMEOUT_S = 30.0
 
 
@@ -100,9 +99,12 @@ class RequestHandler:
         final_only: bool = False,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Increments of one request; closing it frees the request's pages. An empty
-        ``request_id`` gets one of ours. ``cache_salt``, ``priority``: of the message, see ``salt_of``
-        and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: see ``adapter_of``."""
+        """Stream the increments of one request; closing the stream frees the request's pages.
+
+        An empty ``request_id`` gets a generated one. ``cache_salt`` and ``priority`` are those of the
+        message, see ``salt_of`` and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: see
+        ``adapter_of``.
+        """
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -192,8 +194,8 @@ class RequestHandler:
             )
 
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
-        """Return the adapter's name, from the message or from the metadata. InvalidRequest when those two
-        differ, Forbidden for an adapter that is not the tenant's."""
+        """Return the adapter's name, from the message or from the metadata. Raises InvalidRequest if those
+        two differ, Forbidden for an adapter of another tenant."""
         given = [str(value) for key, value in context.invocation_metadata() or () if key == ADAPTER_KEY]
         names = {name for name in (adapter, *given) if name}
         if len(names) > 1:

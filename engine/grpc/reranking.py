@@ -31,11 +31,9 @@ class Question:
 
 
 async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tuple[list[float], list[Delta]]:
-    """Return the score and the output of each document; raise if one fails.
-
-    Each prompt has a copy of the query, so prompts are built when they are sent, at most ``CONCURRENCY`` at a
-    time and fewer if they are long. Raises RequestTooLong before any is built if one cannot fit the model.
-    """
+    """Return the score and the output of each document; raise if one fails. Each prompt has a copy of the
+    query, so prompts are built when they are sent, at most ``CONCURRENCY`` at a time and fewer if they are
+    long. Raises RequestTooLong before any is built if one cannot fit the model."""
     check_num_documents(len(asked.documents))
     tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)

@@ -32,8 +32,8 @@ _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the server's certificate chain and key, and the CA of client certificates, which makes those
-    obligatory (mTLS)."""
+    """PEM files: the server's certificate chain and key, and the CA of client certificates. With a CA, client
+    certificates are required (mTLS)."""
 
     cert: Path
     key: Path
@@ -162,7 +162,7 @@ class Security:
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
         self._certificates = None if tls is None else tls.read()
-        self._taken = self._certificates  # the certificates that gRPC took last
+        self._taken = self._certificates  # certificates that gRPC got last
         self._credentials: grpc.ServerCredentials | None = None
 
     def reload(self) -> None:

@@ -63,8 +63,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     # Concurrent calls of a connection, including reset ones that gRPC has not finished.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
-    # gRPC cancels calls at random, whoever's they are, once so many (by default 1,000) have not been picked
-    # up. Each takes some 15 KB until then. A burst of five connections is refused in words instead.
+    # Beyond this many unprocessed calls (default 1,000), gRPC cancels calls at random, also other clients'.
+    # Each takes about 15 KB until then. This limit lets a burst of five connections get proper refusals.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 )
@@ -152,8 +152,8 @@ class GrpcServer:
         return held
 
     async def start(self, address: Address) -> Address:
-        """Listen and say SERVING; returns the address with its real port.
-        InvalidConfig when the address cannot be listened on."""
+        """Listen and report SERVING; return the address with its actual port. Raises InvalidConfig if the
+        server cannot listen on the address."""
         port = self._bind(self._server, address, "--listen")
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -162,9 +162,9 @@ class GrpcServer:
         return address.with_port(port)
 
     async def start_adapter(self, adapter: str, address: Address) -> Address:
-        """Serve vLLM's service there too, with an adapter as its model; returns the address with its real
-        port. Routers, which name no adapter in a request, choose it by the worker. It need not be loaded yet.
-        InvalidConfig when the address cannot be listened on."""
+        """Serve vLLM's service on another address with an adapter as its model; return the actual address.
+        Routers do not name an adapter in requests and choose it by the worker. The adapter may be loaded
+        later. Raises InvalidConfig if the server cannot listen on the address."""
         server = self._new_server()
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
             VllmEngineServicer(self.handler, adapter=adapter), server

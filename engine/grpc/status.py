@@ -135,7 +135,7 @@ def errors_as_status(
 
 async def _leave_with(context: Context, error: SlowReader) -> NoReturn:
     """End the call as ``abort_with`` does, without waiting for the client to receive the status. gRPC keeps
-    it while the connection lasts; nothing of the call stays here."""
+    the status while the connection lasts; nothing of the call stays here."""
     try:
         await asyncio.wait_for(abort_with(context, error), LAST_WORD_S)
     except TimeoutError:

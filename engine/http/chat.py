@@ -75,7 +75,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 
 async def prepare(services: Services, request: ChatRequest, exchange: Exchange) -> Conversation:
-    """Return what the engine is asked. Raise InvalidRequest for what is not served."""
+    """Return the engine's request. Raises InvalidRequest for unsupported fields."""
     max_tokens = _max_tokens(request)
     cut = prompt_cut(
         services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
@@ -105,7 +105,7 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
 
 
 def conversation_prompt(request: ConversationFields, *, takes_images: bool = False) -> ChatPrompt:
-    """Return the prompt of a conversation. Raise FieldError for what is not supported."""
+    """Return the prompt of a conversation. Raises FieldError for unsupported parts."""
     only("chat_template", request.chat_template, (), "start the server with --chat-template")
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
@@ -136,8 +136,8 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
 
 
 def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Message:
-    """Return a message as chat templates take it: parts of text as one text, and parts beside pictures as
-    they are."""
+    """Return a message in the form of chat templates. Parts of text are joined; next to pictures, parts stay
+    separate."""
     content: str | list[dict[str, Any]] | None = None
     if isinstance(message.content, str) or message.content is None:
         content = message.content

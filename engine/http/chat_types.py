@@ -143,7 +143,7 @@ ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class ChatChoice(AnswerModel):
-    """One sample. ``stop_reason`` and ``token_ids`` are vLLM's."""
+    """A sample. ``stop_reason`` and ``token_ids`` are vLLM's."""
 
     index: int
     message: ReplyMessage

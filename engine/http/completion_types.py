@@ -27,7 +27,7 @@ class CompletionRequest(SamplingFields):
 
 
 class CompletionChoice(AnswerModel):
-    """One sample; in a stream, its new part. ``stop_reason`` and the last three fields are vLLM's."""
+    """A sample; in a stream, its new part. ``stop_reason`` and the last three fields are vLLM's."""
 
     index: int
     text: str

@@ -171,13 +171,13 @@ class _Answer:
         await exchange.end_events()
 
     def _take(self, prompt: int, delta: Delta) -> None:
-        """Count what is new, and drop it where nothing but the prompt is wanted."""
+        """Count new tokens; drop them if only the prompt is wanted."""
         if self.without_output:
             delta.token_ids, delta.text, delta.logprobs = (), "", ()
         self._usage.add(prompt, delta)
 
     def _is_echoed(self, index: int) -> bool:
-        """Whether a choice has begun with its prompt, or need not."""
+        """Whether a choice has begun with its prompt, or does not need to."""
         return not self._request.echo or index in self._echoed
 
     def _plain(self, index: int, text: str) -> bytes:

@@ -48,8 +48,8 @@ class Services:
         return self.handler.engine.info.images is not None
 
     def check_model(self, name: str | None, exchange: Exchange) -> str:
-        """Return the name that answers carry. Raise ModelNotServed for another model, Forbidden for an
-        adapter that is not the caller's."""
+        """Return the model name for answers. Raises ModelNotServed for another model, Forbidden for an
+        adapter of another tenant."""
         names = self.names(exchange)
         if name is None:
             return names[0]

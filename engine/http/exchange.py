@@ -1,4 +1,4 @@
-"""One request and its answer: who asks, the body, and writing to a client that may be slow or gone."""
+"""One request and its answer: caller, body, and writing to a client that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-BODY_TIMEOUT_S = 60.0  # for a body to come
-PIECE_BYTES = 64 * 2**10  # that are written at once
+BODY_TIMEOUT_S = 60.0  # seconds for a body to arrive
+PIECE_BYTES = 64 * 2**10  # bytes written at once
 JSON_TYPES = (b"application/json", b"text/json")
 CONTENT_TYPE = b"content-type"
-ABORT = "octavo.abort"  # in the scope: closes the connection at once
+ABORT = "octavo.abort"  # key in the scope: function that closes the connection at once
 
 
 class ClientGone(Exception):
-    """The client has closed the connection: there is nobody to answer."""
+    """The client has closed the connection, so no answer is possible."""
 
 
 class BodyTooLarge(RequestTooLong):
-    """Refused unread."""
+    """The body is too large and was not read."""
 
 
 class BodyBudget:
-    """Bytes of bodies that are being read or parsed, of all requests together."""
+    """Budget of bytes of bodies that are being read or parsed, for all requests together."""
 
     def __init__(self, max_body: int, max_total: int) -> None:
         self.max_body = max_body
@@ -40,7 +40,7 @@ class BodyBudget:
         self.total = 0
 
     def take(self, num_bytes: int) -> None:
-        """Count bytes that came. Overloaded when there are too many."""
+        """Count received bytes; Overloaded if there are too many."""
         if self.total + num_bytes > self._max_total:
             raise Overloaded(
                 f"{self.total} bytes of requests are being read and at most {self._max_total} may be; "
@@ -54,7 +54,7 @@ class BodyBudget:
         self.total -= num_bytes
 
     def check(self, num_bytes: int) -> None:
-        """Refuse a body of this size."""
+        """Raise HttpRefusal if a body of this size is too large."""
         if num_bytes > self.max_body:
             raise HttpRefusal(
                 413,
@@ -64,10 +64,10 @@ class BodyBudget:
 
 
 class Exchange:
-    """A request as ASGI gives it, and its answer.
+    """A request in the form of ASGI, and its answer.
 
-    request_id   of the client, or ""
-    is_started   part of the answer has been sent
+    request_id   the client's id, or ""
+    is_started   whether part of the answer was sent
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, writer: ResponseWriter) -> None:
@@ -88,14 +88,14 @@ class Exchange:
         self._sent_headers: list[tuple[bytes, bytes]] = []
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """The headers, which are what gRPC calls metadata."""
+        """The headers, in the place of gRPC's metadata."""
         return self._headers
 
     def header(self, name: str) -> str:
         return next((value for key, value in self._headers if key == name), "")
 
     async def body(self, budget: BodyBudget) -> bytes:
-        """Read the body, which must be JSON and no larger than may be. The caller gives its bytes back to the
+        """Read the body, which must be JSON within the size limit. The caller returns its bytes to the
         budget."""
         kind = self.header("content-type").partition(";")[0].strip().lower().encode()
         if kind not in JSON_TYPES:
@@ -135,7 +135,7 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def until_gone(self) -> AsyncIterator[None]:
-        """Cancel the block when the client closes the connection, which then raises ClientGone."""
+        """Cancel the block and raise ClientGone when the client closes the connection."""
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.create_task(self._watch(task))
@@ -155,11 +155,11 @@ class Exchange:
         task.cancel()
 
     async def write(self, message: MutableMapping[str, Any]) -> None:
-        """Hand a message to the transport; see ``ResponseWriter``."""
+        """Pass a message to the transport; see ``ResponseWriter``."""
         await self._send(message)
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """Send a header with the answer, which has not been started."""
+        """Add a header to the answer, which must not have started."""
         self._sent_headers.append((name, value))
 
     async def answer(
@@ -206,10 +206,10 @@ class Exchange:
             await self.abort()
 
     async def abort(self) -> None:
-        """Close the connection at once, with what has not been sent."""
+        """Close the connection at once and drop unsent data."""
         if (abort := self.scope.get(ABORT)) is not None:
             abort()
-        await asyncio.sleep(0)  # the server learns of it first
+        await asyncio.sleep(0)  # lets the server notice it first
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True

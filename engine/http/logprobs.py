@@ -43,8 +43,7 @@ class CompletionLogprobs(AnswerModel):
 
 
 def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a delta, without that of the token which ended the output if no text comes of
-    it."""
+    """Return the entries of a delta, without a final token that has no text."""
     ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
     ended_by_token = ended_by_token and not params.include_stop_str_in_output
     return delta.logprobs[:-1] if ended_by_token else delta.logprobs

@@ -127,7 +127,7 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
 
 
 def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dict[str, Any]]:
-    """Messages in the form of the OpenAI API, which chat templates take."""
+    """Yield messages in the form of the OpenAI API, which chat templates use."""
     if isinstance(request.system, str):
         system = request.system
     else:
@@ -217,7 +217,7 @@ def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> s
 
 
 def _text(block: ContentBlock, where: str) -> str:
-    """The text of a block; of images and files, a text that says so."""
+    """Return the text of a block; for images and files, a text that says so."""
     match block.type:
         case "text":
             return _given(block.text, f"{where}.text")

@@ -11,23 +11,23 @@ from .request_model import RequestModel, only
 
 
 class ContentBlock(RequestModel):
-    """A block of a message's content; the type says which fields it has."""
+    """A block of a message's content; its type determines its fields."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
-    data: str | None = None  # of redacted_thinking
+    data: str | None = None  # for redacted_thinking
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[ContentBlock] | None = None
-    source: dict[str, Any] | None = None  # of images and documents
+    source: dict[str, Any] | None = None  # for images and documents
     title: str | None = None
     context: str | None = None
     is_error: bool | None = None
-    cache_control: dict[str, Any] | None = None  # prefixes are cached without being asked
+    cache_control: dict[str, Any] | None = None  # ignored: prefixes are always cached
     citations: list[Any] | dict[str, Any] | None = None
     caller: dict[str, Any] | None = None
 
@@ -148,7 +148,7 @@ class MessagesRequest(MessageFields):
     service_tier: str | None = None
 
     def check_served(self) -> None:
-        """Raise FieldError for values that are not served."""
+        """Raise FieldError for unsupported values."""
         only("service_tier", self.service_tier, ("auto", "standard_only"))
         if self.thinking is not None and self.thinking.type not in ("enabled", "disabled", "adaptive"):
             raise FieldError(

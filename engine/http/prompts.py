@@ -1,4 +1,4 @@
-"""Prompts as requests have them cut, or encoded without special tokens."""
+"""Prompts that requests cut, or encode without special tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .errors import FieldError
 from .exchange import Exchange
 
 Side: TypeAlias = Literal["left", "right"]
-TEXT_LENGTHS = 4  # times the model's length: text that is encoded at once, whatever is kept of it
+TEXT_LENGTHS = 4  # factor on the model's length: limit of text encoded at once, however much of it is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCut:
-    """The tokens that are kept of a prompt.
+    """The tokens to keep of a prompt.
 
-    most      tokens that are kept; None: all
-    side      where others are dropped
-    special   whether text is framed as the model expects it
+    most      largest number of tokens; None: all
+    side      side on which others are dropped
+    special   whether to add the model's special tokens
     """
 
     most: int | None = None
@@ -30,7 +30,7 @@ class PromptCut:
     special: bool = True
 
     async def encoded(self, services: Services, exchange: Exchange, prompt: Prompt) -> Prompt:
-        """Return the prompt, as token ids where it must be cut or encoded in another way."""
+        """Return the prompt, as token ids if it must be cut or encoded without special tokens."""
         if self.most is None and (self.special or not isinstance(prompt, str)):
             return prompt
         handler = services.handler
@@ -71,8 +71,8 @@ def prompt_cut(
     default_side: Side = "left",
     special: bool = True,
 ) -> PromptCut:
-    """Return the cut that ``truncate_prompt_tokens`` (``most``) and ``truncation_side`` ask for; -1 keeps
-    what fits before ``max_tokens``. FieldError for other numbers."""
+    """Return the cut for ``truncate_prompt_tokens`` (``most``) and ``truncation_side``. -1 keeps as many
+    tokens as fit before ``max_tokens``. Raises FieldError for other negative numbers."""
     if most == -1:
         most = max(services.handler.engine.info.max_model_len - max_tokens, 1)
     if most is not None and most < 1:

@@ -18,12 +18,12 @@ MAX_VALUES = 32_768  # of a long body, but for numbers: strings, keys, objects, 
 MAX_NUMBERS = 262_144  # items of a long body in all: each takes up to 90 bytes while it is parsed
 _SHOWN = 60  # characters of a wrong value
 _MAX_RULES = 4
-_MAX_ERRORS = 100  # that are looked at; lists have one each, but objects one for each wrong value
+_MAX_ERRORS = 100  # errors examined; lists have one each, but objects one for each invalid value
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 
 class RequestModel(BaseModel):
-    """Base of requests and of objects in them. null means that a field is left out."""
+    """Base of requests and of objects in them; a null field counts as absent."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
 
@@ -81,7 +81,7 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
 
 
 def parse(kind: type[ModelT], body: bytes) -> ModelT:
-    """Return the request that a body holds. Raise FieldError naming the first field that is wrong."""
+    """Return the parsed body. Raises FieldError with the first invalid field."""
     if len(body) > LONG_BODY:
         _check_values(body)
     body = body.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
@@ -89,7 +89,7 @@ def parse(kind: type[ModelT], body: bytes) -> ModelT:
         try:
             request = kind.model_validate_json(body)
         except ValidationError as error:
-            whole = _ESCAPE.sub(_paired, body)  # JavaScript writes half a character where it cuts a text
+            whole = _ESCAPE.sub(_paired, body)  # JavaScript clients may cut a text inside a surrogate pair
             if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid" or whole == body:
                 raise
             request = kind.model_validate_json(whole)
@@ -100,7 +100,7 @@ def parse(kind: type[ModelT], body: bytes) -> ModelT:
 
 
 def _paired(found: re.Match[bytes]) -> bytes:
-    """The escape, or U+FFFD in the place of half a surrogate pair."""
+    """Return the escape, or U+FFFD for half of a surrogate pair."""
     return rb"\ufffd" if found.group(1) else found.group()
 
 

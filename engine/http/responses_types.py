@@ -25,7 +25,7 @@ class InputPart(RequestModel):
 
 
 class InputItem(RequestModel):
-    """An item of the conversation; the type says which fields it has."""
+    """An item of the conversation; its type determines its fields."""
 
     type: str | None = None
     role: str | None = None
@@ -108,7 +108,7 @@ class ResponsesRequest(RequestModel):
     prompt_cache_key: str | None = None
 
     def check_served(self) -> None:
-        """Raise FieldError for values that are not served."""
+        """Raise FieldError for unsupported values."""
         only("store", self.store, (False,), "nothing is stored")
         only("background", self.background, (False,))
         only("truncation", self.truncation, ("disabled",))

@@ -14,7 +14,7 @@ from .errors import FieldError
 from .prompts import Side
 from .request_model import RequestModel, only
 
-MAX_ITEMS = 4096  # of logit_bias, stop and stop_token_ids
+MAX_ITEMS = 4096  # entries of logit_bias, stop and stop_token_ids
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
@@ -111,7 +111,7 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    session_id: str | None = None  # a label, too
+    session_id: str | None = None  # a label without effect
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -159,7 +159,7 @@ class SamplingFields(RequestModel):
     request_id: str | None = None
 
     def check_served(self) -> None:
-        """Raise FieldError for values that are not served."""
+        """Raise FieldError for unsupported values."""
         only(
             "best_of",
             self.best_of,
@@ -234,7 +234,7 @@ class SamplingFields(RequestModel):
                 "allowed_token_ids",
                 "allowed_token_ids must have at least one id, got none; leave it out for all",
             )
-        if self.thinking_token_budget not in (None, -1):  # vLLM's name; -1 is no bound
+        if self.thinking_token_budget not in (None, -1):  # vLLM's name; -1 means no limit
             given.setdefault("max_reasoning_tokens", self.thinking_token_budget)
         if self.stop is not None:
             _check_count("stop", self.stop if isinstance(self.stop, list) else ())
@@ -247,13 +247,13 @@ class SamplingFields(RequestModel):
 
 
 def keep_likeliest(given: dict[str, Any]) -> None:
-    """Write a ``top_p`` of 0, which the OpenAI API takes, as one that keeps the likeliest token alone."""
+    """Replace a ``top_p`` of 0, which the OpenAI API allows, by one that keeps only the likeliest token."""
     if given.get("top_p") == 0:
         given["top_p"] = 2.0**-30
 
 
 def _check_count(name: str, items: Collection[object]) -> None:
-    """Refuse more than the event loop can read one by one."""
+    """Refuse more items than the event loop can check one by one."""
     if len(items) > MAX_ITEMS:
         raise FieldError(name, f"{name} must have at most {MAX_ITEMS} items, got {len(items)}; drop some")
 

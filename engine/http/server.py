@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IMAGE_BODY_BYTES = 32 * 2**20  # more that a request may have where the model takes images
-BODIES = 32  # times the largest body: bytes of all that are being read
-MAX_CONNECTIONS = 8192  # those that have been idle for longest are closed beyond that
-BACKLOG = 1024  # connections that wait to be accepted
+IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
+BODIES = 32  # factor on the largest body: bytes of all bodies being read
+MAX_CONNECTIONS = 8192  # beyond it, the connections idle for longest are closed
+BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
 SWEEP_S = 1.0
 CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
@@ -55,9 +55,9 @@ class HttpServer:
         max_connections: int = MAX_CONNECTIONS,
         allowed_origins: Sequence[str] = (),
     ) -> None:
-        """``calls``: counts calls, those of gRPC included; ``check``: why the server takes no requests, for
-        /health; ``render``: what /metrics says; ``write_timeout_s``: how long a client need not read;
-        ``allowed_origins``: of pages that may ask from a browser."""
+        """Create the server. ``calls`` counts calls, including gRPC's. ``check`` returns why the server takes
+        no requests, for /health. ``render`` returns /metrics. ``write_timeout_s``: how long a client may not
+        read. ``allowed_origins``: origins of web pages that may send requests."""
         engine = handler.engine
         room = 0 if engine.info.images is None else IMAGE_BODY_BYTES
         self.services = Services(

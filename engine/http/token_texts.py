@@ -10,7 +10,7 @@ MAX_KEPT = 65_536  # tokens whose text is cached
 
 
 class TokenText(NamedTuple):
-    """One token. ``data``: its bytes in the text; None for special tokens, which the text leaves out."""
+    """A token's text and bytes; ``data`` is None for special tokens, which the text leaves out."""
 
     text: str
     data: bytes | None

@@ -35,8 +35,8 @@ Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
 def unseen(kind: str) -> str:
-    """Return the text that stands for a part that a model of texts cannot read. Agents send their whole
-    conversation each time: refused, a picture in it would end the conversation for good."""
+    """Return a placeholder for a part that a text model cannot read. Agents send their whole conversation
+    each time, so a refused picture would end the conversation permanently."""
     return f"[{kind} is here, which this model cannot read: it reads text alone]"
 
 
@@ -118,8 +118,8 @@ async def prepare_turn(
     is_parallel: bool = True,
     encode: Callable[[Prompt], Awaitable[Prompt]] | None = None,
 ) -> Turn:
-    """Return what the engine is asked; tools are in the form of the OpenAI API, and ``encode`` may cut the
-    prompt. Raise InvalidRequest for what is not served, RequestTooLong and Overloaded."""
+    """Return the engine's request for a conversation; ``encode`` may cut the prompt. Tools are in the form of
+    the OpenAI API. Raises InvalidRequest for unsupported fields, RequestTooLong and Overloaded."""
     engine = services.handler.engine
     tokenizer = engine.tokenizer
     use = tool_use(
@@ -131,7 +131,7 @@ async def prepare_turn(
         is_bounded=params.max_reasoning_tokens is not None,
     )
     reasoning = tokenizer.chat_format.reasoning
-    if use.form is not None or reasoning is not None:  # whose marks may be special tokens
+    if use.form is not None or reasoning is not None:  # its marks may be special tokens
         params = replace(use.applied(params), skip_special_tokens=False)
     chat = replace(chat, tools=use.shown or None)
     prompt: Prompt = chat if encode is None else await encode(chat)
@@ -143,9 +143,9 @@ async def prepare_turn(
 
 @dataclass(slots=True)
 class Block:
-    """A part of a response. ``text``: for a call, its arguments as JSON.
+    """A part of a response; ``text``: its text, or a call's arguments as JSON.
 
-    is_whole   the model has completed it; False for a call that was cut or is malformed
+    is_whole   whether the model has completed it; False for a call that was cut or is malformed
     """
 
     index: int

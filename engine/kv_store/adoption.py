@@ -13,8 +13,8 @@ from .transfer import PageTransfer
 def adopt(
     transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
 ) -> tuple[int, bool]:
-    """Put a prompt's next pages into the pools as cached pages without a holder. Return how many are new, and
-    False if it cannot continue, because pages are short or an earlier page is gone."""
+    """Put a prompt's next pages into the pools as cached pages without a holder. Returns the number of new
+    pages, and False if it cannot continue because pages are short or an earlier page is gone."""
     num_new = 0
     for run in _runs(pages):
         group, first = run[0].group, run[0].index

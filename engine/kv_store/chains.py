@@ -24,9 +24,9 @@ class Chain:
 
 
 def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size: int) -> list[Chain]:
-    """Return all pages whose whole prefix is in ``entries``, each once, as chains of at most ``max_pages``;
-    earlier pages of a sequence come first. Pages with images, and those behind them, are left out: a file of
-    pages is named by tokens alone."""
+    """Return all pages whose whole prefix is in ``entries`` once, as chains of at most ``max_pages``. Earlier
+    pages of a sequence come first. Pages with images and later ones are left out, because a file of pages is
+    named by tokens alone."""
     children: dict[Digest | None, list[Digest]] = {}
     for digest, entry in entries.items():
         if not media_in(entry.tokens, page_size):

@@ -1,5 +1,7 @@
-"""A disk as the scheduler's connector: published pages are copied for the writer, and prompts with pages on
-disk wait until the reader has loaded them."""
+"""The disk as the scheduler's connector.
+
+Published pages are copied for the writer. Prompts with pages on disk wait until the reader has loaded them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
-QUEUE_BYTES = 256 * 1024**2  # bytes of pages to be written, and as many of pages that were read
+QUEUE_BYTES = 256 * 1024**2  # bytes of pages to be written, and the same limit for pages read
 STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
 REFRESH_S = 5.0  # seconds between searches for pages of other servers
 CLOSE_S = 10.0  # seconds to write queued pages at the end
@@ -95,7 +97,7 @@ class DiskTier:
         return True
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
-        """Copy pages that were not copied when they were published, because the disk was busy; writing takes
+        """Copy pages that were not copied when they were published, because the disk was busy. Writing takes
         no step's time."""
         last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
         self._save(sequence, 0, last)
@@ -156,8 +158,8 @@ class DiskTier:
     def _may_be_there(
         self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int
     ) -> bool:
-        """Whether a search is worthwhile: a state exists beyond ``found``, if states are needed, and the
-        first page that a group lacks there is on disk."""
+        """Whether a search is worthwhile. The first page that a group lacks after ``found`` must be on disk.
+        If states are needed, a later one must exist in memory or on disk."""
         for states in known[self._states :]:
             indices = range(found, len(digests))
             if not any(states[i] or self._folder.has(digests[i], self._states) for i in indices):
@@ -169,8 +171,8 @@ class DiskTier:
         return True
 
     def _save_states(self, sequence: Sequence, first: int, last: int, *, is_end: bool = False) -> None:
-        """Copy snapshots of prompts, and the last one of the generated tokens at their end or preemption.
-        Others are replaced one page later, and may be as large as hundreds of pages."""
+        """Copy snapshots of prompts, and the last snapshot of generated tokens at their end or preemption.
+        Other snapshots are replaced one page later, and may be as large as hundreds of pages."""
         assert self._blocks.states is not None
         if not self._blocks.states.every_page:
             last = min(last, sequence.num_prompt // self._blocks.page_size)
@@ -191,8 +193,7 @@ class DiskTier:
                 self._copy_out(sequence, wanted, group)
 
     def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_Wanted]:
-        """Return pages ``[first, last)`` of a group that are neither on disk nor queued, and were not evicted
-        since they were published."""
+        """Return pages ``[first, last)`` of a group that are still cached and neither on disk nor queued."""
         wanted: list[_Wanted] = []
         for index in range(first, last):
             digest = sequence.digests[index]
@@ -227,4 +228,4 @@ class _Wanted:
 
 
 def _nobody() -> None:
-    """Do nothing: the core is stepped by hand."""
+    """Do nothing: callers step the core by hand."""

@@ -54,7 +54,7 @@ class _Digests:
         self._path = path
         self._known: dict[str, tuple[Stamp, str]] = {}
         self._has_changed = False
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # else all are hashed
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # else all files are hashed
             for name, (stamp, digest) in json.loads(path.read_bytes()).items():
                 self._known[str(name)] = (list(stamp), str(digest))
 

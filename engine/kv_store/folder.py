@@ -40,7 +40,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What ``prune`` removed, and what remains."""
+    """Numbers of removed and remaining shards."""
 
     num_removed: int
     num_bytes: int

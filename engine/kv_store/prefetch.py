@@ -52,7 +52,7 @@ class PrefetchJob:
         self.media = media
         self.digests = digests
         self.root = root
-        self.pages: deque[FetchedPage] = deque()  # pages read and not yet taken
+        self.pages: deque[FetchedPage] = deque()  # read pages that were not taken yet
         self.ended = False  # no more pages will arrive
         self.known = [list(group) for group in known]
         self._found = found

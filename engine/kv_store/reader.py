@@ -29,7 +29,7 @@ class _Worker:
     """A reading thread and its current read."""
 
     def __init__(self, run: Callable[[_Worker], None]) -> None:
-        self.is_stuck = False  # left behind: the result of its read is dropped
+        self.is_stuck = False  # abandoned: the result of its read is dropped
         self.fetch: PrefetchJob | None = None
         self.began: float | None = None  # start of the current read
         self.thread = threading.Thread(target=run, args=(self,), name="octavo-store-reader", daemon=True)
@@ -37,10 +37,10 @@ class _Worker:
 
 
 class ShardReader:
-    """Reads the pages of one prompt after the other in advance, within a limit of bytes.
+    """Reads the pages of one prompt after the other ahead of time, within a limit of bytes.
 
-    A read that hangs costs its prompt ``STALL_S``. Its thread is left behind, and another one continues. When
-    ``MAX_STUCK`` of them hang, nothing is read until one returns.
+    A read that hangs costs its prompt ``STALL_S``. Its thread is abandoned, and another one continues. If
+    ``MAX_STUCK`` threads hang, nothing is read until one returns.
 
     rate     speed of reading
     groups   parts of a prefix
@@ -127,8 +127,7 @@ class ShardReader:
                 self._wake()
 
     def _give_up(self, now: float) -> bool:
-        """End jobs that have waited too long, and leave a stuck thread behind; return whether there was
-        any."""
+        """End jobs that have waited too long, and abandon a stuck thread; return whether any job ended."""
         late = [fetch for fetch, since in self._started.items() if now - since > WAIT_S]
         worker = self._worker
         if worker is not None and worker.began is not None and now - worker.began > STALL_S:
@@ -172,8 +171,7 @@ class ShardReader:
             self._wake()
 
     def _come_back(self, worker: _Worker) -> bool:
-        """Note that a thread that was left behind has finished its read; return whether it is needed
-        again."""
+        """Note that an abandoned thread has finished its read; return whether it is needed again."""
         self._num_stuck -= 1
         if self._worker is not None:
             return False

@@ -20,8 +20,7 @@ from .draft_tables import Ask, Average, DraftTables, Guesses, States
 
 
 class _Row(NamedTuple):
-    """Computation for one sample in a round. ``place``: index of its request; ``most``: number of drafts to
-    make."""
+    """Computation for one sample in a round; ``place``: index of its request, ``most``: limit of drafts."""
 
     place: int
     ask: Ask
@@ -102,7 +101,7 @@ class DraftModel:
         end = len(tokens) + ask.count - 1
         served = guesses.served
         new = tokens if served is None else tokens[served.num_written :]
-        if max(new) >= self._runner.info.vocab_size:  # a token outside of its vocabulary
+        if max(new) >= self._runner.info.vocab_size:  # the token is outside of the draft model's vocabulary
             guesses.failed = True
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
@@ -123,7 +122,7 @@ class DraftModel:
         return self._tables.reserve(guesses, end, busy)
 
     def _keep_state(self, row: _Row, given: list[int]) -> _Row:
-        """Keep the state after this row and after the next one, because either may be correct; without a slot
+        """Keep the states after this row and after the next one, because either may be needed. Without a slot
         for that, the row is the last one."""
         table = row.work.sequence.table
         assert table is not None
@@ -170,14 +169,14 @@ class DraftModel:
 
 
 def _stands_at(table: PageTable, position: int, *, num_fed: int) -> bool:
-    """Whether a table with ``num_fed`` computed positions can continue after ``position``: always for K and
-    V, and for states only if one was kept there."""
+    """Whether a table with ``num_fed`` computed positions can continue after ``position``. K and V always
+    can; states only if one was kept there."""
     state = table.state
     return state is None or position == num_fed or any(position == kept for kept, _ in state.drafted)
 
 
 def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:
-    """Return how many leading tokens are equal, of which ``start`` are known to be."""
+    """Return how many leading tokens are equal, of which the first ``start`` are known to be."""
     count, most = start, min(len(fed), len(tokens))
     while count < most and fed[count] == tokens[count]:
         count += 1

@@ -89,7 +89,7 @@ class BatchDrafter(Protocol):
 
 
 class DraftTables:
-    """Tables in the order of their last request; if pages are short, the table requested longest ago is
+    """Tables in the order of their last request. If pages are short, the table requested longest ago is
     closed."""
 
     def __init__(self, blocks: BlockManager) -> None:

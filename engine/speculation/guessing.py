@@ -31,7 +31,7 @@ class Guessed(Protocol):
 
 
 class ModelGuesses:
-    """Requests from ``model`` as many drafts as are worth their time; without a model it does nothing."""
+    """Requests from ``model`` as many drafts as are worth their time; does nothing without a model."""
 
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model

@@ -37,15 +37,14 @@ class EngineRates:
 
 
 class HoldRates:
-    """Acceptance rates of one sample, beginning with its engine's, because requests are often similar.
+    """Acceptance rates of one sample, starting from its engine's, because requests are often similar.
 
-    A second draft counts as a first one with one more supporting token, because that is what it is after an
-    acceptance. So if names of four tokens repeat but the text after them does not, the fourth token is
-    drafted after three, and nothing after it.
+    A second draft counts as a first one with one more supporting token, because that is what it becomes if
+    the first is accepted. So if names of four tokens repeat but the text after them does not, the fourth
+    token is drafted after three, and nothing after it.
 
     An unseen kind with a long match is not assumed to be better than an observed kind with a shorter match,
-    or than a new engine's prior. Quotations in other requests say little about a request whose matches are
-    chance.
+    or than a new engine's prior. Quotations in other requests say little about a request with chance matches.
     """
 
     __slots__ = ("_engine", "_first", "_held", "_rates", "_seen")

@@ -199,7 +199,7 @@ class _Rounds:
                 drawn += 1
             own, first = range(first, stop), stop
             if failed.intersection(own) or (work.samples and sampled is None):
-                continue  # after a gap it begins again
+                continue  # after a gap the head starts again
             self._read(work, index)
             if index is None or sampled is None:
                 continue

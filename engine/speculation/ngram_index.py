@@ -94,7 +94,7 @@ class NgramIndex:
         ordered = places[order]
         links: NDArray[np.int32] = heads[
             ordered
-        ].copy()  # links of the first one of each hash; those of the others follow
+        ].copy()  # links of the first position for each hash; the others follow
         same = ordered[1:] == ordered[:-1]
         links[1:][same] = order[:-1][same] + first
         before = np.empty(len(order), np.int32)

@@ -18,10 +18,8 @@ BETWEEN = -1  # separator between two outputs
 
 
 class RecentOutputs:
-    """One tenant's outputs, one after the other, with BETWEEN as separator.
-
-    ``generation`` changes when old outputs are dropped, so that positions have changed.
-    """
+    """The outputs of one tenant, concatenated with BETWEEN as separator. ``generation`` changes when old
+    outputs are dropped, because positions change then."""
 
     def __init__(self, capacity: int = RECENT_TOKENS) -> None:
         self.tokens = array("i")
@@ -46,8 +44,8 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` ends of an n-gram, latest first, or of others with its hash. New outputs
-        are indexed at the first query."""
+        """Return at most ``most`` ends of an n-gram, latest first; hash collisions may add others. New
+        outputs are indexed at the first query."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 

@@ -1,9 +1,8 @@
-"""Suffix decoding: drafts of tokens that followed the longest suffixes of a sequence, in it and in recent
-outputs.
+"""Suffix decoding: drafts of tokens that followed the longest suffixes of a sequence earlier.
 
-(Oliaro et al., SuffixDecoding, 2024.) Instead of suffix trees, hash chains of n-grams find earlier places of
-the last tokens with a few bytes per token. A found place is followed from token to token while it predicts
-them, so its match grows without a new comparison.
+Both the sequence and recent outputs are searched. (Oliaro et al., SuffixDecoding, 2024.) Instead of suffix
+trees, hash chains of n-grams find earlier places of the last tokens with a few bytes per token. A found place
+is followed from token to token while it predicts them, so its match grows without a new comparison.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ def _until_between(recent: array[int], at: int, count: int) -> list[int]:
 
 
 def _majority(said: list[list[int]]) -> list[int]:
-    """Return token by token what most of the still agreeing places predict, the first of equals, while enough
-    agree."""
+    """Return the tokens that most of the agreeing places predict, while enough of them agree. Among equal
+    numbers the first place decides. Places that predicted another token are dropped."""
     drafts: list[int] = []
     needed = _LEAST_SHARE * len(said)
     while len(said) > 1:

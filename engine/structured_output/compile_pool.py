@@ -39,7 +39,7 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """One source to compile, and its outcome."""
+    """A source to compile, and its outcome."""
 
     kind: str
     source: str

@@ -19,9 +19,9 @@ MAX_LITERAL_BYTES = 2**14  # length of one string; the first mask of a longer on
 # Limits of the running parser: about 7 ms of its lexer and 2 ms of its items per mask, as documented.
 STEP_LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
-MAX_ITEMS_IN_ROW = 2_000  # a schema of so many alternatives or optional properties has as many
+MAX_ITEMS_IN_ROW = 2_000  # items in a row: each alternative or optional property of a schema adds one
 MAX_LEXER_STATES = 50_000
-MAX_GRAMMAR_SIZE = 100_000  # symbols
+MAX_GRAMMAR_SIZE = 100_000  # symbols in a compiled grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

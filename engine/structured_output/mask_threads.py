@@ -29,7 +29,7 @@ MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # seconds to wait for one mask, however busy the machine is
 SLOW_MASK_S = 0.005  # CPU seconds of a mask beyond which no masks are computed for drafts
 MAX_WAITS_S = 0.25  # seconds that steps waited for masks, after which half a budget counts as spent
-SPENT_SHARE = 0.1  # of one CPU, for the masks of all requests that have spent their budgets
+SPENT_SHARE = 0.1  # share of one CPU for the masks of all requests that have spent their budgets
 WAITS_SHARE = 0.25  # share of elapsed time that reduces that sum
 _LOOK_S = 0.005  # seconds between checks of an awaited mask
 
@@ -58,11 +58,9 @@ class SharedLexer:
 
 
 class MaskJob:
-    """One mask to compute, and those after drafts. The matcher belongs to the job until it is done.
-
-    ``behind[k]`` is the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The
-    list may be shorter: an expensive or forbidden draft only ends it.
-    """
+    """A mask to compute, and the masks after drafts; it owns the matcher until it is done. ``behind[k]`` is
+    the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The list may be
+    shorter: an expensive or forbidden draft ends it."""
 
     __slots__ = (
         "_began",

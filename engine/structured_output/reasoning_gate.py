@@ -88,17 +88,17 @@ class ReasoningGate:
 
     @property
     def is_stuck(self) -> bool:
-        """See ``Constraint``."""
+        """Whether another copy's mask takes too long; see ``Constraint``."""
         return self._constraint is not None and self._constraint.is_stuck
 
     @property
     def is_late(self) -> bool:
-        """See ``Constraint``."""
+        """Whether steps continue without this sample; see ``Constraint``."""
         return self._constraint is not None and self._constraint.is_late
 
     @property
     def is_complete(self) -> bool:
-        """See ``Constraint``."""
+        """Whether the output is complete; see ``Constraint``."""
         answers = self._stage is _Stage.ANSWERING and self._constraint is not None
         return answers and self._constraint is not None and self._constraint.is_complete
 
@@ -121,12 +121,12 @@ class ReasoningGate:
         return tuple(found)
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """See ``Constraint``."""
+        """Start computing the next masks; see ``Constraint``."""
         if self._constraint is not None and self._stage in (_Stage.ANSWERING, _Stage.OPENING):
             self._constraint.prepare(drafts)
 
     def drop(self) -> None:
-        """See ``Constraint``."""
+        """Give up the next mask; see ``Constraint``."""
         if self._constraint is not None:
             self._constraint.drop()
 
@@ -138,7 +138,7 @@ class ReasoningGate:
         return self
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """See ``Constraint``."""
+        """Return the allowed next tokens; see ``Constraint``."""
         constraint, marks = self._constraint, self._marks
         match self._stage:
             case _Stage.ANSWERING if constraint is not None:

@@ -2,15 +2,15 @@
 
 Started as ``python -m octavo.engine.structured_output.vetting_process``; ``vetter`` talks to it over standard
 input and output. llguidance recurses on chains of rules, so a source may overflow the stack, compute for
-minutes or take gigabytes, which here affects only this process. It ends with its standard input, also during
-a compilation: the main thread only reads, and another thread, with a limited stack, compiles.
+minutes or take gigabytes. Here that affects only this process. It ends with its standard input, also during a
+compilation: the main thread only reads, and another thread, with a limited stack, compiles.
 
-Imports nothing but the standard library and llguidance, so that it starts in a tenth of a second.
+Imports only the standard library and llguidance, so that it starts in a tenth of a second.
 
-    <- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
-    -> {"ready": true} or {"refused": why}
-    <- {"kind", "source"}
-    -> {"grammar": what llguidance is to be given, "cpu_s"} or {"refused": why}
+<- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
+-> {"ready": true} or {"refused": why}
+<- {"kind", "source"}
+-> {"grammar": llguidance's form of it, "cpu_s"} or {"refused": why}
 """
 
 from __future__ import annotations

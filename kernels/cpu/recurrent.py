@@ -54,10 +54,8 @@ def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
 
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
-    """Return the rows after the first ``keep``; see ``RecurrentKernels.rows_behind``.
-
-    If ``window`` was concatenated from two arrays, the second is returned without a copy.
-    """
+    """Return the rows after the first ``keep``; see ``RecurrentKernels.rows_behind``. If ``window`` was
+    concatenated from two arrays, the second is returned without a copy."""
     return _ext.rows_behind(window, keep)
 
 

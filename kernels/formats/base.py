@@ -44,11 +44,8 @@ class PageFormat(ABC):
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and storable [...] of float32 rows.
-
-        A row is not storable if it has NaN, infinity, or a value that would be stored as one; its codes and
-        scales are all zero.
-        """
+        """Return codes, scales and storable [...] of float32 rows. A row is not storable if it has NaN,
+        infinity, or a value that would be stored as one; its codes and scales are all zero."""
 
     @abstractmethod
     def dequantize(self, codes: Array, scales: Array) -> Floats:
@@ -72,10 +69,8 @@ class PageFormat(ABC):
         return num_kv_heads * page_size * self.row_bytes(head_dim)
 
     def quantize(self, rows: ArrayLike) -> tuple[Array, Array]:
-        """Return codes and scales of rows [..., head_dim], converted to float32; no rotation.
-
-        Raises ValueError for NaN, infinity, or a magnitude that the format cannot store.
-        """
+        """Return codes and scales of rows [..., head_dim], converted to float32; no rotation. Raises
+        ValueError for NaN, infinity, or a magnitude that the format cannot store."""
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         codes, scales, storable = self.encode(values)
@@ -90,10 +85,8 @@ class PageFormat(ABC):
         return codes, scales
 
     def store(self, rows: ArrayLike) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and storable exactly as a pool stores rows [..., head_dim].
-
-        Rows are rotated if the format rotates rows of that length; rows that are not storable become zeros.
-        """
+        """Return codes, scales and storable exactly as a pool stores rows [..., head_dim]. Rows are rotated
+        if the format rotates rows of that length; rows that are not storable become zeros."""
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         with np.errstate(invalid="ignore", over="ignore"):

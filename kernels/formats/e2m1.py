@@ -19,11 +19,9 @@ EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False),
 def nearest_index(
     magnitudes: Floats, scale: Floats, edges: Sequence[tuple[float, bool]] = EDGES
 ) -> NDArray[np.uint8]:
-    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even.
-
-    At scale 0 it is the largest index. The result is exact: a scale has at most 11 significant bits, so
-    float32 holds every edge times the scale.
-    """
+    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even. At scale 0 it is the
+    largest index. The result is exact: a scale has at most 11 significant bits, so float32 holds every edge
+    times the scale."""
     index = np.zeros(magnitudes.shape, np.uint8)
     for edge, tie_moves in edges:
         limit = scale * np.float32(edge)

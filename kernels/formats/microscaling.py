@@ -22,11 +22,9 @@ Bytes = NDArray[np.uint8]
 
 
 class _Microscaled(PageFormat):
-    """Base of formats with groups of ``group_size`` values; a is a group's max |x|, exact.
-
-    The code of x at scale s is that of fp4: the sign bit of x above the index of the magnitude nearest to |x|
-    / s, ties to even; zeros where s is 0. Rows with NaN or infinity are not storable. The row is not rotated.
-    """
+    """Base of formats with groups of ``group_size`` values; a is a group's max |x|, exact. The code of x at
+    scale s is that of fp4: the sign bit of x above the index of the magnitude nearest to |x| / s, ties to
+    even; zeros where s is 0. Rows with NaN or infinity are not storable. The row is not rotated."""
 
     code_dtype = np.uint32
     scale_dtype = np.uint8
@@ -71,11 +69,9 @@ class _Microscaled(PageFormat):
 
 @register
 class MXFP4(_Microscaled):
-    """mxfp4: E8M0 scales (OCP Microscaling v1.0); byte b is 2^(b - 127), 255 is NaN and never stored.
-
-    b is the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond 6 * 2^125
-    saturate. From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0.
-    """
+    """mxfp4: E8M0 scales (OCP Microscaling v1.0); byte b is 2^(b - 127), 255 is NaN and never stored. b is
+    the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond 6 * 2^125 saturate.
+    From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0."""
 
     name = "mxfp4"
     group_size = 32

@@ -8,11 +8,9 @@ from .base import Floats
 
 
 def tree_sum(values: Floats) -> Floats:
-    """Return the sum over the last axis, [..., D] -> [..., 1], in a fixed order.
-
-    The row is zero-padded to P, a power of two. Then the upper half is added to the lower half, P/2, P/4,
-    ..., 1, with one rounding per addition.
-    """
+    """Return the sum over the last axis, [..., D] -> [..., 1], in a fixed order. The row is zero-padded to P,
+    a power of two. Then the upper half is added to the lower half, P/2, P/4, ..., 1, with one rounding per
+    addition."""
     width = 1 << (values.shape[-1] - 1).bit_length()
     if width != values.shape[-1]:
         padding = [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])]

@@ -26,10 +26,8 @@ READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V.
-
-    ``after`` is the output of the last kernel on them, if only such outputs order reads after writes.
-    """
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after`` is the output of the last
+    kernel on them, if only such outputs order reads after writes."""
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
@@ -79,10 +77,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4].
-
-    The stats are top, the sum of weights, and two unused numbers. ``read``: see ``Attended``.
-    """
+    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]. The stats are top,
+    the sum of weights, and two unused numbers. ``read``: see ``Attended``."""
 
     values: mx.array
     stats: mx.array
@@ -91,10 +87,8 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """Result of attention, out [T, Hq, Dv].
-
-    ``read``: array that later writes of the pages must wait for, if pages have an ``after``.
-    """
+    """Result of attention, out [T, Hq, Dv]. ``read``: array that later writes of the pages must wait for, if
+    pages have an ``after``."""
 
     out: mx.array
     read: mx.array | None
@@ -217,11 +211,8 @@ class PagedAttention:
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Return the attention of each of ``parts`` to the keys of its tiles, not normalized, V still
-        rotated.
-
-        Every row counts as a separate sequence with the position, table and visible range in ``parts``,
-        whatever the layer's window.
-        """
+        rotated. Every row counts as a separate sequence with the position, table and visible range in
+        ``parts``, whatever the layer's window."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         of_layer = self._layer(layer, queries.shape[1], options, ordered=pages.after is not None, parts=parts)
         inputs = {
@@ -268,10 +259,8 @@ class PagedAttention:
         ordered: bool,
         parts: Parts | None = None,
     ) -> _Layer:
-        """Return the prepared state of a layer, made again if its options change.
-
-        ``parts`` of a layer must have a ``seen_since`` in every step or in none.
-        """
+        """Return the prepared state of a layer, made again if its options change. ``parts`` of a layer must
+        have a ``seen_since`` in every step or in none."""
         found = self._layers.get((layer, parts is not None))
         if found is not None and found.serves(num_heads, options, ordered=ordered):
             return found

@@ -60,10 +60,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def slices(self) -> int:
-        """Number of simdgroups that share the query heads of a KV head in decode.
-
-        Each has 4 heads at most, because queries and sums are in registers.
-        """
+        """Number of simdgroups that share the query heads of a KV head in decode. Each has 4 heads at most,
+        because queries and sums are in registers."""
         return -(-self.group // MAX_HEADS)
 
     @property
@@ -73,10 +71,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def ranges(self) -> int:
-        """Number of ranges into which decode divides the tiles of an item, each for one simdgroup.
-
-        The number is even; for one or two slices there are 8 simdgroups together.
-        """
+        """Number of ranges into which decode divides the tiles of an item, each for one simdgroup. The number
+        is even; for one or two slices there are 8 simdgroups together."""
         return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
 
     @property
@@ -99,10 +95,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def _values_first(self) -> bool:
-        """Whether tiles of K and V in the chunk kernel are expanded when they are loaded.
-
-        It is so for formats that would need too many registers otherwise.
-        """
+        """Whether tiles of K and V in the chunk kernel are expanded when they are loaded. It is so for
+        formats that would need too many registers otherwise."""
         wide = max(self.layer.head_dim, self.layer.value_dim) > 128
         late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
         return self.k_format in late or self.v_format in late
@@ -202,11 +196,8 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Return the unit that joins splits.
-
-        It depends only on settings that joining needs, so layers with other windows, pages or formats share
-        it.
-        """
+        """Return the unit that joins splits. It depends only on settings that joining needs, so layers with
+        other windows, pages or formats share it."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}

@@ -42,11 +42,8 @@ class MetalBackend:
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Return the recurrent kernels, or None.
-
-        They need kernels that may write their inputs, as states are written in place, and must pass a
-        self-test, which runs at first use.
-        """
+        """Return the recurrent kernels, or None. They need kernels that may write their inputs, as states are
+        written in place, and must pass a self-test, which runs at first use."""
         if not self._writes_in_place:
             return None
         if not self._asked_for_recurrences:
@@ -78,10 +75,8 @@ class MetalBackend:
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
-        """Write pages in place from now on if a self-test passes; return one line about the result.
-
-        The test writes, reads back, attends, copies, and has several steps in flight.
-        """
+        """Write pages in place from now on if a self-test passes; return one line about the result. The test
+        writes, reads back, attends, copies, and has several steps in flight."""
         self._writes_in_place = True
         failure = first_failure(self)
         if failure is not None:

@@ -54,11 +54,9 @@ def copy_pages(
     after: mx.array,
     pairs: Sequence[tuple[int, int]],
 ) -> mx.array:
-    """Copy pages in one layer's ``parts``, arrays [rows, width] by name; none is both source and target.
-
-    The copy runs after the kernel that made ``after``. It returns a token for readers and writers that come
-    later.
-    """
+    """Copy pages in one layer's ``parts``, arrays [rows, width] by name; none is both source and target. The
+    copy runs after the kernel that made ``after``. It returns a token for readers and writers that come
+    later."""
     heads = spec.layers[layer].num_kv_heads
     run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
     inputs = {

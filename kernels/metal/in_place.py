@@ -30,11 +30,9 @@ from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, write_unit
 
 
 class InPlacePool(MetalPool):
-    """A ``MetalPool`` whose kernels write the pool's own arrays.
-
-    ``_last[layer]`` is the output of the last kernel on the layer's pages. ``_unstorable`` is the output of
-    the step's last write, bool [max(T, 8)]: tokens with a row that could not be stored in some layer so far.
-    """
+    """A ``MetalPool`` whose kernels write the pool's own arrays. ``_last[layer]`` is the output of the last
+    kernel on the layer's pages. ``_unstorable`` is the output of the step's last write, bool [max(T, 8)]:
+    tokens with a row that could not be stored in some layer so far."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         super().__init__(spec, library)
@@ -89,10 +87,8 @@ class InPlacePool(MetalPool):
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """Write pages on the host into the arrays' own memory.
-
-        MLX's scatter would copy an array that the device still holds.
-        """
+        """Write pages on the host into the arrays' own memory. MLX's scatter would copy an array that the
+        device still holds."""
         check_write(self._spec, pages, data)
         self._finish()
         at = np.array(pages, np.int64)

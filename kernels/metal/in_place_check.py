@@ -31,10 +31,8 @@ def copies_pages(library: KernelLibrary) -> bool:
 
 
 def overlaps_steps(library: KernelLibrary) -> bool:
-    """Whether steps in flight give the same bits as single steps.
-
-    Each step overwrites the token of the step before, so a late or early write shows.
-    """
+    """Whether steps in flight give the same bits as single steps. Each step overwrites the token of the step
+    before, so a late or early write shows."""
     outs = []
     for waits in (True, False):
         pool, made = _pool(library), []

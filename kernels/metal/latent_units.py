@@ -45,10 +45,8 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Number of simdgroups of a threadgroup.
-
-        It doubles if a token has enough rows for them, so that latents are read half as often.
-        """
+        """Number of simdgroups of a threadgroup. It doubles if a token has enough rows for them, so that
+        latents are read half as often."""
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property

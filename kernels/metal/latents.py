@@ -48,19 +48,15 @@ class LatentPlan:
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
     """Return the splits of rows that read ``tiles`` tiles of 32 keys, with ``heads_tiles`` tiles of heads.
-
     They are at most 2 / ``heads_tiles`` of those in other attention, because every split of a row writes sums
-    of all its heads.
-    """
+    of all its heads."""
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 
 
 def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
-    """Plan the launches of a step, with ``rows`` (token, head) pairs in a tile.
-
-    A row's splits depend only on its own sequence.
-    """
+    """Plan the launches of a step, with ``rows`` (token, head) pairs in a tile. A row's splits depend only on
+    its own sequence."""
     counts = np.diff(metadata.q_start)
     sequences = np.flatnonzero(counts == 1).astype(np.int32)
     alone = metadata.q_start[sequences]

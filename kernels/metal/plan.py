@@ -63,11 +63,8 @@ def num_splits(tiles: Ints) -> Ints:
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    """Plan the decode rows of a step.
-
-    If one row is split, the others are launched as single splits: their bits stay the same, and a step takes
-    no more launches.
-    """
+    """Plan the decode rows of a step. If one row is split, the others are launched as single splits: their
+    bits stay the same, and a step takes no more launches."""
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
@@ -89,10 +86,8 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
-    """Return the tiles [N, 4] of the step's chunk rows, possibly none.
-
-    A tile is (first row, tokens, sequence, number of tiles). Decoded rows follow: (index, 0, 0, row).
-    """
+    """Return the tiles [N, 4] of the step's chunk rows, possibly none. A tile is (first row, tokens,
+    sequence, number of tiles). Decoded rows follow: (index, 0, 0, row)."""
     rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
@@ -112,10 +107,8 @@ def chunk_rows(metadata: AttentionMetadata) -> Ints:
 
 
 def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
-    """Cut ``rows`` into runs of at most ``size`` consecutive rows with one owner.
-
-    Returns the first index and the length of each run.
-    """
+    """Cut ``rows`` into runs of at most ``size`` consecutive rows with one owner. Returns the first index and
+    the length of each run."""
     starts = np.append(True, (np.diff(rows) != 1) | (np.diff(owners) != 0))[: len(rows)]
     begin = np.flatnonzero(starts)
     within = np.arange(len(rows)) - np.repeat(begin, np.diff(np.append(begin, len(rows))))

@@ -71,9 +71,7 @@ class MetalPool(ReferencePool):
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
         """Note that a kernel reading the pages of ``layer`` makes ``read``, which later writes must await.
-
-        Here MLX's scatter does so by itself.
-        """
+        Here MLX's scatter does so by itself."""
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
         """Return partial results; see ``PagedAttention.partials`` and, for rotary,

@@ -23,10 +23,8 @@ from .units import MIN_ELEMENTS, KernelSource
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
     """A step's segments and checkpoints in the kernels' form (sources/recurrent.metal), for all layers.
-
     Segments are [num_segments, 8], without empty ones; checkpoints are in the order of rows. ``left`` are the
-    rows whose states the step keeps, None: all.
-    """
+    rows whose states the step keeps, None: all."""
 
     num_segments: int
     segments: mx.array

@@ -95,9 +95,7 @@ class _Kind:
 @dataclass(frozen=True, slots=True)
 class _Reach:
     """Positions that queries of a layer see, as in LayerSpec, and the window read from residual pages.
-
-    ``keep``: first positions read from residual pages.
-    """
+    ``keep``: first positions read from residual pages."""
 
     window: int | None
     residual: int
@@ -226,11 +224,9 @@ def _exp2(x: mx.array) -> mx.array:
 
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
-    """Plan the reads of each row: quantized pages, then residual pages and the kept pages before them.
-
-    A page with some kept positions is read of both kinds. In layers with a window, the tables also have pages
-    before the window, which are not read.
-    """
+    """Plan the reads of each row: quantized pages, then residual pages and the kept pages before them. A page
+    with some kept positions is read of both kinds. In layers with a window, the tables also have pages before
+    the window, which are not read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None
@@ -296,11 +292,9 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
-    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``.
-
-    A tile uses the table of its last row, which is the longest. If the first row sees none of these pages, no
-    other row does, and there is no tile.
-    """
+    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``. A tile uses the table
+    of its last row, which is the longest. If the first row sees none of these pages, no other row does, and
+    there is no tile."""
     live = kind.live[rows]
     used = live[first]
     parted = np.repeat(used, count)

@@ -58,10 +58,8 @@ class Bias:
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]:
-    """Group the sequences of a step: decode rows form one group, chunks of equal length another.
-
-    Also returns the permutation [T] that restores the order of the groups' concatenated rows.
-    """
+    """Group the sequences of a step: decode rows form one group, chunks of equal length another. Also returns
+    the permutation [T] that restores the order of the groups' concatenated rows."""
     counts = np.diff(metadata.q_start)
     groups, order = [], []
     for n in np.unique(counts):
@@ -91,10 +89,8 @@ def attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences.
-
-    Keys are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length.
-    """
+    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences. Keys
+    are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length."""
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
     # Positions past a sequence's end may hold NaN of other sequences, and 0 * NaN is NaN.
@@ -121,10 +117,8 @@ def attention_weights(
 
 
 def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
-    """Return the softmax over the last axis; a sink is one more logit in the denominator.
-
-    A row of only -inf has weights 0.
-    """
+    """Return the softmax over the last axis; a sink is one more logit in the denominator. A row of only -inf
+    has weights 0."""
     top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
     if sinks is None:
         weights = mx.exp(logits - top)

@@ -48,10 +48,8 @@ class FP5Codec:
         return mx.where(nibbles >= 8, -values, values) * _scale_values(planes[..., :1])
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidates.
-
-        All candidates are computed at once: [..., candidates, D].
-        """
+        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidates. All candidates are
+        computed at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
         half = mx.minimum(absmax * float(SCALE_FACTOR), float(LARGEST_SCALE)).astype(mx.float16)
         base = mx.maximum(half.view(mx.uint16) >> 7, 1)

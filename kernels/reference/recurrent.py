@@ -47,10 +47,8 @@ def gated_delta(
 
 
 def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | None = None) -> Array:
-    """Return g of ``gated_delta``: Kimi K3's with a lower bound, else Mamba-2's.
-
-    A_log is [Hv] or has the shape of a row of a.
-    """
+    """Return g of ``gated_delta``: Kimi K3's with a lower bound, else Mamba-2's. A_log is [Hv] or has the
+    shape of a row of a."""
     A = np.exp(A_log if A_log.ndim == a.ndim - 1 else A_log[:, None])
     if lower_bound is not None:
         return np.asarray(np.exp(lower_bound * sigmoid(A * (a + dt_bias))))

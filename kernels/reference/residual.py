@@ -74,10 +74,8 @@ def _attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Attend like ``attend_group``, with K and V of both kinds (quantized, residual).
-
-    ``reads_residual`` [B, n, L] selects the kind that each row reads at each position.
-    """
+    """Attend like ``attend_group``, with K and V of both kinds (quantized, residual). ``reads_residual`` [B,
+    n, L] selects the kind that each row reads at each position."""
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys[0].shape[2]
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)

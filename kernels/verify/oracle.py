@@ -64,10 +64,8 @@ def dense_attention(
 
 def hadamard64(rows: NDArray[Any]) -> Float64s:
     """Return rows [..., D] times the Hadamard matrix, in float64, as an independent check of ``hadamard``.
-
     Each block of b values, b the largest power of two dividing D, is multiplied by the Sylvester-Hadamard
-    matrix over sqrt(b).
-    """
+    matrix over sqrt(b)."""
     matrix = np.ones((1, 1))
     while rows.shape[-1] % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -56,10 +56,8 @@ _VARIANTS = (
 
 
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
-    """Write and attend in every format: stored rows, attention, residual pages, and rows with NaN.
-
-    A format that the backend refuses gives one result that says so and is not a failure.
-    """
+    """Write and attend in every format: stored rows, attention, residual pages, and rows with NaN. A format
+    that the backend refuses gives one result that says so and is not a failure."""
     results = []
     for name in FORMAT_NAMES:
         try:

@@ -18,11 +18,9 @@ from .oracle_residual import Parts, attend_residual
 def attend_over_residual(
     backend: AttentionBackend, spec: PoolSpec, steps: Sequence[AttentionMetadata]
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return the last step's output [T, 2 * Hkv, D], and the expected values.
-
-    Queries read their sequence's first page and their own in 16 bits. The residual page of page p is page p +
-    1 of its pool, and that of the last page is 0. Raises ValueError if the backend cannot do that.
-    """
+    """Return the last step's output [T, 2 * Hkv, D], and the expected values. Queries read their sequence's
+    first page and their own in 16 bits. The residual page of page p is page p + 1 of its pool, and that of
+    the last page is 0. Raises ValueError if the backend cannot do that."""
     layer, rng = spec.layers[0], np.random.default_rng(4)
     beside = replace(layer, window=1, keep=spec.page_size)
     pool = backend.create_residual_pool(

@@ -61,11 +61,9 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length].
-
-    A row sees its ``local_blocks`` latest blocks, and in head h earlier blocks b for which ``stride`` divides
-    b + h + 1.
-    """
+    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length]. A
+    row sees its ``local_blocks`` latest blocks, and in head h earlier blocks b for which ``stride`` divides b
+    + h + 1."""
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -126,11 +124,9 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L].
-
-    A block is as good as its best position by the float32 scores [T, H, L]. The ``local_blocks`` latest
-    blocks come first. Later positions than the row's are excluded.
-    """
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block is as good
+    as its best position by the float32 scores [T, H, L]. The ``local_blocks`` latest blocks come first. Later
+    positions than the row's are excluded."""
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

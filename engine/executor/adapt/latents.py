@@ -31,10 +31,8 @@ class RotaryScores:
 
 
 class RotaryKeys(mx.array):
-    """A layer's rotary keys, transposed; without values.
-
-    Its class derives from an array, so that Python calls its method for ``queries @ keys``.
-    """
+    """A layer's rotary keys, transposed; without values. Its class derives from an array, so that Python
+    calls its method for ``queries @ keys``."""
 
     def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)

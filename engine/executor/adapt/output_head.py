@@ -73,10 +73,8 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """The output head behind a row selection.
-
-    Parameters keep their names, and other attributes such as ``weight`` are read from the head.
-    """
+    """The output head behind a row selection. Parameters keep their names, and other attributes such as
+    ``weight`` are read from the head."""
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -92,10 +90,8 @@ class SelectingHead(Module):
 
 
 def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
-    """Put a row selection before the output head of ``model``, whose logits are ``vocab_size`` wide.
-
-    Call it before layers are made native, because native layers hide their weights.
-    """
+    """Put a row selection before the output head of ``model``, whose logits are ``vocab_size`` wide. Call it
+    before layers are made native, because native layers hide their weights."""
     selection = RowSelection(take)
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")

@@ -78,10 +78,8 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position.
-
-    All positions are kept if they are fewer than ``count``; of equal scores the earliest.
-    """
+    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position. All
+    positions are kept if they are fewer than ``count``; of equal scores the earliest."""
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

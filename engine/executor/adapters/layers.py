@@ -183,10 +183,8 @@ def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: boo
 
 
 def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs].
-
-    Raises ModelLoadError if x has other rows than the step.
-    """
+    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]. Raises ModelLoadError if x has
+    other rows than the step."""
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(

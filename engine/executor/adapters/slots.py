@@ -47,10 +47,8 @@ class AdapterSlots:
         self.num_swaps = 0  # number of times an adapter was put into a slot
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter; InvalidRequest, with no change, if it cannot be served.
-
-        ``replace`` allows replacing an unused adapter of this name, whose bytes count as free.
-        """
+        """Load an adapter; InvalidRequest, with no change, if it cannot be served. ``replace`` allows
+        replacing an unused adapter of this name, whose bytes count as free."""
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
@@ -150,11 +148,9 @@ class AdapterSlots:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, *, native: bool
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters.
-
-    Raises InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows;
-    ``native``: native kernels compute the layers.
-    """
+    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters. Raises
+    InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows; ``native``:
+    native kernels compute the layers."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(native=native, num_slots=config.max_loras, max_rank=config.max_lora_rank)

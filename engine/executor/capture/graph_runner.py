@@ -37,9 +37,7 @@ Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 class GraphRunner:
     """Runs captured programs of ``build(arrays, traced)``, which reads ``pools`` besides its arguments.
-
-    ``strict``: a graph that cannot be captured is an error, for tests of capturing.
-    """
+    ``strict``: a graph that cannot be captured is an error, for tests of capturing."""
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
@@ -89,11 +87,9 @@ class CannotCapture(Exception):
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """Make model code that reads an array's values raise CannotCapture while the block runs.
-
-    A graph built from such values fits only one step, and reading could deadlock with MLX's thread. Other
-    threads are unaffected.
-    """
+    """Make model code that reads an array's values raise CannotCapture while the block runs. A graph built
+    from such values fits only one step, and reading could deadlock with MLX's thread. Other threads are
+    unaffected."""
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:

@@ -24,10 +24,8 @@ Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return how a kind of layer deviates from its spec, or None.
-
-    ``lengths``: lengths of the sequences in the pool, whose pages are overwritten.
-    """
+    """Return how a kind of layer deviates from its spec, or None. ``lengths``: lengths of the sequences in
+    the pool, whose pages are overwritten."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -48,9 +46,7 @@ def _check_layer(
     paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
 ) -> float:
     """Return the largest relative error of a row, for prompts without their last token and then those tokens.
-
-    ``latents``: K serves as V too, and V holds rotary keys.
-    """
+    ``latents``: K serves as V too, and V holds rotary keys."""
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads

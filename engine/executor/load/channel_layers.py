@@ -24,10 +24,8 @@ def affine_arrays(module: Any) -> tuple[mx.array, ...]:
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Replace the weights of a quantized module by weights with one scale per channel.
-
-    ``arrays`` hold floats or affine weights, [outputs, inputs], or one such matrix per expert.
-    """
+    """Replace the weights of a quantized module by weights with one scale per channel. ``arrays`` hold floats
+    or affine weights, [outputs, inputs], or one such matrix per expert."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 

@@ -85,10 +85,8 @@ def recorded() -> Iterator[Readings]:
 
 
 def watched(arguments: Any) -> Any:
-    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads.
-
-    Recording also works for a class with its own ``from_dict``.
-    """
+    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads. Recording
+    also works for a class with its own ``from_dict``."""
 
     class Watched:
         @staticmethod

@@ -23,9 +23,7 @@ FORWARDS = ((1,), (5, 1))  # tokens of forwards, from which ``_entries`` learns 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
     """Return the shapes of every cache, from forwards of a few tokens that are built but never evaluated.
-
-    Raises ModelLoadError for caches that are neither attention (plain or sliding window) nor recurrent.
-    """
+    Raises ModelLoadError for caches that are neither attention (plain or sliding window) nor recurrent."""
     found = _Caches(architecture)
     try:
         for counts in FORWARDS if found.has_states(model) else ((2,),):

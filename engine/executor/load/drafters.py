@@ -83,10 +83,8 @@ def draft_weight_bytes(config: EngineConfig) -> int:
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function from a number of pages to the bytes that the drafter for this layout needs.
-
-    Reads no weights.
-    """
+    """Return a function from a number of pages to the bytes that the drafter for this layout needs. Reads no
+    weights."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],

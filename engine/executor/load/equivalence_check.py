@@ -41,10 +41,8 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """Check fusion and replay; the model stays fused, and the caller acts on the result.
-
-    ``create(replay)`` returns the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE.
-    """
+    """Check fusion and replay; the model stays fused, and the caller acts on the result. ``create(replay)``
+    returns the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE."""
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)
@@ -112,11 +110,8 @@ def _make_strict(model: PagedModel) -> None:
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
-    """Yield decode steps with separate pages, filled with zeros before their tokens.
-
-    States continue from step to step, so all steps are computed. The first step's states are zeros, or
-    missing.
-    """
+    """Yield decode steps with separate pages, filled with zeros before their tokens. States continue from
+    step to step, so all steps are computed. The first step's states are zeros, or missing."""
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
     if model.states is not None:

@@ -26,10 +26,8 @@ LONGEST = 8  # positions: one page, so that gathered arrays keep their shapes
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return the dependence of a sequence's rows on other tokens than their own past, or None.
-
-    ``paged`` has a TracedCache for three sequences of LONGEST positions.
-    """
+    """Return the dependence of a sequence's rows on other tokens than their own past, or None. ``paged`` has
+    a TracedCache for three sequences of LONGEST positions."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -46,10 +44,8 @@ def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
     """Compare the last computed sequence with the same sequence alone and in one chunk; return a difference.
-
     ``tokens``: the last sequence's. ``paged`` as in ``find_dependence``. Valid if a row's bits do not depend
-    on batch and chunk.
-    """
+    on batch and chunk."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:

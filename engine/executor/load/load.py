@@ -70,9 +70,7 @@ def load_paged_runner(
     part: ModelPart | None = None,
 ) -> PagedRunner:
     """Load a runner, see ``load_runner``; what can be refused without reading weights is refused first.
-
-    ``part``: load a part of the model, and as many pages as the other ranks; None: the whole model.
-    """
+    ``part``: load a part of the model, and as many pages as the other ranks; None: the whole model."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
@@ -259,9 +257,7 @@ def _rooms(
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
     """Return the sizes of each kind of layer, the slots of recurrent states, and the pages of the first kind.
-
-    ``beside``: see ``Sizing``.
-    """
+    ``beside``: see ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     if states is None and config.state_memory is not None:
@@ -288,11 +284,8 @@ def _as_written(
     config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
 ) -> RecurrentState:
     """Return the state slots in the form that the model wrote in the probe, as many as the planned bytes
-    hold.
-
-    Native kernels keep states in float32 that mlx-lm may keep in 16 bits. Raises InvalidConfig if the bytes
-    hold too few slots.
-    """
+    hold. Native kernels keep states in float32 that mlx-lm may keep in 16 bits. Raises InvalidConfig if the
+    bytes hold too few slots."""
     planned = replace(config, state_memory=states.nbytes)
     try:
         fitting = _plan_states(planned, result.entries, size, states.nbytes)
@@ -365,10 +358,8 @@ def _create_kv_cache(
 
 
 def _gathered_row_bytes(layout: CacheLayout, size: Sizing) -> int:
-    """Return the bytes of the largest layer's K and V per row and visible position.
-
-    With a residual window, attention gathers them from both kinds of pages.
-    """
+    """Return the bytes of the largest layer's K and V per row and visible position. With a residual window,
+    attention gathers them from both kinds of pages."""
     copies = 3 if size.residual else 1
     values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size

@@ -62,10 +62,8 @@ def load_model(
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
     """Load the model of ``path`` with mlx-lm's code and the hook; weights are read by ``materialize``.
-
     ``ops`` None: MLX's own. ``change`` is applied before weights are converted. Raises ModelLoadError if
-    mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as requested.
-    """
+    mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as requested."""
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
     _say_tied(config, path)
@@ -103,10 +101,8 @@ def load_model(
 
 
 def _say_tied(config: dict[str, Any], path: Path) -> None:
-    """Set a missing ``tie_word_embeddings`` to false if the output head has its own weights.
-
-    mlx-lm's defaults differ and could drop the head.
-    """
+    """Set a missing ``tie_word_embeddings`` to false if the output head has its own weights. mlx-lm's
+    defaults differ and could drop the head."""
     nested = config.get("text_config")
     language: dict[str, Any] = nested if isinstance(nested, dict) else config
     if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
@@ -131,10 +127,8 @@ def _in_one_line(error: Exception) -> str:
 
 @contextmanager
 def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a folder with ``config`` and links to the weight files while the block runs.
-
-    mlx-lm reads every file called ``model*.safetensors``.
-    """
+    """Make a folder with ``config`` and links to the weight files while the block runs. mlx-lm reads every
+    file called ``model*.safetensors``."""
     with tempfile.TemporaryDirectory(prefix="octavo-model-") as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -148,11 +142,8 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer after ``ops`` has prepared the model.
-
-    So the originals of converted weights are never all in memory. ``exact``, ``fuse``, ``reference``: see
-    ``ModelOps.prepare_model``.
-    """
+    """Read the weights layer by layer after ``ops`` has prepared the model. So the originals of converted
+    weights are never all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)

@@ -60,10 +60,8 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Let a command buffer hold the arrays of four layers, pages and weights, in 16-bit elements.
-
-    Call it before MLX first uses its device, which reads the variables once.
-    """
+    """Let a command buffer hold the arrays of four layers, pages and weights, in 16-bit elements. Call it
+    before MLX first uses its device, which reads the variables once."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
@@ -91,10 +89,8 @@ def prepare_device(
 
 
 def set_memory_limits(workspace: int, device: Device | None = None) -> None:
-    """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes.
-
-    On Metal the cache limit is at least ``LEAST_CACHE``. Without Metal nothing is wired.
-    """
+    """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes. On
+    Metal the cache limit is at least ``LEAST_CACHE``. Without Metal nothing is wired."""
     device = MLXDevice() if device is None else device
     if not device.is_metal():
         device.set_cache_limit(workspace)
@@ -105,10 +101,8 @@ def set_memory_limits(workspace: int, device: Device | None = None) -> None:
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    """Return the memory for pages and states, in bytes.
-
-    This is the free memory, on Metal at most the recommended working set minus the weights.
-    """
+    """Return the memory for pages and states, in bytes. This is the free memory, on Metal at most the
+    recommended working set minus the weights."""
     device = MLXDevice() if device is None else device
     free = available_memory()
     if not device.is_metal() or not (most := device.working_set()):

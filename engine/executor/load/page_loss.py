@@ -24,11 +24,8 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with ``auto`` replaced by a format.
-
-    Warns if a configured format changes predictions much. ``score`` scores the text with a configuration's
-    pages.
-    """
+    """Return the configuration with ``auto`` replaced by a format. Warns if a configured format changes
+    predictions much. ``score`` scores the text with a configuration's pages."""
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -58,11 +55,9 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence.
-
-    It counts the tokens that are among the likeliest of both, and all others as one token. Infinite if
-    ``other`` has no scores.
-    """
+    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence. It
+    counts the tokens that are among the likeliest of both, and all others as one token. Infinite if ``other``
+    has no scores."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -74,10 +74,8 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Raise ModelLoadError unless steps through pages agree with plain forwards.
-
-    ``reference``: computed before modules were replaced; None if none were.
-    """
+    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: computed
+    before modules were replaced; None if none were."""
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)

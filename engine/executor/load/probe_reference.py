@@ -76,10 +76,8 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Add roundings of every layer's output to the reference.
-
-    Rounding changes the experts of few rows; the first rounding may have changed none.
-    """
+    """Add roundings of every layer's output to the reference. Rounding changes the experts of few rows; the
+    first rounding may have changed none."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -100,10 +98,8 @@ def with_more_noise(reference: Reference, model: Module) -> Reference:
 def _plain_and_noisy(
     model: Module, tokens: list[int], precision: float, chunk: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return logits [L, V] of a sequence, without and with perturbed K, V and states.
-
-    mlx-lm's own code computes ``chunk`` tokens in each forward.
-    """
+    """Return logits [L, V] of a sequence, without and with perturbed K, V and states. mlx-lm's own code
+    computes ``chunk`` tokens in each forward."""
     caches = _perturbed_caches(model, precision, seed)
     parts = [
         evaluated(model(mx.array([tokens[first : first + chunk]] * 2), cache=caches))
@@ -114,10 +110,8 @@ def _plain_and_noisy(
 
 
 def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits.
-
-    Both are centred, because a constant added to all logits has no effect.
-    """
+    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits. Both are centred,
+    because a constant added to all logits has no effect."""
     finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
     if not np.array_equal(finite, np.isfinite(got)):
         return np.full(len(got), np.nan)

@@ -57,9 +57,7 @@ def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
     """Compute sequences from their beginning; ``steps`` has each step's number of new tokens per sequence.
-
-    ``paged`` has a TracedCache for that many sequences of ``longest`` positions.
-    """
+    ``paged`` has a TracedCache for that many sequences of ``longest`` positions."""
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)

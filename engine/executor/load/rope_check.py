@@ -50,11 +50,9 @@ class Rotation:
 
 
 def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, origin: str) -> None:
-    """Apply the configured RoPE scaling where mlx-lm left it out, and check the result.
-
-    Raises ModelLoadError unless some module has each rotary embedding of the configuration. Models without
-    modules of mlx-lm's kinds pass.
-    """
+    """Apply the configured RoPE scaling where mlx-lm left it out, and check the result. Raises ModelLoadError
+    unless some module has each rotary embedding of the configuration. Models without modules of mlx-lm's
+    kinds pass."""
     flat = text_config(config)
     settings = rope_settings(flat)
     _replace_dynamic(model)
@@ -84,10 +82,8 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
 
 
 def _replace_dynamic(model: Module) -> None:
-    """Replace dynamic scaling by none, which is equal up to the model's length (``lengths_of``).
-
-    No sequence exceeds that length; mlx-lm's code computes one length for all rows.
-    """
+    """Replace dynamic scaling by none, which is equal up to the model's length (``lengths_of``). No sequence
+    exceeds that length; mlx-lm's code computes one length for all rows."""
     plain = [
         (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
         for path, module in model.named_modules()
@@ -168,10 +164,8 @@ def _plain(base: float, dims: int) -> Doubles:
 
 
 def _wanted(settings: Mapping[str, Any], dims: int, config: Mapping[str, Any]) -> Rotation | None:
-    """Return the rotation for heads with ``dims`` rotated values.
-
-    None if it depends on the length of a sequence, or if the kind is unknown.
-    """
+    """Return the rotation for heads with ``dims`` rotated values. None if it depends on the length of a
+    sequence, or if the kind is unknown."""
     plain = _plain(float(settings["rope_theta"]), dims)
     kind, factor = settings["rope_type"], settings.get("factor")
     if kind in ("default", "mrope", "dynamic"):

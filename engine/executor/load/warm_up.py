@@ -22,11 +22,9 @@ Work = tuple[int, int, int]
 
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
-    """Compute steps that make the backend compile its kernels, as far as the pool allows.
-
-    They copy pages and compute a prompt, alone and with a decoding row, a long row whose keys are split,
-    short rows, and a step behind one in flight.
-    """
+    """Compute steps that make the backend compile its kernels, as far as the pool allows. They copy pages and
+    compute a prompt, alone and with a decoding row, a long row whose keys are split, short rows, and a step
+    behind one in flight."""
     for storage in runner.storages:
         if storage.spec.num_pages > 1:
             storage.copy_pages([(0, 1)])
@@ -57,9 +55,7 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
 
 def try_adapters(runner: PagedRunner) -> None:
     """Compute steps with an adapter that adds nothing: a prompt with a sample, a chunk, and samples alone.
-
-    Raises ModelLoadError for a model that calls a layer on other rows than a step's.
-    """
+    Raises ModelLoadError for a model that calls a layer on other rows than a step's."""
     info = runner.info
     length = min(6, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 1:
@@ -101,10 +97,8 @@ def _batch(runner: PagedRunner, work: Sequence[Work], *, follows: bool = False) 
 
 
 def _table(num_pages: int, page_size: int, work: Sequence[Work]) -> Ints:
-    """Return a table in which the long sequence cycles through all pages but the last.
-
-    Layers with windows have fewer pages than positions. The last page belongs to the short sequence.
-    """
+    """Return a table in which the long sequence cycles through all pages but the last. Layers with windows
+    have fewer pages than positions. The last page belongs to the short sequence."""
     width = -(-max(stop for _, _, stop in work) // page_size)
     tables = np.stack([np.arange(width) % max(num_pages - 1, 1), np.full(width, num_pages - 1)])
     return tables[[sequence for sequence, _, _ in work]].astype(np.int32)

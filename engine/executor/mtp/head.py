@@ -40,10 +40,8 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """The head without its output layer.
-
-    Maps tokens [rows, 1] and the row input HIDDEN, [rows, D] (zeros if a step has none), to y [rows, 1, D].
-    """
+    """The head without its output layer. Maps tokens [rows, 1] and the row input HIDDEN, [rows, D] (zeros if
+    a step has none), to y [rows, 1, D]."""
 
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -83,10 +81,8 @@ class MTPModel(Module):
 
 
 def load_head(path: Path, model: Module) -> MTPModel:
-    """Load the MTP head from the checkpoint of ``model``, its weights not evaluated.
-
-    Raises InvalidConfig if there is none, ModelLoadError if mlx-lm's layer does not accept its weights.
-    """
+    """Load the MTP head from the checkpoint of ``model``, its weights not evaluated. Raises InvalidConfig if
+    there is none, ModelLoadError if mlx-lm's layer does not accept its weights."""
     config = read_config(path)
     weights = read_head(path, config)
     whole = _one_layer_model(config, weights)

@@ -26,10 +26,7 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 def replace_activations() -> dict[str, Any]:
     """Replace every current binding of MLX's and mlx-lm's activations by native functions; return them by
-    name.
-
-    Their ``original`` is the replaced function. Call it again after more model code was imported.
-    """
+    name. Their ``original`` is the replaced function. Call it again after more model code was imported."""
     done = {}
     for path, name, wrap in _OURS:
         if (module := sys.modules.get(path)) is not None:

@@ -127,10 +127,8 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """Expected outputs of a model's modules, and the errors of their native replacements.
-
-    ``calls`` holds the calls made in forwards. A module that was not called is compared on three rows.
-    """
+    """Expected outputs of a model's modules, and the errors of their native replacements. ``calls`` holds the
+    calls made in forwards. A module that was not called is compared on three rows."""
 
     calls: Calls = field(default_factory=dict)
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)
@@ -316,10 +314,8 @@ def _product(module: Any, call: Call) -> _Case:
 
 
 def _dequantized_product(module: Any, x: mx.array) -> mx.array:
-    """Multiply by the dequantized matrix.
-
-    MLX's quantized product takes ten times as long on a CPU and rounds to 16 bits.
-    """
+    """Multiply by the dequantized matrix. MLX's quantized product takes ten times as long on a CPU and rounds
+    to 16 bits."""
     wide = {
         name: module[name].astype(mx.float32)
         if mx.issubdtype(module[name].dtype, mx.floating)
@@ -377,10 +373,8 @@ def _rows(module: Any, call: Call) -> Iterator[_Case]:
 
 @functools.lru_cache(maxsize=64)
 def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
-    """Return float32 rows of the last axis with blocks of very different sizes and heavy tails.
-
-    Of every three rows, the second has about the size ``small`` and the third is zero.
-    """
+    """Return float32 rows of the last axis with blocks of very different sizes and heavy tails. Of every
+    three rows, the second has about the size ``small`` and the third is zero."""
     rng = np.random.default_rng(seed)
     size = shape[-1]
     rows = rng.standard_t(3, (max(int(np.prod(shape[:-1])), 1), size))
@@ -393,11 +387,9 @@ def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _integers(shape: tuple[int, ...]) -> Any:
-    """Return integers of magnitude up to 127, with a 127 in every block of 32.
-
-    So any 8-bit scale represents all of them exactly. Neighbours sum to at most 127, as AVX2 needs. Of every
-    three rows, the second is divided by 256 and the third is zero.
-    """
+    """Return integers of magnitude up to 127, with a 127 in every block of 32. So any 8-bit scale represents
+    all of them exactly. Neighbours sum to at most 127, as AVX2 needs. Of every three rows, the second is
+    divided by 256 and the third is zero."""
     rng = np.random.default_rng(0)
     size = shape[-1]
     rows = np.clip(np.rint(rng.standard_t(2, (max(int(np.prod(shape[:-1])), 1), size)) * 6), -127, 127)

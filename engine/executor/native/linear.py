@@ -47,10 +47,8 @@ def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
 
 
 class Greedy(NamedTuple):
-    """Ids int32 [...] of the largest logit of each row, and that logit, float32 [...].
-
-    If a row holds NaN, its logit is NaN and its id is meaningless.
-    """
+    """Ids int32 [...] of the largest logit of each row, and that logit, float32 [...]. If a row holds NaN,
+    its logit is NaN and its id is meaningless."""
 
     ids: mx.array
     logits: mx.array
@@ -58,10 +56,8 @@ class Greedy(NamedTuple):
 
 def _original(name: str, index: int) -> property:
     """Attribute ``name`` of the MLX module, read from its dictionary or from packed array ``index``.
-
     Assigning to it works as on any MLX module, which deletes the attribute first: the weights return to the
-    dictionary and are packed again at their next use.
-    """
+    dictionary and are packed again at their next use."""
 
     def get(module: Any) -> mx.array | None:
         if name not in module.names:  # fp4 weights have no biases
@@ -119,10 +115,8 @@ class _Packed:
 
     def argmax(self, x: mx.array) -> Greedy:
         """Return the greedy choice of each row of x [..., inputs], for the output head of a language model.
-
         Equal to ``mx.argmax(multiply(x), -1)``, also for ties (the lowest id), without storing the logits. It
-        serves greedy rows for which no logits are requested.
-        """
+        serves greedy rows for which no logits are requested."""
         if self.packed is None:
             self.pack()
         return Greedy(*_ext.linear_argmax(x, self.packed, exact=self.exact))
@@ -231,9 +225,7 @@ class _Experts(_Packed):
         sorted_indices: bool = False,  # noqa: ARG002
     ) -> mx.array:
         """Return [..., M, outputs] for x [..., M, inputs] and indices [...], broadcast against each other.
-
-        Kernels group rows by expert in any case, so ``sorted_indices`` has no effect.
-        """
+        Kernels group rows by expert in any case, so ``sorted_indices`` has no effect."""
         if self.packed is None:
             self.pack()
         return _ext.gather_linear(x, self.packed, indices, exact=self.exact)

@@ -24,11 +24,9 @@ _DTYPES = {
 
 
 def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
-    """Map a ``.safetensors`` file that ``mx.load`` would read.
-
-    Returns None if it has empty tensors or unknown types. The format: 8 bytes little-endian length of a JSON
-    header, the header, then the data (https://huggingface.co/docs/safetensors).
-    """
+    """Map a ``.safetensors`` file that ``mx.load`` would read. Returns None if it has empty tensors or
+    unknown types. The format: 8 bytes little-endian length of a JSON header, the header, then the data
+    (https://huggingface.co/docs/safetensors)."""
     with open(path, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))

@@ -72,10 +72,8 @@ class NativeOps:
 
     @contextmanager
     def quantizing(self) -> Iterator[None]:
-        """Make layers quantize with our kernel while the block runs.
-
-        The bits are MLX's. MLX's own quantization takes one thread and most of the loading time.
-        """
+        """Make layers quantize with our kernel while the block runs. The bits are MLX's. MLX's own
+        quantization takes one thread and most of the loading time."""
         original = mx.quantize
 
         def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:

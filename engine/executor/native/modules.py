@@ -172,11 +172,9 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return the multiplications of MLX for one row through every layer with a weight, and every expert.
-
-    A quantized weight counts as 16, because MLX is that much slower for it. Infinite for experts that MLX
-    cannot multiply on a CPU.
-    """
+    """Return the multiplications of MLX for one row through every layer with a weight, and every expert. A
+    quantized weight counts as 16, because MLX is that much slower for it. Infinite for experts that MLX
+    cannot multiply on a CPU."""
     count = 0.0
     for _, module in model.named_modules():
         if type(module) in _PACKED:
@@ -255,10 +253,8 @@ def _dense_reason(module: Any, num_dims: int = 2) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Replacement of an MLX module by a native one with packed weights, or the reason why not.
-
-    Embedding tables are packed at their head's first use, other weights at once.
-    """
+    """Replacement of an MLX module by a native one with packed weights, or the reason why not. Embedding
+    tables are packed at their head's first use, other weights at once."""
 
     kind: type
     reason_of: Callable[[Any, int], str | None]

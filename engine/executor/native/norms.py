@@ -64,11 +64,9 @@ class NativeShiftedRMSNorm(Module):
 
 
 class NativeGatedRMSNorm(Module):
-    """Native RMS norm with a silu gate, as in gated delta nets: ``norm(x) silu(gate)``.
-
-    With ``gate_first`` it is ``norm(x silu(gate))``, as in Mamba-2. With a ``norm_group_size``, groups of
-    that many values are normalized separately, as in Nemotron-H.
-    """
+    """Native RMS norm with a silu gate, as in gated delta nets: ``norm(x) silu(gate)``. With ``gate_first``
+    it is ``norm(x silu(gate))``, as in Mamba-2. With a ``norm_group_size``, groups of that many values are
+    normalized separately, as in Nemotron-H."""
 
     fuse: bool
     eps: float
@@ -133,11 +131,9 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """Return the kind of a norm in model code that has a native replacement, or None.
-
-    It is recognized by source code and attributes. Results are not compared, because norms of different kinds
-    can agree on test inputs.
-    """
+    """Return the kind of a norm in model code that has a native replacement, or None. It is recognized by
+    source code and attributes. Results are not compared, because norms of different kinds can agree on test
+    inputs."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None

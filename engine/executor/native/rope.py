@@ -107,11 +107,8 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """Make MLX's own embeddings compute in float32 while the block runs.
-
-    On a CPU they otherwise compute angles in the type of x; in bf16, the angles of position 250 are off by
-    half a position.
-    """
+    """Make MLX's own embeddings compute in float32 while the block runs. On a CPU they otherwise compute
+    angles in the type of x; in bf16, the angles of position 250 are off by half a position."""
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:

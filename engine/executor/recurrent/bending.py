@@ -12,11 +12,9 @@ Call = Callable[..., Any]
 
 
 def bend(module: Module, call: Call, **methods: Call) -> None:
-    """Redirect calls of ``module``, and of the named methods, to other functions.
-
-    The module gets a subclass of its class, because Python looks ``__call__`` up on the class. The parameter
-    tree, ``isinstance`` and ``super()`` keep working.
-    """
+    """Redirect calls of ``module``, and of the named methods, to other functions. The module gets a subclass
+    of its class, because Python looks ``__call__`` up on the class. The parameter tree, ``isinstance`` and
+    ``super()`` keep working."""
     plain = type(module)
     names = {"__call__": call, "__module__": plain.__module__, "_is_bent": True, **methods}
     object.__setattr__(module, "__class__", type(plain.__name__, (plain,), names))

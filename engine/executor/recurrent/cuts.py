@@ -125,11 +125,9 @@ class Cuts:
     def _in_groups(
         self, name: str, plain: Call, cut: CutPoint, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute a cut point once per group, with the states of the group's slots.
-
-        New states are written to the pool. With an empty name, the call is computed in float32 as if all
-        sequences began, and no state is read or written.
-        """
+        """Compute a cut point once per group, with the states of the group's slots. New states are written to
+        the pool. With an empty name, the call is computed in float32 as if all sequences began, and no state
+        is read or written."""
         step, pool = self._layers.step, self._layers.pool
 
         def of_group(value: Any, group: SegmentGroup) -> Any:
@@ -190,11 +188,9 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D].
-
-        A kernel computes it as a convolution with weights 1 (previous row) and 0 (this row). If this row is
-        NaN or infinite, so is the product, and the check for bad states sees it.
-        """
+        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D]. A kernel
+        computes it as a convolution with weights 1 (previous row) and 0 (this row). If this row is NaN or
+        infinite, so is the product, and the check for bad states sees it."""
         weights: dict[mx.Dtype, mx.array] = {}  # cached after the first call
 
         def call(module: Module, x: mx.array, state: Any) -> Any:

@@ -49,10 +49,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A kernel call: ``run(pool, arrays)`` returns the pool's new handle and y of all rows.
-
-    ``finish`` turns y into the result of mlx-lm's function.
-    """
+    """A kernel call: ``run(pool, arrays)`` returns the pool's new handle and y of all rows. ``finish`` turns
+    y into the result of mlx-lm's function."""
 
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]

@@ -84,11 +84,9 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """The mixers of a model, replaced until ``release``.
-
-    ``recurrences`` compute the cut points for which they have a kernel; mlx-lm's operations compute the
-    others. Raises MixerError for a mixer with state outside its cut points.
-    """
+    """The mixers of a model, replaced until ``release``. ``recurrences`` compute the cut points for which
+    they have a kernel; mlx-lm's operations compute the others. Raises MixerError for a mixer with state
+    outside its cut points."""
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
@@ -113,10 +111,8 @@ class RecurrentLayers:
         }
 
     def compare(self, name: str, found: mx.array, by_mlx_lm: Callable[[], mx.array]) -> None:
-        """Keep a kernel's result and that of mlx-lm's operations, if ``compared`` is a dict.
-
-        Each name is compared once, in a step in which every sequence begins.
-        """
+        """Keep a kernel's result and that of mlx-lm's operations, if ``compared`` is a dict. Each name is
+        compared once, in a step in which every sequence begins."""
         if self.compared is None or name in self.compared:
             return
         if all(group.fresh and group.wave == 0 for group in self.step.groups):
@@ -137,10 +133,8 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Return modules whose recurrences and convolutions are always computed by kernels.
-
-        The rest of these modules has no state.
-        """
+        """Return modules whose recurrences and convolutions are always computed by kernels. The rest of these
+        modules has no state."""
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]

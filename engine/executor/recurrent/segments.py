@@ -40,12 +40,9 @@ class Segment:
 
 
 class SegmentGroup:
-    """B segments of equal length S, either all with a state or all without one.
-
-    Later segments of a chunk are in later waves, which read the states that earlier waves computed. A
-    sequence without a state must not be given zeros: a model may treat the first token differently when it
-    gets None.
-    """
+    """B segments of equal length S, either all with a state or all without one. Later segments of a chunk are
+    in later waves, which read the states that earlier waves computed. A sequence without a state must not be
+    given zeros: a model may treat the first token differently when it gets None."""
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments

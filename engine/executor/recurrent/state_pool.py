@@ -26,11 +26,8 @@ NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """``num_slots`` slots of ``entries``, by name.
-
-    With ``entries`` None, arrays are made and widened as the model writes them; the probe learns the entries
-    so. ``zeros`` makes the arrays.
-    """
+    """``num_slots`` slots of ``entries``, by name. With ``entries`` None, arrays are made and widened as the
+    model writes them; the probe learns the entries so. ``zeros`` makes the arrays."""
 
     def __init__(
         self,
@@ -75,11 +72,8 @@ class StatePool:
         return self._step
 
     def begin_step(self, step: StateStep) -> None:
-        """Begin a step and drop uncommitted states of the last one.
-
-        Raises ValueError if a slot's position is not that of its sequence, or if two sequences would write
-        one slot.
-        """
+        """Begin a step and drop uncommitted states of the last one. Raises ValueError if a slot's position is
+        not that of its sequence, or if two sequences would write one slot."""
         targets: list[int] = []
         for group in step.groups:
             for segment in group.segments:
@@ -136,10 +130,8 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Return a kernel's output for all rows of the step.
-
-        When evaluated, the kernel itself writes the slots, also those of snapshots: once, before ``commit``.
-        """
+        """Return a kernel's output for all rows of the step. When evaluated, the kernel itself writes the
+        slots, also those of snapshots: once, before ``commit``."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -158,10 +150,8 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance these arrays from now on, as if the step were not yet computed.
-
-        With ``segments`` None, the segments of the current step are used.
-        """
+        """Let kernels advance these arrays from now on, as if the step were not yet computed. With
+        ``segments`` None, the segments of the current step are used."""
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
@@ -247,10 +237,8 @@ class StatePool:
         self._positions[list(slots)] = positions
 
     def read_slots(self, slots: Sequence[int]) -> PageBytes:
-        """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]; call between steps.
-
-        A row holds the bytes of every entry by name, then the number of tokens, int64.
-        """
+        """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]; call between steps. A row holds the
+        bytes of every entry by name, then the number of tokens, int64."""
         ids = np.array(slots, np.int32)
         if not len(slots):
             return np.empty((0, self.snapshot_bytes), np.uint8)

@@ -74,10 +74,8 @@ class StateReplay:
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
-    """Return checkpoints padded to one per sequence, or unchanged if there are none or more.
-
-    Programs are specialized by the number of checkpoints; without padding, page ends would create many.
-    """
+    """Return checkpoints padded to one per sequence, or unchanged if there are none or more. Programs are
+    specialized by the number of checkpoints; without padding, page ends would create many."""
     num_missing = num_sequences - len(checkpoints)
     if not len(checkpoints) or num_missing <= 0:
         return checkpoints

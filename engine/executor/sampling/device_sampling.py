@@ -78,11 +78,8 @@ def draws_of(states: Sequence[SampleState]) -> Draws | None:
 
 
 def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
-    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated.
-
-    A verdict is SURE, UNSURE or FAILED (the row is not finite). Every token is in the vocabulary, whatever
-    its verdict.
-    """
+    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated. A verdict is SURE, UNSURE or
+    FAILED (the row is not finite). Every token is in the vocabulary, whatever its verdict."""
     x = logits.astype(mx.float32)
     largest = mx.max(x, axis=1)
     failed = mx.logical_or(mx.any(mx.isnan(x), axis=1), mx.logical_not(mx.isfinite(largest)))
@@ -130,10 +127,8 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Return which of x [S, V] the nucleus keeps, and whether that is uncertain, [S].
-
-    ``weights`` belong to the logits in falling order; 0 where a token is already excluded.
-    """
+    """Return which of x [S, V] the nucleus keeps, and whether that is uncertain, [S]. ``weights`` belong to
+    the logits in falling order; 0 where a token is already excluded."""
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total

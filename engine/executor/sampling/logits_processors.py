@@ -50,11 +50,9 @@ class LogitAdjustments(NamedTuple):
 
 
 class LogitsProcessors:
-    """The logit changes that one sample's parameters ask for, updated with its tokens.
-
-    ``any``: whether there are changes apart from the tokens suppressed until ``params.min_tokens``.
-    ``follows``: whether the changes depend on its tokens.
-    """
+    """The logit changes that one sample's parameters ask for, updated with its tokens. ``any``: whether there
+    are changes apart from the tokens suppressed until ``params.min_tokens``. ``follows``: whether the changes
+    depend on its tokens."""
 
     def __init__(
         self,
@@ -127,10 +125,8 @@ class LogitsProcessors:
 
 
 class _TokenCounts:
-    """Distinct tokens in order of appearance and their counts, as growing arrays.
-
-    Adding a token takes constant time.
-    """
+    """Distinct tokens in order of appearance and their counts, as growing arrays. Adding a token takes
+    constant time."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)

@@ -38,10 +38,8 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """A drawn token; None if the row failed. ``error`` gives the reason.
-
-    ``invalid`` tells whether the request's parameters are the cause, not the model.
-    """
+    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid`` tells whether the
+    request's parameters are the cause, not the model."""
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -54,11 +52,9 @@ LATE = Sampled(token=None, is_late=True)
 
 
 class SampleState:
-    """Parameters, seed and token counts of one sample between its tokens.
-
-    ``seed`` belongs to this sample: for n > 1 the caller passes a different one to each, such as ``seed +
-    index``. The k-th token depends only on (seed, k) and the logits, not on batch neighbours or preemption.
-    """
+    """Parameters, seed and token counts of one sample between its tokens. ``seed`` belongs to this sample:
+    for n > 1 the caller passes a different one to each, such as ``seed + index``. The k-th token depends only
+    on (seed, k) and the logits, not on batch neighbours or preemption."""
 
     def __init__(
         self,
@@ -72,11 +68,8 @@ class SampleState:
         constraint: AnyConstraint | None = None,
     ) -> None:
         """``end_ids`` are excluded for the first ``params.min_tokens`` tokens; ``bad_ids``: see
-        ``LogitsProcessors``.
-
-        ``constraint`` must not be shared with another sample. Raises InvalidRequest if the logit bias names a
-        token outside the vocabulary.
-        """
+        ``LogitsProcessors``. ``constraint`` must not be shared with another sample. Raises InvalidRequest if
+        the logit bias names a token outside the vocabulary."""
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(
@@ -134,10 +127,8 @@ class SampleState:
             self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
-        """Return this state as it will be after ``tokens``, for rows behind drafts.
-
-        The result is valid until the next ``record`` and must not be recorded itself.
-        """
+        """Return this state as it will be after ``tokens``, for rows behind drafts. The result is valid until
+        the next ``record`` and must not be recorded itself."""
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
@@ -145,11 +136,9 @@ class SampleState:
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
-        """Return a copy like ``after`` with which a draft model draws the token after ``tokens``.
-
-        It uses the random number of the real draw, so that models that nearly agree mostly draw the same
-        token. It ignores grammars.
-        """
+        """Return a copy like ``after`` with which a draft model draws the token after ``tokens``. It uses the
+        random number of the real draw, so that models that nearly agree mostly draw the same token. It
+        ignores grammars."""
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
         ahead._processors = self._processors.after(tokens) if tokens else self._processors
@@ -164,10 +153,7 @@ class SampleState:
 
     def allowed(self) -> Mask | None:
         """Return the tokens [V] that structured output and ``params.allowed_token_ids`` allow next; None:
-        all.
-
-        Raises ConstraintFailed or MaskLate.
-        """
+        all. Raises ConstraintFailed or MaskLate."""
         grammar = self.constraint if self._behind is None else self._behind
         if self._listed is None and self.params.allowed_token_ids:
             self._listed = np.zeros(self._vocab_size, np.bool_)
@@ -192,11 +178,9 @@ class SampleState:
 
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
-    """Draw one token for each row [V] of float32 logits, without recording it.
-
-    A row fails alone if its largest value is NaN or +infinity. Bias and penalties change the rows in place.
-    Raises ValueError if there are not as many states as rows.
-    """
+    """Draw one token for each row [V] of float32 logits, without recording it. A row fails alone if its
+    largest value is NaN or +infinity. Bias and penalties change the rows in place. Raises ValueError if there
+    are not as many states as rows."""
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 

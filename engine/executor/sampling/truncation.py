@@ -21,10 +21,8 @@ _STRIDE_SAMPLE = 512  # values sampled to choose a pivot
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be drawn, by ascending id, and their weights.
-
-    The largest weight of the vocabulary is 1; the sum is arbitrary. ``ids`` None stands for every token.
-    """
+    """Tokens that may be drawn, by ascending id, and their weights. The largest weight of the vocabulary is
+    1; the sum is arbitrary. ``ids`` None stands for every token."""
 
     ids: Ids | None
     weights: Floats
@@ -55,10 +53,8 @@ class Candidates:
 
 
 def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
-    """Return the first index where the sum passes ``target``.
-
-    If rounding put the target beyond the total, it is the last index with a positive weight.
-    """
+    """Return the first index where the sum passes ``target``. If rounding put the target beyond the total, it
+    is the last index with a positive weight."""
     index = int(np.searchsorted(cumulative, target, side="right"))
     if index == len(cumulative):
         index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
@@ -88,10 +84,8 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
 
 
 def nucleus(weights: Floats, p: float) -> NDArray[Any]:
-    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total.
-
-    Of equal weights the lower index goes first. At least one is kept.
-    """
+    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total. Of equal weights
+    the lower index goes first. At least one is kept."""
     target = p * float(weights.sum(dtype=np.float64))
     last, num_ties = _last_kept(weights, target)
     kept = weights > last
@@ -100,11 +94,9 @@ def nucleus(weights: Floats, p: float) -> NDArray[Any]:
 
 
 def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
-    """Return the smallest weight of the nucleus, and how many weights equal to it are kept.
-
-    Pivots narrow the weights down to those near the boundary; ``taken`` is the sum of weights known to be
-    above it. The first pivot assumes that a few thousand tokens suffice.
-    """
+    """Return the smallest weight of the nucleus, and how many weights equal to it are kept. Pivots narrow the
+    weights down to those near the boundary; ``taken`` is the sum of weights known to be above it. The first
+    pivot assumes that a few thousand tokens suffice."""
     taken, quantile = 0.0, max(0.5, 1 - _SMALL / (2 * len(weights)))
     while len(weights) > _SMALL:
         sample = weights[:: -(-len(weights) // _STRIDE_SAMPLE)]

@@ -17,9 +17,7 @@ from .tower import Encoded, Tower
 
 class ImageEncoder:
     """Encodes images and caches the results by digest, least recently used first out beyond ``max_bytes``.
-
-    Call it only on the engine's thread, between two steps. ``has_axes``: positions have three axes.
-    """
+    Call it only on the engine's thread, between two steps. ``has_axes``: positions have three axes."""
 
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
         self._tower, self._max_bytes = tower, max_bytes

@@ -31,10 +31,8 @@ POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-
 
 
 def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *, num_deepstack: int) -> bool:
-    """Let ``model`` read the inputs of ``rows``; return whether positions have three axes.
-
-    Raises ModelLoadError for a model that lacks the necessary modules.
-    """
+    """Let ``model`` read the inputs of ``rows``; return whether positions have three axes. Raises
+    ModelLoadError for a model that lacks the necessary modules."""
     embeddings = [module for path, module in model.named_modules() if path.endswith("embed_tokens")]
     layers: list[Any] = list(model.layers)
     if len(embeddings) != 1 or num_deepstack >= len(layers):
@@ -68,10 +66,8 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
-    """Return the axis (time, height or width) that rotates each pair of values.
-
-    Qwen2-VL's sections follow one another; Qwen3-VL's are interleaved (t h w t h w ... t).
-    """
+    """Return the axis (time, height or width) that rotates each pair of values. Qwen2-VL's sections follow
+    one another; Qwen3-VL's are interleaved (t h w t h w ... t)."""
     if not interleaved:
         return [axis for axis, count in enumerate(section) for _ in range(count)]
     axes = [0] * sum(section)

@@ -20,11 +20,8 @@ _DEFAULTS: Mapping[str, Any] = {  # defaults of Qwen's processors for missing se
 
 
 def read_rules(path: Path, config: Mapping[str, Any], *, max_pixels: int) -> ImageRules:
-    """Return the image rules of the model folder ``path``.
-
-    Raises InvalidConfig for a model whose images cannot be served, ModelLoadError for missing or unknown
-    settings.
-    """
+    """Return the image rules of the model folder ``path``. Raises InvalidConfig for a model whose images
+    cannot be served, ModelLoadError for missing or unknown settings."""
     family = config["model_type"]
     if family not in FAMILIES or "vision_config" not in config:
         why = "whose image rows see each other, which no backend computes" if family in SEES_ITSELF else ""

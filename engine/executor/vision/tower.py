@@ -34,11 +34,8 @@ class Encoded(NamedTuple):
 
 
 class Tower:
-    """Encodes images, one at a time.
-
-    The language part of mlx-vlm's model is dropped before its weights are read. ``width``: hidden size of the
-    language model.
-    """
+    """Encodes images, one at a time. The language part of mlx-vlm's model is dropped before its weights are
+    read. ``width``: hidden size of the language model."""
 
     def __init__(self, path: Path, rules: ImageRules, *, width: int) -> None:
         """Read the weights; ModelLoadError if mlx-vlm is missing or cannot load them."""
@@ -61,11 +58,8 @@ class Tower:
         self.nbytes = sum(weight.nbytes for weight in weights)
 
     def encode(self, image: PromptImage) -> Encoded:
-        """Return an image's rows.
-
-        mlx-vlm's ``get_input_embeddings`` computes them for a prompt that consists of the image alone,
-        because all of its models share only this interface.
-        """
+        """Return an image's rows. mlx-vlm's ``get_input_embeddings`` computes them for a prompt that consists
+        of the image alone, because all of its models share only this interface."""
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
         ids = mx.full((1, image.length), rules.token, mx.int32)
@@ -82,10 +76,8 @@ class Tower:
 
 
 def patches(rules: ImageRules, pixels: npt.NDArray[np.uint8]) -> Floats:
-    """Return normalized patches of pixels [H, W, 3] in the order of Qwen's processors.
-
-    The shape is [(H / patch) (W / patch), 3 temporal patch patch]; patches of a merged square are adjacent.
-    """
+    """Return normalized patches of pixels [H, W, 3] in the order of Qwen's processors. The shape is [(H /
+    patch) (W / patch), 3 temporal patch patch]; patches of a merged square are adjacent."""
     patch, merge = rules.patch, rules.merge
     height, width = pixels.shape[0] // rules.side, pixels.shape[1] // rules.side
     scaled = pixels.astype(np.float32) * np.float32(1 / 255)

@@ -32,8 +32,8 @@ HEARTBEAT_S = 10.0
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
-    """Looks into the cache of the engine behind ``handler``. Tenants see what is theirs; what changes
-    the cache of all is for the operator."""
+    """Serves octavo.v1.Cache for the engine behind ``handler``. Tenants see only their own data; only an
+    operator may change the shared cache."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -105,7 +105,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return below(folder, path, what="path")
 
     def _ask(self) -> Ask:
-        """For threads: the engine's answers, waited for."""
+        """Return a function with which other threads wait for answers of the engine."""
         loop = asyncio.get_running_loop()
 
         def ask(command: Command[AnswerT]) -> AnswerT:
@@ -156,7 +156,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                         await write(pb.WatchResponse(number=number - 1))
 
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
-        """Token ids and salt of what is meant."""
+        """Return the token ids and the salt of a requested prefix."""
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._handler.salt_of(context, prefix.cache_salt)
             prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)

@@ -52,7 +52,7 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
         case "token_ids":
             ids = ids_of(prefix.token_ids, prefix.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # a list is made of them once the request has its place
+            return ids  # converted to a list once the request has its place
         case "chat":
             return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")

@@ -27,7 +27,7 @@ _WORDS = ("instruction", "template", "yes", "no")
 
 
 async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-    """Embed one prompt."""
+    """Return the embedding of one prompt."""
     if request.pooling not in _POOLING:
         known = ", ".join(pb.Pooling.keys())
         raise InvalidRequest(f"pooling {request.pooling} is unknown; use one of {known}")

@@ -117,7 +117,7 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
         case "token_ids":
             ids = ids_of(request.token_ids, request.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # a list is made of them once the request has its place
+            return ids  # converted to a list once the request has its place
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
                 raise InvalidRequest("chat.tool_choice is only served for Generate; leave it out")

@@ -40,7 +40,7 @@ class KvEventStream:
     """Subscription to KV events, with its sent events and their numbers."""
 
     def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
-        """``salt``: of the tenant; ``adapter``: its pages alone are told, as those of a model."""
+        """``salt``: the tenant's; ``adapter``: report only this adapter's pages, as those of a model."""
         self._handler = handler
         self._engine = handler.engine
         self._page_size = handler.engine.info.page_size
@@ -163,7 +163,7 @@ class KvEventStream:
         return self._names().get(variant) == self._adapter
 
     def _block(self, digest: Digest, contents: bytes) -> pb.KvBlock:
-        """A page, with the images whose rows it holds: each by its digest, and where it begins from here."""
+        """Return the block of a page, with the digest and the start of each image that has rows in it."""
         size = self._page_size
         return pb.KvBlock(
             block_hash=block_hash(digest),

@@ -55,7 +55,7 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # a list is made of them once the request has its place
+            return ids  # converted to a list once the request has its place
         case "text":
             return str(request.text)
         case _:

@@ -37,8 +37,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     """Serves VllmEngine for the engine behind ``handler``."""
 
     def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
-        """Reads the model's folder; ModelLoadError when one of its files is broken. ``adapter``: name of the
-        one that computes every request, as a model of that name."""
+        """Read the model's folder; ModelLoadError if one of its files is damaged. ``adapter``: name of the
+        adapter that computes every request, shown as a model of that name."""
         self._handler = handler
         self._adapter = adapter
         self._engine = handler.engine
@@ -186,7 +186,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """The last token's state, normalized, as vLLM does by default for models that generate."""
+        """Return the last token's state, normalized, as vLLM does by default for models that generate."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
