@@ -88,7 +88,7 @@ class Drafting:
         return tuple(tokens), self._hold.of_run(match, len(tokens))
 
     def finished(self, tokens: Sequence[int]) -> None:
-        """The sample has ended, with these tokens."""
+        """Add the tokens of the ended sample to the recent outputs."""
         if self._recent is not None:
             self._recent.add(tokens[max(0, self._num_prompt - NGRAM) :])
 
@@ -102,12 +102,15 @@ class Drafting:
 
     @property
     def by_model(self) -> ModelDrafter | None:
-        """The drafter, where it needs to be given a draft model's guesses."""
+        """The drafter if it gets its drafts from a draft model; otherwise None."""
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
-        """How many guesses of a draft model are worth asking for; as ``look``, which is next, with the
-        model's share in ``cost``. Now and then one, for guesses that nobody makes teach nothing."""
+        """Return how many drafts of a draft model are worth their cost; call ``look`` next.
+
+        ``cost``: as in ``num_drafts``, including the draft model's time. Now and then the result is 1
+        although none pays, because the acceptance rate is only learned from computed drafts.
+        """
         self._compare(tokens)
         most = min(self._most, room - 1)
         if most < 1:
@@ -116,7 +119,7 @@ class Drafting:
         return worth or int(len(tokens) % _TRY_TOKENS == 0)
 
     def _compare(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that have come since the last proposal."""
+        """Learn from the tokens that were added since the last proposal."""
         if not self._last.tokens:
             return
         (drafts, match), self._last = self._last, Proposal()
@@ -128,8 +131,11 @@ class Drafting:
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
-    """How many drafts make the most tokens of a step's time, where each holds with probability ``hold`` if
-    the one before it does, and costs a share ``cost`` of the step; 0 if that is hardly more than none."""
+    """Return the number of drafts with the most tokens per second.
+
+    Each is accepted with probability ``hold`` if the one before it is, and costs a share ``cost`` of the
+    step. The result is 0 if the gain is negligible.
+    """
     tokens = plain = 1.0 + others
     best, count, holds = LEAST_GAIN * plain, 0, 1.0
     for number in range(1, most + 1):
@@ -145,14 +151,14 @@ Ratios = Sequence[tuple[int, float]]
 
 
 class Drafted(Protocol):
-    """What a sequence may have guessed: in ``drafts``, those that the next step shall compute."""
+    """A sequence that may have draft tokens; ``drafts``: those that the next step computes."""
 
     tokens: list[int]
     drafts: tuple[int, ...]
 
 
 class Drafts(Protocol):
-    """A sample that goes on."""
+    """A sample that has not ended."""
 
     drafting: Drafting | None
 
@@ -161,15 +167,15 @@ class Drafts(Protocol):
 
     @property
     def room(self) -> int:
-        """Tokens that may follow."""
+        """Number of further tokens allowed."""
         ...
 
 
 class StepTimes(Protocol):
-    """How long steps take that give so many sequences a token each."""
+    """Times of steps that give a number of sequences one token each."""
 
     def ratios(self, num_sequences: int) -> Ratios:
-        """The same object, as long as nothing was learned."""
+        """Return numbers of drafts with relative step times; the same object until something is learned."""
         ...
 
 
@@ -189,7 +195,7 @@ class Speculation:
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
-        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by sequences: what holds less gains nothing
+        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by sequences: least useful acceptance rate
 
     def begin(
         self,
@@ -199,11 +205,11 @@ class Speculation:
         num_prompt: int,
         owner: Hashable,
     ) -> list[Drafting | None]:
-        """For each of a request's samples; None if it does not draft.
+        """Return a drafter for each of a request's samples; None if the request does not draft.
 
         grammars     one for each sample
         num_prompt   tokens of the prompt, which is indexed once for all
-        owner        whose outputs drafts may be taken from, and taken into
+        owner        tenant whose earlier outputs are searched, and extended
         """
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
@@ -231,7 +237,7 @@ class Speculation:
         return made
 
     def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
-        """Set the drafts of samples that draft, of ``plain`` in all that get a token from the next step."""
+        """Set the drafts of samples that draft; ``plain`` samples in all get a token from the next step."""
         self._untried += 1
         ratios = times.ratios(plain)
         may_gain = self._untried >= self._try_every or self._bound(plain, ratios) < 1
@@ -252,7 +258,7 @@ class Speculation:
     def _share_out(
         self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
     ) -> None:
-        """The drafts of those that found something, of ``plain`` samples in all."""
+        """Distribute drafts among the samples that found some, out of ``plain`` samples."""
         tries = self._untried >= self._try_every
         if not tries and likeliest < self._bound(plain, ratios):
             return
@@ -263,8 +269,8 @@ class Speculation:
             self._untried, self._try_every = 0, _TRY_EVERY
         elif tries:
             self._untried = 0
-            # What a row costs is learned from steps that have some: without, an estimate once too high
-            # stays. But the next time is later, for it may as well be right.
+            # The cost of a row is learned only from steps with drafts, so a cost estimated too high would
+            # stay. Each failed trial doubles the time to the next, because the estimate may be right.
             cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in ratios]
             counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
             if any(counts):
@@ -274,7 +280,9 @@ class Speculation:
                 sequence.drafts = drafts[:count]
 
     def _bound(self, plain: int, times: Ratios) -> float:
-        """What the likeliest draft must hold with, for anything to be gained beside ``plain`` sequences."""
+        """Return the acceptance rate that the likeliest draft needs to gain anything with ``plain``
+        sequences.
+        """
         known = self._bounds.get(plain)
         if known is None or known[0] is not times:
             known = self._bounds[plain] = times, least_hold(plain, times)

@@ -36,11 +36,8 @@ class VettingUnavailable(Exception):
 
 
 class Vetter(HelperProcess):
-    """One helper process, started at its first use and restarted after each end.
-
-    For one thread at a time, except ``interrupt``, after which the current job raises VettingUnavailable, and
-    ``close``.
-    """
+    """One helper process, started at its first use and restarted after each end. For one thread at a time,
+    except ``interrupt``, after which the current job raises VettingUnavailable, and ``close``."""
 
     _module = "octavo.engine.structured_output.vetting_process"
 

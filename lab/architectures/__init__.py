@@ -1,1 +1,1 @@
-"""Every architecture of the installed mlx-lm, made tiny: which of them are served, and how."""
+"""Survey of the installed mlx-lm's architectures: tiny models of each, and how they are served."""

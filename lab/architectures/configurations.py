@@ -1,9 +1,9 @@
-"""Tiny configurations: one dictionary of everything that models are configured with, and what differs.
+"""Tiny configurations of architectures: one dictionary for all of them, and the exceptions.
 
-``ModelArgs.from_dict`` of mlx-lm takes from a dictionary what a model knows and leaves the rest, so that one
-small value per name makes most architectures tiny, those of a later mlx-lm included. ``DIFFERENT`` has what
-an architecture understands otherwise. Sizes are small multiples of 8; windows are shorter than what the
-load-time probe computes, so that they matter.
+``ModelArgs.from_dict`` of mlx-lm reads the names that a model knows and ignores the others. So one small
+value per name makes most architectures tiny, including those of later mlx-lm versions. ``DIFFERENT`` has the
+values of architectures that interpret a name in another way. Sizes are small multiples of 8. Windows are
+shorter than the steps of the load-time probe, so that they have an effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
-_OTHER_NAMES: dict[str, Any] = {  # of the shape
+_OTHER_NAMES: dict[str, Any] = {  # other names for the model's shape
     "n_embd": 64,
     "n_head": 4,
     "n_layer": NUM_LAYERS,
@@ -123,7 +123,7 @@ _LATENTS: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "index_head_dim": 16,
-    "index_n_heads": 8,  # of fewer, scores would often be equal
+    "index_n_heads": 8,  # with fewer, scores would often be equal
     "index_topk": 8,
     "attention_method": "MLA",
     "mla_scale_q_lora": True,
@@ -238,7 +238,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_attn_config": _LINEAR_ATTENTION},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "llama4": {
-        "attention_chunk_size": 16,  # whole pages of the load-time probe
+        "attention_chunk_size": 16,  # positions: whole pages of the load-time probe
         "interleave_moe_layer_step": 2,
         "num_experts_per_tok": 1,
         "floor_scale": 8,
@@ -251,7 +251,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "sparse_attention_config": {
             "sparse_num_index_heads": 2,
             "sparse_index_dim": 16,
-            "sparse_block_size": 4,  # short, so that the load-time probe sees blocks left out
+            "sparse_block_size": 4,  # short, so that blocks are left out in the load-time probe
             "sparse_topk_blocks": 2,
             "sparse_local_block": 1,
             "sparse_attention_freq": [0, 1, 1, 1],
@@ -282,7 +282,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "ffn_multipliers": [2.0] * NUM_LAYERS,
     },
     "phi3small": {
-        "vocab_size": 100_352,  # it hides some ids that its vocabulary must have
+        "vocab_size": 100_352,  # the model masks some ids, which its vocabulary must contain
         "dense_attention_every_n_layers": 2,
         "gegelu_limit": 20.0,
         "blocksparse_block_size": 64,
@@ -309,7 +309,7 @@ _NO_CONFIGURATION = {
 
 
 def configuration(architecture: str) -> dict[str, Any]:
-    """A tiny configuration as in config.json. ValueError says why there is none."""
+    """Return a tiny configuration as in config.json; ValueError gives the reason if there is none."""
     if (reason := _NO_CONFIGURATION.get(architecture)) is not None:
         raise ValueError(reason)
     config = EVERYTHING | {"model_type": architecture} | DIFFERENT.get(architecture, {})
@@ -317,7 +317,7 @@ def configuration(architecture: str) -> dict[str, Any]:
 
 
 def _text_type(architecture: str) -> str:
-    """What the language model inside a model of texts and images is called."""
+    """Return the type of the language model inside a vision model."""
     return {
         "mistral3": "ministral3",
         "pixtral": "llama",

@@ -1,4 +1,4 @@
-"""One architecture, tiny and of random weights: how it is served here, or why it is not."""
+"""Examination of one architecture with a tiny random model: how it is served, or why it is not."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MODELS = "mlx_lm.models"
 class Examined:
     """How one architecture of mlx-lm is served.
 
-    architecture     the module of mlx-lm
-    tier             "paged", "refused", or "not tried" where no tiny model can be made here
+    architecture     module of mlx-lm
+    tier             "paged", "refused", or "not tried" if no tiny model can be made
     attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
     bytes_per_token  of the tiny model in 16-bit pages, all layers; None unless it is served
     reason           why it is not served; empty if it is
@@ -49,28 +49,28 @@ class Examined:
 
 
 def architectures() -> list[str]:
-    """Modules of the installed mlx-lm that could be models; nothing is imported."""
+    """Return the modules of the installed mlx-lm that could be models, without importing them."""
     spec = find_spec(MODELS)
     assert spec is not None
     names = sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
     return [name for name in names if name not in _SHARED]
 
 
-_SHARED = {  # by models, and none themselves
+_SHARED = {  # modules that models share
     *("activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
     *("rope_utils", "ssm", "switch_layers"),
 }
 
 
 def examine(name: str, choice: BackendSelection) -> Examined:
-    """Make it, load it as ``serve`` would, and say what became of it."""
+    """Make a tiny model, load it as ``serve`` would, and return the result."""
     said = StringIO()
     try:
         with redirect_stdout(said):
             model = _tiny_model(name)
-    except SystemExit:  # olmo, without a package of its own
+    except SystemExit:  # olmo exits if a package is missing
         return Examined(architecture=name, tier="not tried", reason=said.getvalue().strip())
-    except Exception as error:  # model code of any architecture
+    except Exception as error:  # model code can raise anything
         return Examined(architecture=name, tier="not tried", reason=_first_line(error))
     try:
         layout = discover_layout(model, name)
@@ -78,7 +78,7 @@ def examine(name: str, choice: BackendSelection) -> Examined:
         result = make_ready(loaded, layout, choice, exact=False, fuse=True).result
     except ModelLoadError as error:
         return Examined(architecture=name, tier="refused", reason=_first_line(error))
-    except Exception as error:  # model code of any architecture
+    except Exception as error:  # model code can raise anything
         return Examined(
             architecture=name, tier="refused", reason=f"it fails while loading: {_first_line(error)}"
         )
@@ -91,7 +91,7 @@ def examine(name: str, choice: BackendSelection) -> Examined:
 
 
 def _tiny_model(name: str) -> Module:
-    """In bf16, of random weights that are nowhere constant: equal scores of experts would be ties."""
+    """Return a tiny model in bf16 whose random weights are nowhere constant, so that experts never tie."""
     config = configuration(name)
     module: Any = importlib.import_module(f"{MODELS}.{name}")
     if not hasattr(module, "Model") or not hasattr(module, "ModelArgs"):

@@ -1,4 +1,4 @@
-"""All architectures, examined in processes that may hang or crash."""
+"""Examination of all architectures in processes that may hang or crash."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ TIME_LIMIT = 120.0  # seconds for one tiny model; most take less than one
 def survey(
     names: Sequence[str], *, backend: str = "auto", time_limit: float = TIME_LIMIT
 ) -> Iterator[Examined]:
-    """What ``examine`` says of each, in their order. One that takes longer than ``time_limit`` seconds, or
-    ends its process, is refused with that as the reason, and the others go on in a new process."""
+    """Yield the result of ``examine`` for each name, in order.
+
+    An architecture that exceeds ``time_limit`` seconds or ends its process is refused with that reason, and
+    the next ones are examined in a new process.
+    """
     left = list(names)
     while left:
         for found in _one_process(tuple(left), backend, time_limit):
@@ -30,7 +33,7 @@ def survey(
 
 
 def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Iterator[Examined]:
-    """Of as many of these as one process examines; the one it fails at is the last."""
+    """Yield results of one process; if it fails, the failing architecture is the last."""
     command = [sys.executable, "-m", WORKER, backend, *names]
     lines: queue.Queue[str] = queue.Queue()
     with tempfile.TemporaryFile("w+") as said:
@@ -61,7 +64,7 @@ def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Itera
 
 
 def _next_line(lines: queue.Queue[str], time_limit: float) -> str | None:
-    """Empty at the end of the process, None if nothing came in time."""
+    """Return the next line; "" at the end of the process, None after ``time_limit``."""
     try:
         return lines.get(timeout=time_limit)
     except queue.Empty:

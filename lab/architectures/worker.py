@@ -1,7 +1,7 @@
-"""Examines architectures one by one in a process of its own: ``python -m ...worker NAME ...``.
+"""Process that examines architectures one by one: ``python -m ...worker NAME ...``.
 
-One line of JSON for each, as soon as it is known: a model that hangs or crashes costs its own line and
-nobody else's (survey.py).
+It prints one line of JSON for each as soon as it is known, so a model that hangs or crashes affects only its
+own line (survey.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 
 def main(backend: str, names: list[str]) -> None:
-    """Examine these on that backend. Model code may print: its output goes to standard error."""
+    """Examine these with a backend; output of model code goes to standard error."""
     from octavo.kernels.backends import choose_backend, set_up_device
 
     from .examine import examine

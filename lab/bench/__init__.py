@@ -1,1 +1,1 @@
-"""Benchmarks: programs with a contract, run by ``octavo bench``."""
+"""Benchmarks, run by ``octavo bench``."""

@@ -10,7 +10,7 @@ from ..kernels.kernel_timings import WEIGHT_KINDS
 
 
 def format_names(text: str) -> list[str]:
-    """Page formats such as "bf16,fp4", for argparse."""
+    """Return page formats from a text such as "bf16,fp4", for argparse."""
     try:
         return list(dict.fromkeys(page_format(name.strip()).name for name in text.split(",")))
     except ValueError as error:
@@ -18,7 +18,7 @@ def format_names(text: str) -> list[str]:
 
 
 def weight_names(text: str) -> list[str]:
-    """Kinds of weights such as "bf16,int4", for argparse."""
+    """Return kinds of weights from a text such as "bf16,int4", for argparse."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if unknown := [name for name in names if name not in WEIGHT_KINDS]:
         raise argparse.ArgumentTypeError(

@@ -1,14 +1,13 @@
-"""``octavo bench kernels --compare-isa``: what a higher instruction set makes slower.
+"""``octavo bench kernels --compare-isa``: cases that a higher instruction set makes slower.
 
-Each level runs in a process of its own (``OCTAVO_CPU_ISA``), the levels in turns, so that a machine that
-others use treats them alike; the best round of each case counts. Listed are
+Each level runs in a separate process (``OCTAVO_CPU_ISA``). Levels are interleaved, so that other load on the
+machine affects all of them; the best round of each case counts. Listed are
 
-- cliffs: cases that take more than ``CLIFF`` times what they take at a lower level of the same CPU;
-- formats and weights whose time per byte is more than ``PER_BYTE`` times that of the reference beside them
-  (fp4 pages, int4 weights): they are bound by arithmetic where they should be bound by reading.
+- cliffs: cases that take more than ``CLIFF`` times as long as at a lower level of this CPU;
+- formats and weights whose time per byte exceeds that of their reference (fp4 pages, int4 weights) by more
+  than a factor of ``PER_BYTE``: they are bound by arithmetic instead of reading.
 
-What is found is measured as often again, because one of many cases looks slow wherever a machine is now
-faster and now slower.
+Listed cases are measured again as often, because one of many cases may look slow by chance.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ PER_BYTE = 1.5
 
 
 class Case(NamedTuple):
-    """One row of the benchmark's tables: ``of`` is a page format or a kind of weights, ``size`` the positions
-    or the rows."""
+    """A row of the benchmark's tables.
+
+    ``of``: page format or kind of weights; ``size``: positions or rows.
+    """
 
     kernel: str
     of: str
@@ -45,7 +46,7 @@ class Case(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """Microseconds, and nanoseconds for each byte that is read or written."""
+    """Microseconds, and nanoseconds per byte read or written."""
 
     us: float
     ns_per_byte: float
@@ -55,7 +56,7 @@ Figures = dict[Case, Figure]
 
 
 def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure at every level, print what is slower than it should be, return what --json prints."""
+    """Measure at every level, print the slow cases, and return the JSON output."""
     levels = available_levels()
     best: dict[str, Figures] = {level: {} for level in levels}
     _measure_rounds(args, best)
@@ -93,7 +94,7 @@ def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def only_cases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> argparse.Namespace:
-    """What measures the cases found, beside their references, and few others."""
+    """Return arguments that measure the cases found and their references, and few others."""
     linear = [case for case in found if case["kernel"] == "linear"]
     paged = [case for case in found if case["kernel"] != "linear"]
     return argparse.Namespace(
@@ -108,7 +109,7 @@ def only_cases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> 
 
 
 def available_levels() -> tuple[str, ...]:
-    """The levels this CPU has, the lowest first; InvalidConfig where there is nothing to compare."""
+    """Return the levels of this CPU, the lowest first; InvalidConfig if there is only one."""
     highest, _ = native_instructions()
     if highest not in LEVELS:
         raise InvalidConfig(
@@ -121,7 +122,7 @@ def available_levels() -> tuple[str, ...]:
 
 
 def figures(result: Mapping[str, Any]) -> Figures:
-    """The rows of ``octavo bench kernels --json``."""
+    """Return the rows of ``octavo bench kernels --json``."""
     found: Figures = {}
     for row in result["attention"]:
         found[Case(row["kernel"], row["k_format"], row["context"])] = Figure(row["us"], 1 / row["gb_s"])
@@ -131,14 +132,14 @@ def figures(result: Mapping[str, Any]) -> Figures:
 
 
 def keep_best(best: Figures, found: Figures) -> None:
-    """Into ``best`` goes, of each case, the faster of both."""
+    """Replace figures in ``best`` by faster ones of ``found``."""
     for case, figure in found.items():
         if case not in best or figure.us < best[case].us:
             best[case] = figure
 
 
 def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Cases that a lower level does faster, with how many times as long they take."""
+    """Yield cases that a lower level computes faster, with the factor."""
     levels = list(best)
     for index, level in enumerate(levels):
         for case, figure in best[level].items():
@@ -153,8 +154,8 @@ def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Quantized formats and weights that take longer for a byte than fp4 pages and int4 weights do. Writing
-    is left out: it computes, whatever the format."""
+    """Yield quantized formats and weights that take longer per byte than fp4 pages or int4 weights. Writing
+    is left out, because it is bound by arithmetic in every format."""
     for level, found in best.items():
         for case, figure in found.items():
             than = "int4" if case.kernel == "linear" else "fp4"
@@ -167,19 +168,19 @@ def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def _origin() -> dict[str, str | None]:
-    """Where and when this was measured: what a benchmark file says beside its figures."""
+    """Return where and when the measurement was made, for benchmark files."""
     return {"machine": machine_name(), "date": date.today().isoformat(), "commit": commit_of_checkout()}
 
 
 def machine_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor as Linux names it (elsewhere its architecture), and how many of its CPUs there are."""
+    """Return the processor's name from Linux (elsewhere its architecture) and its number of CPUs."""
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} CPUs"
 
 
 def commit_of_checkout() -> str | None:
-    """Of the checkout that this file lies in, with "+" if it was changed since; None outside of one."""
+    """Return the commit of this file's checkout, with "+" for local changes; None without a checkout."""
     folder = Path(__file__).resolve().parent
     try:
         done = subprocess.run(
@@ -194,7 +195,7 @@ def commit_of_checkout() -> str | None:
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    """What decides what is measured, whether it was given or is the default."""
+    """Return the flags that select the measurement, with their defaults."""
     contexts = args.contexts or (None if args.quick else CONTEXTS)
     flags = {
         "--contexts": contexts and _joined(contexts),
@@ -210,7 +211,7 @@ def _flags(args: argparse.Namespace) -> list[str]:
 
 
 def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
-    """The best of each case so far, by level, and of further rounds."""
+    """Measure further rounds at every level and keep the best of each case."""
     for number in range(args.rounds):
         for level, figures_of_level in best.items():
             print(f"round {number + 1} of {args.rounds}: {level}", file=sys.stderr)
@@ -218,7 +219,7 @@ def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
 
 
 def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
-    """One run of the benchmark, in a process at that level."""
+    """Run the benchmark once, in a process at that level."""
     command = [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json"]
     done = subprocess.run(
         command + _flags(args),

@@ -1,16 +1,16 @@
-"""What is said in ``octavo bench speculate``: texts made up before, of kinds that are easy or hard to guess.
+"""Texts for ``octavo bench speculate``, synthetic ones of kinds that are easy or hard to draft.
 
-    copy         long pieces of the prompt, in another order
-    edit         the prompt again, with a token in 25 changed
-    form         records whose field names repeat and whose values do not
-    json         records like these, under a schema: it checks drafts, and forces the names' ends
-    ledger       answers of a sentence each about a ledger in the prompt: names and numbers stand there
-    adversarial  tokens from a small alphabet: something like the end has always been there, and says nothing
-    free         tokens that never come twice
-    own          what the model itself says: nothing is made up
+copy         long pieces of the prompt, in another order
+edit         the prompt again, with a token in 25 changed
+form         records with repeated field names and new values
+json         such records under a schema, which checks drafts and forces the ends of names
+ledger       answers of a sentence each about a ledger in the prompt, which has their names and numbers
+adversarial  tokens from a small alphabet: matches are everywhere and predict nothing
+free         tokens that never repeat
+own          the model's own output
 
-``edit`` and ``form`` are what code edits and lists look like to a drafter; ``adversarial`` is the worst that
-can happen to one. A model's guesses can be right of ``own`` alone.
+For a drafter, ``edit`` and ``form`` resemble code edits and lists; ``adversarial`` is the worst case. Only
+with ``own`` can a draft model be right.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .ledgers.documents import make_ledger
 
 
 class Text(NamedTuple):
-    """A kind of text: from a random prompt, a length and the engine, a prompt and what is said after it
-    (nothing: what the model says); and the form that it has."""
+    """A kind of text. Its function makes a prompt and the following text (empty: the model's own output) from
+    a random prompt, a length and the engine. It may also have an output constraint."""
 
     make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
     structured: StructuredOutput | None = None
@@ -131,7 +131,7 @@ def _json(
 def _ledger(
     rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    """One of a ledger's questions, behind those before it and their answers."""
+    """Return a question about a ledger, after earlier questions with their answers."""
     ledger = make_ledger(Random(int(rng.integers(2**32))), len(prompt), share=0.7)
     turn = int(rng.integers(len(ledger.turns)))
     encode = core.tokenizer.encode

@@ -21,21 +21,21 @@ from .phases import Phases, StepParts
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``batches`` in ascending order."""
+    """Sizes of a benchmark's work; ``batches`` ascend."""
 
     batches: tuple[int, ...]
     prompt_tokens: int
     output_tokens: int
 
     def max_tokens(self, batch: int, max_step_tokens: int) -> int:
-        """Tokens a sequence may generate: it decodes while the later prompts are computed."""
+        """Return the tokens that a sequence may generate: it decodes while later prompts are computed."""
         prefill_steps = -(-batch * self.prompt_tokens // max(1, max_step_tokens - batch)) + batch
         return self.output_tokens + prefill_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """``tokens`` came in ``steps`` steps that took ``seconds``, by sequences of ``context`` tokens."""
+    """Decoding of ``tokens`` in ``steps`` steps of ``seconds`` in all, by sequences of ``context`` tokens."""
 
     tokens: int
     steps: int
@@ -50,7 +50,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long one request took."""
+    """Times of one request."""
 
     ttft_s: float
     decoding: Decoding
@@ -59,7 +59,7 @@ class Timing:
 def serve(
     core: EngineCore, config: EngineConfig, load: Workload, batch: int, rng: np.random.Generator
 ) -> Timing:
-    """Serve ``batch`` prompts until each has decoded ``output_tokens`` beside all the others."""
+    """Serve ``batch`` prompts until each has decoded ``output_tokens`` together with all others."""
     vocab_size = core.info.vocab_size
     params = SamplingParams(max_tokens=load.max_tokens(batch, config.max_step_tokens), ignore_eos=True)
     requests = []
@@ -99,7 +99,7 @@ def request_of(
     salt: bytes = b"",
     constraint: Constraint | None = None,
 ) -> Request:
-    """A request for as many tokens as ``params`` say."""
+    """Return a request for as many tokens as ``params`` ask for."""
     assert params.max_tokens is not None
     return Request(
         request_id,
@@ -115,7 +115,7 @@ def request_of(
 
 
 def step_of(core: EngineCore) -> list[tuple[Request, Sequence[int]]]:
-    """One step; the requests that got tokens, with these. Raises RequestFailed if any failed."""
+    """Compute a step; return the requests that got tokens, with these. Raises RequestFailed if any failed."""
     updates = core.step()
     for update in updates:
         if update.delta.finish_reason is FinishReason.ERROR:

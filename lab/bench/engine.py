@@ -1,8 +1,8 @@
 """``octavo bench engine``: prefill and decode rates of the engine itself, without a server.
 
-Random prompts, greedy, end tokens ignored, prefix cache off. Per batch size: that many
-prompts are submitted at once; decoding is timed over steps in which all of them decode.
-Prefill and time to first token are those of a prompt alone, the median of several.
+Prompts are random, sampling is greedy, end tokens are ignored and the prefix cache is off. Each batch size
+submits that many prompts at once; decoding is timed over steps in which all of them decode. Prefill and time
+to first token are medians over several single prompts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, return what --json prints."""
+    """Measure, print the table, and return the JSON output."""
     load = Workload(args.batch, args.prompt_tokens, args.output_tokens)
     config = _config(given_settings(args), load)
     core = build_core(config)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(settings: dict[str, Any], load: Workload) -> EngineConfig:
-    """The engine's configuration: what was given, and a pool in which the largest batch fits."""
+    """Return the engine's configuration: the given settings, and a pool that holds the largest batch."""
     largest = load.batches[-1]
     config = EngineConfig(
         **{"prefix_cache": False, "max_running": largest, "max_step_tokens": max(512, largest), **settings}
@@ -139,8 +139,8 @@ def _of_limits(
     timings: dict[int, Timing],
     kv_token_bytes: float,
 ) -> dict[str, Any]:
-    """The share of the machine's limits that was reached: decode of the DRAM bandwidth that weights and K/V
-    need, prefill of the matmul rate that the linear layers need."""
+    """Return the shares of the machine's limits: DRAM bandwidth in decode, matmul rate in prefill. Decode
+    needs the bandwidth for weights and K/V, prefill the rate for linear layers."""
     if work is None:
         return {"prefill_of_limit": None, "decode_of_limit": None}
     flops = 2 * work.linear_parameters * load.prompt_tokens / ttft_s

@@ -1,9 +1,9 @@
 """``octavo bench invariance``: does a request's output depend on anything but the request?
 
-A few requests, greedy and drawn, are served in every way that should make no difference: alone, among
-others, in chunks of any size, on any number of threads, cold, from the prefix cache, from the disk, after
-preemption, and with guesses that are checked several in a step. Token ids and log probabilities must be
-equal to the bit. With ``--lora-modules`` the requests take turns between the model and its adapters.
+A few requests, greedy and sampled, are served in every way that must not matter: alone, among others, in
+chunks of any size, with any number of threads, cold, from the prefix cache, from disk, after preemption, and
+with drafts verified several at a time. Token ids and log probabilities must be bit-identical. With
+``--lora-modules`` the requests alternate between the model and its adapters.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from octavo.engine.frontend.llm import LLM
 from .arguments import format_names
 
 SEED = 7
-PROMPT_TOKENS = (60, 90, 30, 20)  # of the requests that are compared: their answers need another page
+PROMPT_TOKENS = (60, 90, 30, 20)  # tokens of the compared prompts, so that their answers need another page
 OUTPUT_TOKENS = 12
-FEW_WORDS = 32  # tokens of the answer that has three words only, so that it repeats itself
+FEW_WORDS = 32  # tokens of the answer limited to three words, which repeats itself
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256
@@ -47,12 +47,12 @@ FULL_FORMATS: tuple[dict[str, Any], ...] = (
     {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1},
 )
 
-Bits: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]  # tokens, and log probabilities to the last digit
+Bits: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]  # tokens, and log probabilities in full precision
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a request differs from what it is alone."""
+    """The first token that differs from the output of the request alone."""
 
     settings: str
     case: str
@@ -65,12 +65,12 @@ class Difference:
 
 @dataclass(slots=True)
 class Report:
-    """What was compared, and what differed.
+    """Numbers of comparisons and differences.
 
-    cases         comparisons of one request in one way of serving it
-    different     those that were not equal
-    not_reached   ways of serving that did not come about, such as a preemption, or that this model does not
-                  have, and are not counted
+    cases         comparisons of one request in one way of serving
+    different     comparisons with a difference
+    not_reached   ways of serving that did not occur, such as a preemption, or that this model does not
+                  have; not counted
     """
 
     cases: int = 0
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare, print a line for each setting, return what --json prints."""
+    """Compare, print a line for each setting, and return the JSON output."""
     report = Report()
     info: dict[str, Any] = {}
     for config in _configs(args):
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def exit_code(result: dict[str, Any]) -> int:
-    """1 if any request depends on how it is served."""
+    """Return 1 if any request depends on how it is served, else 0."""
     return 1 if result["different"] or not result["cases"] else 0
 
 
@@ -128,7 +128,7 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 
 
 def describe(config: EngineConfig) -> str:
-    """The settings that change the arithmetic, in words."""
+    """Describe the settings that change the arithmetic."""
     pages = f"{config.weights} weights, {config.page_formats} pages"
     if (residual := config.residual) is None:
         return pages
@@ -136,7 +136,7 @@ def describe(config: EngineConfig) -> str:
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
-    """Every way of serving with one setting, and what was served."""
+    """Serve the requests in every way with one setting; return the report and the output."""
     report, name = Report(), describe(config)
     base = replace(
         config,
@@ -188,14 +188,14 @@ def _ways(base: EngineConfig, threads: int) -> Iterator[tuple[str, EngineConfig]
 
 
 def _preempted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """In a pool that holds all prompts, and not all answers."""
+    """Serve in a pool that holds all prompts but not all answers, so that sequences are preempted."""
     begun = sum(-(-tokens // base.page_size) for tokens in PROMPT_TOKENS)
     with _served(replace(base, kv_memory=None, num_pages=begun, prefix_cache=False)) as served:
         return served.serve_all(0), served.num_preemptions > 0
 
 
 def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """By another engine, whose pool is empty, after one that has kept its pages."""
+    """Serve with an empty pool from the disk, to which another engine has written its pages."""
     with tempfile.TemporaryDirectory(prefix="octavo-invariance-") as folder:
         config = replace(base, cache_dir=Path(folder))
         with _served(config) as served:
@@ -206,20 +206,19 @@ def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
 
 
 def _drafted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """One after the other, so that guesses have the step to themselves, and pay."""
+    """Serve one request after the other, so that drafts get all rows of a step and pay."""
     with _served(replace(base, speculate="ngram")) as served:
         outputs = [served.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
         return outputs, served.num_drafts > 0
 
 
 def _any_cached(outputs: Sequence[RequestOutput]) -> bool:
-    """A prompt shorter than a page cannot be."""
+    """Whether any request that may hit has cached tokens; a prompt shorter than a page cannot."""
     return any(output.cached_tokens for output in outputs)
 
 
 class _Served:
-    """An engine, how often a sequence gave its pages up in it, and how many guesses were computed
-    (octavo.engine.api.stats.Observer)."""
+    """An engine with counts of preemptions and of computed drafts (octavo.engine.api.stats.Observer)."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.num_preemptions = 0
@@ -232,10 +231,10 @@ class _Served:
         self.num_drafts += sum(draft.num_drafts for draft in record.drafts)
 
     def rejected(self, reason: str) -> None:
-        """Nothing is refused here that would not raise."""
+        """Do nothing: a refusal would raise here."""
 
     def serve(self, subjects: Sequence[int], mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
-        """Outputs of those requests, with the mates computed at once, half of them before."""
+        """Return outputs of these requests, served together with ``mates``, half of which come first."""
         size = self.llm.info.vocab_size
         half = len(mates) // 2
         own = [(prompt(index, size), params(index, size), self._adapter(index)) for index in subjects]
@@ -253,7 +252,7 @@ class _Served:
         return self._adapters[index % len(self._adapters)]
 
     def leave_prefixes(self) -> None:
-        """Serve what whole pages hold of the prompts: recurrent states are kept where sequences end."""
+        """Serve the whole pages of the prompts, because recurrent states are kept at ends of sequences."""
         page, size = self.llm.info.page_size, self.llm.info.vocab_size
         prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
         begun = {
@@ -278,7 +277,7 @@ def _served(config: EngineConfig) -> Iterator[_Served]:
 
 
 def prompt(index: int, vocab_size: int) -> list[int]:
-    """Token ids of a request that is compared."""
+    """Return the token ids of a compared request."""
     ids: list[int] = (
         np.random.default_rng(SEED + index).integers(0, vocab_size, PROMPT_TOKENS[index]).tolist()
     )
@@ -286,13 +285,13 @@ def prompt(index: int, vocab_size: int) -> list[int]:
 
 
 def mates(count: int, vocab_size: int) -> list[list[int]]:
-    """Prompts of other requests, of many lengths."""
+    """Return prompts of other requests, of many lengths."""
     rng = np.random.default_rng(SEED - 1)
     return [rng.integers(0, vocab_size, int(rng.integers(1, 80))).tolist() for _ in range(count)]
 
 
 def params(index: int, vocab_size: int) -> SamplingParams:
-    """One is greedy, one drawn, one drawn after penalties, one drawn of three tokens."""
+    """Return parameters: greedy, sampled, sampled with penalties, or sampled from three tokens."""
     common: dict[str, Any] = {"ignore_eos": True, "logprobs": 5}
     few: dict[str, Any] = {
         "logit_bias": {token % vocab_size: 100.0 for token in (40, 41, 42)},
@@ -315,7 +314,7 @@ def _bits(output: RequestOutput) -> Bits:
 
 
 def first_difference(one: Bits, other: Bits) -> int | None:
-    """The index of the first token that differs, or whose log probabilities do; None if nothing does."""
+    """Return the index of the first token that differs, in id or log probability; None if all are equal."""
     pairs = zip(*map(list, (zip(*one, strict=True), zip(*other, strict=True))), strict=False)
     for index, (a, b) in enumerate(pairs):
         if a != b:

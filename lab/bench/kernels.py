@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the tables, return what --json prints."""
+    """Measure, print the tables, and return the JSON output."""
     if args.quick and args.threads not in (None, 1):
         raise InvalidConfig(
             f"--quick counts the processor time of one thread, not of {args.threads}; leave --threads out"
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rates(timing: AttentionTiming | LinearTiming, roofline: Roofline | None) -> dict[str, float | None]:
-    """``fraction``: of the nearer limit, reading bytes or multiplying; None where they are not known."""
+    """Return rates; ``fraction`` is relative to the nearer limit, reading or multiplying (None: unknown)."""
     gb_s, gflop_s = timing.num_bytes / timing.seconds / 1e9, timing.flops / timing.seconds / 1e9
     fraction = None
     if roofline is not None:

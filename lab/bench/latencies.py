@@ -1,4 +1,4 @@
-"""What clients saw of requests: percentiles, goodput under limits, tables and pictures."""
+"""Latencies of requests as clients see them: percentiles, goodput under limits, tables and pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from octavo.engine.client.token_times import TokenTimes
 from ..plots.figure import picture
 
 PERCENTILES = (50, 95, 99)
-LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, later ones on average and at worst, all of it
+LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, mean and longest gap of later ones, whole request
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request as the client saw it; ``e2e_s`` until its stream had ended."""
+    """One request as the client saw it; ``e2e_s``: until its stream ended."""
 
     times: TokenTimes
     e2e_s: float = 0.0
@@ -29,8 +29,8 @@ class Trace:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token after the first message; 0 for a single token. Of several that came with
-        one message all the time: they may have taken it."""
+        """Seconds per output token after the first message; 0 for a single token. If all tokens came with one
+        message, they count for its whole time."""
         times = self.times
         if times.num_later:
             return sum(times.gaps_s) / times.num_later
@@ -39,12 +39,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits, in milliseconds, that a good request keeps: by name, some of LIMITS."""
+    """Limits in milliseconds, by name in LIMITS, that a good request meets."""
 
     limits: Mapping[str, float]
 
     def kept_by(self, trace: Trace) -> bool:
-        """Whether a request that succeeded is within every limit."""
+        """Whether a successful request is within every limit."""
         seconds = {
             "ttft": trace.times.ttft_s,
             "tpot": trace.tpot_s,
@@ -58,7 +58,7 @@ class Slo:
 
 
 def slo_limits(text: str) -> dict[str, float]:
-    """Of "ttft:200" or "ttft:200,itl:50", for argparse."""
+    """Return the limits in a text such as "ttft:200,itl:50", for argparse."""
     return dict(map(_slo_limit, text.split(",")))
 
 
@@ -76,7 +76,7 @@ def _slo_limit(text: str) -> tuple[str, float]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p95 and p99; zeros when there are no values."""
+    """Return p50, p95 and p99; zeros for no values."""
     points = np.percentile(values, PERCENTILES).tolist() if values else [0.0] * len(PERCENTILES)
     return {f"p{percent}": point for percent, point in zip(PERCENTILES, points, strict=True)}
 
@@ -84,7 +84,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def summarize(
     good: Sequence[Trace], wall_s: float, *, num_requests: int, prompt_tokens: int, slo: Slo | None = None
 ) -> dict[str, Any]:
-    """The benchmark's JSON; with ``slo`` also the requests that kept it (goodput)."""
+    """Return the JSON output; with ``slo`` also the goodput."""
     generated = sum(trace.times.num_tokens for trace in good)
     result = {
         "bench": "serve",
@@ -126,7 +126,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def draw_latencies(good: Sequence[Trace], path: Path) -> None:
-    """Cumulative distributions of the three latencies."""
+    """Draw cumulative distributions of the three latencies."""
     series = {
         "time to first token": [trace.times.ttft_s for trace in good],
         "between tokens": [gap for trace in good for gap in trace.times.gaps_s],

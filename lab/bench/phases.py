@@ -1,4 +1,4 @@
-"""Where the time of decode steps goes: into kernels, or into the parts of a step around them."""
+"""Time of decode steps, divided into kernels and the other parts of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from octavo.kernels.backends import kernel_clock
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Milliseconds of one step, on average. ``kernels`` is None where they are not counted; ``run`` is the
-    runner's time beside them: graphs, sampling and what the host does with results."""
+    """Mean milliseconds of a step by part. ``kernels`` is None if they are not counted. ``run`` is the
+    runner's other time: graphs, sampling and processing results."""
 
     kernels: float | None
     plan: float
@@ -25,7 +25,7 @@ class StepParts:
 
     @property
     def overhead(self) -> float | None:
-        """Everything but kernels."""
+        """Milliseconds outside of kernels."""
         if self.kernels is None:
             return None
         return self.plan + self.batch + self.run + self.accept + self.commit + self.report

@@ -1,10 +1,12 @@
-"""``octavo bench prefix``: what the prefix cache does for a real model.
+"""``octavo bench prefix``: effects of the prefix cache on a real model.
 
-Experiments on the engine itself, one request at a time: time to first token of a prompt whose
-beginning is new (cold) and of one whose beginning is cached (warm), by length; hit ratio and time to
-first token of conversations, by pool size and without the cache; the same with a salt for each
-conversation, so that they share nothing; and what the cache costs where nothing is ever found. Of models with
-recurrent layers also what conversations find by the room for snapshots, and by which are taken.
+Experiments on the engine itself, one request at a time:
+
+- time to first token of a prompt with a new prefix (cold) and with a cached one (warm), by length
+- hit ratio and time to first token of conversations, by pool size and without the cache
+- conversations with a salt each, which share nothing
+- the cost of the cache if nothing is ever found
+- for recurrent layers, hits of conversations by the number and choice of snapshots
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from .prefix_runs import (
 )
 from .prefix_states import by_snapshots, trials
 
-COST_TOKENS, COST_ROUNDS = 64, 10  # short, so that there are many pairs; rounds for each of --runs
+COST_TOKENS, COST_ROUNDS = 64, 10  # tokens, few so that there are many pairs; rounds for each of --runs
 EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 
 
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print tables, return what --json prints."""
+    """Measure, print tables, and return the JSON output."""
     require_matplotlib(args.plot)
     config = _config(given_settings(args), args.prefix_tokens, Chats())
     runner = load_runner(config)
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
-    """The experiments that fit the model; InvalidConfig if one was named that does not."""
+    """Return the experiments that fit the model; InvalidConfig if a named one does not."""
     if info.states is not None:
         turns = "its three engines take steps in turn, and a slot of recurrent state stands where one left it"
         unfit = {"cost": turns}
@@ -85,13 +87,13 @@ def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
 
 
 def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) -> EngineConfig:
-    """What was given, and a pool in which every experiment fits, unless its size was given, too."""
+    """Return the given settings, with a pool that fits every experiment unless its size was given."""
     config = EngineConfig(**settings)
     if not config.prefix_cache or config.cache_dir is not None:
         raise InvalidConfig("bench prefix measures with and without the cache in memory; drop that flag")
     if config.num_pages is not None or config.kv_memory is not None:
         return config
-    # Two prompts: where a state is missing, the second computes pages that are cached, beside them.
+    # Two prompts: if a state is missing, the second recomputes cached pages into additional pages.
     pages = 2 * (-(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1)
     return replace(config, num_pages=max(pages, chats.pages(config.page_size) + 1))
 

@@ -1,4 +1,4 @@
-"""What the prefix cache costs where nothing is ever found, with what the measurement can tell apart."""
+"""The cost of the prefix cache if nothing is ever found, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from octavo.engine.core.engine_core import EngineCore
 from .drive import request_of
 from .prefix_runs import ANSWER_TOKENS, SEED, Bench, answer_of
 
-CHANCE = 0.05  # that the truth lies below, and above, an interval
+CHANCE = 0.05  # chance that the true value lies below the interval, and above it
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """By how much more time something took, as a share: the median of pairs, and where the median of
-    endlessly many would lie with a chance of nine in ten."""
+    """Relative increase of a time: the median over pairs, with a 90 % confidence interval of the median."""
 
     median: float
     low: float
@@ -29,11 +28,11 @@ class Share:
 
 
 def share(times: Sequence[float], base: Sequence[float]) -> Share:
-    """Of times over those measured beside them. The interval is that of the sign test: order statistics,
-    whatever the distribution; all of the range where there are too few pairs for less."""
+    """Return the increase of ``times`` over ``base``, measured in pairs. The interval is that of the sign
+    test: order statistics, valid for any distribution; the whole range if there are too few pairs."""
     ratios = sorted(time / other - 1 for time, other in zip(times, base, strict=True))
     count, below, rank = len(ratios), 0.5 ** len(ratios), 0
-    term = below  # P(exactly ``rank`` of the ratios lie below the true median); ``below``: at most so many
+    term = below  # P(exactly ``rank`` ratios lie below the true median); ``below``: at most ``rank``
     while below < CHANCE and rank < count // 2:
         rank += 1
         term *= (count - rank + 1) / rank
@@ -43,14 +42,12 @@ def share(times: Sequence[float], base: Sequence[float]) -> Share:
 
 
 def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """By how much more time prompts that share nothing take with the cache on than with it off, and as
-    a control, with it off than with it off.
+    """Return the relative time of prompts that share nothing, with the cache on compared with off.
 
-    Three engines take their steps in turn, in an order drawn anew each time, so that whatever slows the
-    machine for more than a step slows all of them; a round, one request each, gives one pair. The cache
-    has been through its whole pool before: each page it takes is evicted first, and was written longest ago.
-
-    They share the pool's memory, so what they answer is nonsense; how long it takes is not.
+    As a control, off is also compared with off. Three engines step in a random order, so that a slowdown of
+    the machine for more than a step affects all of them; a round of one request each gives one pair. The
+    cache has gone through its whole pool before, so each page that it takes is evicted first. The engines
+    share the pool's memory, so their answers are meaningless; their times are not.
     """
     cores = {"off": bench.core(prefix_cache=False), "control": bench.core(prefix_cache=False)}
     cores["on"] = bench.core(used=True)
@@ -58,7 +55,7 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
     times: dict[str, list[float]] = {name: [] for name in cores}
     for number in range(rounds + 1):
         taken = _round(bench, cores, prompt_tokens, rng)
-        if number:  # the first one warms up
+        if number:  # the first round warms up
             for name, seconds in taken.items():
                 times[name].append(seconds)
     cost, control = (share(times[name], times["off"]) for name in ("on", "control"))
@@ -76,7 +73,7 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
 def _round(
     bench: Bench, cores: dict[str, EngineCore], prompt_tokens: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Serve a request on each core, step by step in turn; seconds that each took."""
+    """Serve a request on each core, step by step in random order; return the seconds of each."""
     taken = dict.fromkeys(cores, 0.0)
     for core in cores.values():
         core.add(request_of(core, bench.tokens(prompt_tokens), answer_of(ANSWER_TOKENS)))

@@ -22,18 +22,18 @@ from octavo.scheduler import Limits, Scheduler
 from .drive import request_of, step_of
 
 SEED = 1
-SUFFIX_TOKENS = 32  # of a prompt, behind what it shares
+SUFFIX_TOKENS = 32  # tokens of a prompt after the shared prefix
 ANSWER_TOKENS = 8
 
 
 def answer_of(max_tokens: int) -> SamplingParams:
-    """A greedy answer of so many tokens."""
+    """Return parameters of a greedy answer of ``max_tokens``."""
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """Conversations that take turns: each turn repeats all that was said, and adds to it."""
+    """Conversations in rotation: each turn repeats the conversation and adds to it."""
 
     conversations: int = 6
     turns: int = 4
@@ -45,13 +45,13 @@ class Chats:
         return self.system_tokens + self.turns * (self.turn_tokens + ANSWER_TOKENS)
 
     def pages(self, page_size: int) -> int:
-        """Of everything that is said, the system prompt in each conversation."""
+        """Return the pages of all conversations, each with its own system prompt."""
         return self.conversations * -(-self.longest // page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request that was served alone."""
+    """A request that was served alone."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -61,8 +61,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of all requests of a workload: share of their prompt tokens that was found, median time to
-    first token of those that could find something (not a conversation's first turn)."""
+    """Results of all requests of a workload. Share of prompt tokens found, and median time to first token of
+    turns that could find any (not a conversation's first)."""
 
     num_pages: int
     hit_ratio: float
@@ -73,8 +73,7 @@ class Outcome:
 
 
 class Bench:
-    """A runner, and cores of any pool size around it: a core's block manager hands out the first
-    pages of the pool only."""
+    """A runner, and cores with any pool size around it, which use the first pages of the runner's pool."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.info = runner.info
@@ -91,8 +90,8 @@ class Bench:
         used: bool = False,
         states: RecurrentState | None = None,
     ) -> EngineCore:
-        """``used``: every page was published and let go before, with tokens that nobody asks for;
-        ``states``: slots in the place of the runner's, and no more than those."""
+        """Return a new core. ``used``: all pages were published before and released, with tokens that are not
+        requested again. ``states``: replaces the runner's slots, at most as many."""
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,
@@ -131,9 +130,9 @@ class Bench:
 
 
 def warm_against_cold(bench: Bench, num_tokens: int, runs: int) -> dict[str, Any]:
-    """Time to first token of a prompt whose first ``num_tokens`` nobody has sent before, and of one
-    that differs from it only behind these: medians of ``runs``. With recurrent layers the third one: a
-    state stands where prompts part once a second one has come there."""
+    """Return times to first token with a new and with a cached prefix of ``num_tokens``, as medians of
+    ``runs``. With recurrent layers the third prompt counts as warm, because the second one creates the state
+    at the branch point."""
     cold, warm = [], []
     for _ in range(runs):
         core, shared = bench.core(), bench.tokens(num_tokens)
@@ -161,7 +160,7 @@ def converse(
     states: RecurrentState | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Serve the conversations' turns in rotation, one at a time; with ``salts`` each has its own."""
+    """Serve the conversations' turns in rotation, one at a time; with ``salts`` each has its own salt."""
     core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
     rng = np.random.default_rng(SEED)  # the same words each time
 
@@ -187,7 +186,7 @@ def converse(
 
 
 def pool_sizes(pages: int, smallest: int) -> Iterator[int]:
-    """From a quarter of what is needed to all of it; each holds the longest conversation."""
+    """Yield pool sizes from a quarter to all of ``pages``; each holds the longest conversation."""
     for eighths in (2, 3, 4, 6, 8):
         if (size := pages * eighths // 8 + 1) > smallest:
             yield size

@@ -1,5 +1,4 @@
-"""``octavo bench prefix`` for recurrent layers: what conversations find, by how many snapshots there is room
-for and by which are taken."""
+"""``octavo bench prefix`` for recurrent layers: hits by the number of snapshots and by their choice."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from .prefix_runs import Bench, Chats, converse
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``snapshots``: a name of ``POLICIES``; ``num_snapshots``: room for them, beside the slot that runs."""
+    """A snapshot policy (a name in ``POLICIES``) with ``num_snapshots`` slots besides the running one."""
 
     snapshots: str
     num_snapshots: int
@@ -23,13 +22,12 @@ class Trial:
 
     @property
     def num_bytes(self) -> int:
-        """Of the snapshots alone."""
+        """Bytes of the snapshots."""
         return self.num_snapshots * self.states.slot_bytes
 
 
 def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
-    """Every policy with room for a quarter of a snapshot per conversation, and up to three, as far as the
-    runner has slots beside one that runs."""
+    """Yield every policy with a quarter to three snapshots per conversation, as far as slots suffice."""
     most = states.num_slots - 1
     wanted = {max(1, chats.conversations * quarters // 4) for quarters in (1, 2, 4, 8, 12)}
     for name, policy in POLICIES.items():
@@ -49,7 +47,7 @@ def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
 def by_snapshots(
     bench: Bench, chats: Chats, num_pages: int, chosen: list[Trial], done: Callable[[], object]
 ) -> list[dict[str, Any]]:
-    """One row of each trial, as --json prints it; every one has all the pages it can use."""
+    """Return one JSON row for each trial; every trial has all the pages that it can use."""
     return [
         {
             "snapshots": trial.snapshots,

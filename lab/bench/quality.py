@@ -1,8 +1,8 @@
-"""``octavo bench quality``: what each page format costs in predictions, and saves in memory.
+"""``octavo bench quality``: effects of each page format on predictions and memory.
 
-The same documents go through one engine per format. Against bf16 pages: perplexity, agreement of
-the likeliest token, divergence of the predictions; for the demo model also which questions about
-a ledger are still answered to the letter, by context length. Then bytes per token and decode speed.
+The same documents are computed by one engine per format. Results relative to bf16 pages: perplexity,
+agreement of the likeliest token, and divergence of predictions. For the demo model also the questions about a
+ledger that are still answered exactly, by context length. Then bytes per token and decode speed.
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ from .quality_measures import (
 from .quality_report import plot, render
 
 DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
-SEQUENCES = 8  # computed at once
-SPARE_TOKENS = 512  # per sequence of the pool: what decoding adds, and the last page
+SEQUENCES = 8  # sequences computed at once
+SPARE_TOKENS = 512  # tokens per sequence of the pool for decoding and the last page
 ROW_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What is measured: page formats, and how many of a sequence's last pages are read in 16 bits (None:
-    what the other options say)."""
+    """Measured page formats, and the number of a sequence's last pages read in 16 bits (None: default)."""
 
     pair: FormatPair
     residual_pages: int | None = None
 
     def __str__(self) -> str:
-        """Its name: fp4, or fp4+2 where the number was given."""
+        """Return the name: fp4, or fp4+2 if the number was given."""
         return str(self.pair) if self.residual_pages is None else f"{self.pair}+{self.residual_pages}"
 
 
@@ -62,7 +61,7 @@ BASELINE = Pages(format_pair("bf16"))
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One format's predictions of every document, and what its pages take.
+    """One format's predictions of every document, and its memory.
 
     bytes_per_token     in pages of the formats
     residual_pages      last pages of a sequence that are read in 16 bits
@@ -90,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def format_pairs(text: str) -> list[Pages]:
-    """Formats such as "fp4,int8/fp4,fp4+0", for argparse."""
+    """Return formats from a text such as "fp4,int8/fp4,fp4+0", for argparse."""
     pairs = []
     for part in text.split(","):
         formats, plus, number = part.strip().partition("+")
@@ -108,7 +107,7 @@ def format_pairs(text: str) -> list[Pages]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure bf16 pages and then every format, print a table, return what ``--json`` prints."""
+    """Measure bf16 pages and then every format, print a table, and return the JSON output."""
     _check(args)
     pairs = [BASELINE, *(pair for pair in args.formats if pair != BASELINE)]
     documents: list[Document] = []
@@ -163,7 +162,7 @@ def _asks(args: argparse.Namespace) -> bool:
 
 
 def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) -> Measured:
-    """One engine with such pages, over all documents; the first engine makes them."""
+    """Measure one engine with these pages on all documents; the first engine makes the documents."""
     settings, pair = {"max_running": SEQUENCES, **given_settings(args)}, pages.pair
     if pages.residual_pages is not None:
         settings["residual_pages"] = pages.residual_pages
@@ -197,7 +196,7 @@ def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
 def _row(
     pages: Pages, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
 ) -> dict[str, Any]:
-    """What --json says about one format; differences are to the baseline's predictions."""
+    """Return one format's JSON; differences are relative to the baseline's predictions."""
     pair = pages.pair
     pairs = list(zip(base.predictions, measured.predictions, strict=True))
     weights = [len(mine.logprobs) for mine, _ in pairs]
@@ -230,8 +229,8 @@ def _perplexity(measured: Measured) -> float:
 def _recall(
     measured: Measured, base: Measured, documents: list[Document]
 ) -> dict[str, dict[str, float | None]]:
-    """By context length: the share of questions answered exactly, which the format lost or gained, and
-    the difference that makes with its standard error."""
+    """Return, by context length, the share of questions answered exactly, lost and gained. Includes the
+    difference to the baseline with its standard error."""
     rows: dict[str, dict[str, float | None]] = {}
     for length in sorted({document.length for document in documents}):
         asked = [index for index, document in enumerate(documents) if document.length == length]

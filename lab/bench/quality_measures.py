@@ -1,9 +1,9 @@
-"""What a page format does to a model's predictions, measured through the paged engine itself.
+"""Effects of a page format on a model's predictions, measured through the paged engine.
 
-A document is one prompt whose tokens' log probabilities the engine returns: every row of K and V
-is quantized, written to pages and read back by attention, as in serving. The model is *teacher
-forced*: each token is predicted after the true ones before it. An answer whose tokens are all
-the likeliest ones, its end included, is the answer that greedy decoding gives.
+A document is one prompt for whose tokens the engine returns log probabilities. So every row of K and V is
+quantized, written to pages and read by attention, as in serving. The model is *teacher forced*: each token is
+predicted after the correct previous ones. If all tokens of an answer and its end are the likeliest, greedy
+decoding gives this answer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .ledgers.words import ANSWER_WEIGHT
 
 DECODE_SEQUENCES, DECODE_TOKENS = 8, 48
 DOCUMENTS_AT_ONCE = 8
-BLOCK_TOKENS = 256  # of one document, taken as one observation
-MIN_TOKENS = 16  # of a document: below, there is nothing to compare
+BLOCK_TOKENS = 256  # tokens of a document that count as one observation
+MIN_TOKENS = 16  # tokens: a shorter document cannot be compared
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids, and where answers [start, end) stand in them; ``length`` is the suite it belongs to."""
+    """Token ids, and the places [start, end) of answers; ``length``: the suite of the document."""
 
     length: int
     token_ids: list[int]
@@ -42,9 +42,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Of one document of T tokens, for tokens 1..T-1, after the true ones before them.
+    """Predictions of tokens 1..T-1 of a document, each after the correct previous tokens.
 
-    logprobs  [T - 1]     of the true token
+    logprobs  [T - 1]     of the correct token
     top_ids   [T - 1, n]  the likeliest tokens, likeliest first
     top       [T - 1, n]  their log probabilities
     """
@@ -54,13 +54,13 @@ class Predictions:
     top: NDArray[np.float64]
 
     def right_answers(self, document: Document) -> list[bool]:
-        """For each answer whether greedy decoding gives it to the letter."""
+        """Return for each answer whether greedy decoding gives exactly it."""
         hits = self.top_ids[:, 0] == np.array(document.token_ids[1:])
         return [bool(hits[start - 1 : end - 1].all()) for start, end in document.answers]
 
 
 def ledger_documents(tokenizer: Tokenizer, lengths: Sequence[int], count: int, seed: int) -> list[Document]:
-    """``count`` held-out ledgers of each length, with all their questions and answers."""
+    """Return ``count`` held-out ledgers of each length, with all questions and answers."""
     documents = []
     for length in lengths:
         for ledger in held_out(length, count, seed=seed):
@@ -76,7 +76,7 @@ def ledger_documents(tokenizer: Tokenizer, lengths: Sequence[int], count: int, s
 
 
 def text_documents(tokenizer: Tokenizer, path: Path, lengths: Sequence[int], count: int) -> list[Document]:
-    """Up to ``count`` pieces of the file for each length, taken one after the other."""
+    """Return up to ``count`` pieces of the file for each length, one after the other."""
     try:
         token_ids = tokenizer.encode(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ def text_documents(tokenizer: Tokenizer, path: Path, lengths: Sequence[int], cou
 
 
 def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
-    """Every document through the engine, a few at a time. Raises RequestFailed."""
+    """Return the engine's predictions for documents, computed a few at a time. Raises RequestFailed."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
     predictions = []
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
@@ -102,10 +102,8 @@ def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
 
 
 def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
-    """Tokens per second of a few sequences that decode together, at the longest documents' length.
-
-    From the very first token to the end: all that are counted were generated in that time.
-    """
+    """Return tokens per second of a few sequences decoding together at the longest documents' length. Timed
+    from the first token to the end; only tokens generated in that time count."""
     longest = max(document.length for document in documents)
     prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
     params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
@@ -116,8 +114,8 @@ def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
 
 
 def divergence(base: Predictions, other: Predictions) -> float:
-    """Mean Kullback-Leibler divergence in nats of ``other`` from ``base``, over the tokens that are among
-    the likeliest of both and all the rest as one: a lower bound of that over the vocabulary."""
+    """Return the mean Kullback-Leibler divergence in nats of ``other`` from ``base``: a lower bound. It
+    counts the tokens that are among the likeliest of both, and all others as one token."""
     total = 0.0
     for ids, logprobs, other_ids, other_logprobs in zip(
         base.top_ids, base.top, other.top_ids, other.top, strict=True
@@ -131,16 +129,16 @@ def divergence(base: Predictions, other: Predictions) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityRatio:
-    """The perplexity of a format over the baseline's, and its standard error; None of a single block."""
+    """The perplexity of a format divided by the baseline's, and its standard error; None for one block."""
 
     ratio: float
     standard_error: float | None
 
 
 def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) -> PerplexityRatio:
-    """Compare the same tokens. Neighbouring tokens are not independent, so the error is that of a mean
-    over blocks
-    of ``BLOCK_TOKENS`` tokens, by the delta method on the logarithm of the ratio."""
+    """Return the perplexity ratio for the same tokens. Neighbouring tokens are not independent, so the error
+    is that of a mean over blocks of ``BLOCK_TOKENS`` tokens, by the delta method on the logarithm of the
+    ratio."""
     changes = [
         block
         for mine, theirs in zip(base, other, strict=True)
@@ -159,18 +157,16 @@ def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two shares of right answers to the same questions."""
+    """Difference of two shares of correct answers to the same questions."""
 
     mean: float
     standard_error: float | None
 
 
 def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
-    """What (before, after), whether each question of each document was answered, differ by.
-
-    The answers of one document are not independent, so the error is that of a mean over documents of
-    unequal size (a ratio estimator); one document has none.
-    """
+    """Return the difference of (before, after): whether each question of each document was answered. The
+    answers of one document are not independent, so the error is that of a mean over documents of unequal size
+    (a ratio estimator); a single document has none."""
     changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
     sizes = np.array([len(after) for _, after in documents])
     mean, count = changes.sum() / sizes.sum(), len(sizes)
@@ -181,7 +177,7 @@ def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bo
 
 
 def row_errors(name: str, head_dim: int) -> dict[str, float]:
-    """Relative RMS error of rows as stored: Gaussian ones, and with 4 channels 8 or 30 times as large."""
+    """Return relative RMS errors of stored rows: Gaussian, and with 4 channels 8 or 30 times as large."""
     rng, fmt = np.random.default_rng(0), page_format(name)
     rows = rng.standard_normal((2000, head_dim)).astype(np.float32)
     channels = rng.choice(head_dim, min(4, head_dim), replace=False)

@@ -10,7 +10,7 @@ from ..plots.figure import picture
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """What was measured as a table for people."""
+    """Return the results as a table."""
     rows = result["formats"]
     lengths = list(next(iter(rows.values())).get("recall", {}))
     head = f"{'format':<14}{'bytes':>7}{'perplexity':>17}{'top-1':>9}{'KL':>10}{'K, 30x':>8}{'decode/s':>10}"
@@ -50,7 +50,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Divergence against bytes per token and, where measured, recall against context length."""
+    """Draw divergence against bytes per token and, if measured, recall against context length."""
     rows = result["formats"]
     recall = "recall" in _baseline(result)
     with picture(path, columns=2 if recall else 1) as (left, *right):

@@ -1,8 +1,8 @@
-"""``octavo bench schedule``: orders of admission compared on a simulated clock.
+"""``octavo bench schedule``: admission orders, compared on a simulated clock.
 
-The scheduler and the block manager are the real ones; a step takes what a linear cost model says, so hours
-of traffic take seconds and nothing depends on this machine. The default costs were measured on two cores of a
-CPU with a model of 0.6 billion parameters and 4-bit weights: they are one machine's.
+The scheduler and the block manager are the real ones. A linear cost model gives the time of a step, so hours
+of traffic take seconds and results do not depend on this machine. The default costs were measured on two CPU
+cores with a model of 0.6 billion parameters and 4-bit weights, so they are one machine's.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ ORDERS = {
     "dlpm": EngineConfig(schedule_policy="dlpm"),
 }
 PAGE_SIZE = 32
-TRACE_PAGE = 512  # tokens that one id of a trace stands for
+TRACE_PAGE = 512  # tokens for each id of a trace
 VOCABULARY = 150_000
 
 
 def light(rng: random.Random) -> list[Arrival]:
-    """One tenant alone: a prompt of 600 tokens about every ten seconds."""
+    """Return requests of one tenant: a prompt of 600 tokens about every ten seconds."""
     return [
         Arrival(10.0 * n + rng.random(), "light", _prompt(rng, 600), 32) for n in range(20)
     ]  # fmt: skip
 
 
 def flood(rng: random.Random) -> list[Arrival]:
-    """The same beside another tenant's 64 prompts of 2,000 tokens, all at the start."""
+    """Return ``light``, and another tenant's 64 prompts of 2,000 tokens at the start."""
     burst = [Arrival(0.0, "heavy", _prompt(rng, 2000), 64) for _ in range(64)]
     return burst + light(rng)
 
 
 def crowd(rng: random.Random) -> list[Arrival]:
-    """64 requests behind one beginning of 2,000 tokens, after it has been cached: little to compute before
-    they decode, and much to attend to."""
+    """Return 64 requests with one cached prefix of 2,000 tokens. They compute little before they decode, and
+    attend to many positions."""
     head = _prompt(rng, 2000)
     requests = [Arrival(10.0, "crowd", head + _prompt(rng, 32), 256) for _ in range(64)]
     return [Arrival(0.0, "first", head, 1), *requests]
 
 
 def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
-    """Prompts of 2,000 tokens at random, at the default rate more than can be served."""
+    """Return prompts of 2,000 tokens at random times, by default more than can be served."""
     arrivals, at_s = [], 0.0
     for _ in range(100):
         at_s += rng.expovariate(rate)
@@ -67,13 +67,13 @@ def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
 
 
 def growth(rng: random.Random) -> list[Arrival]:
-    """64 requests that come together and write twice as much as they bring: half as much again as the pool
-    holds, in the end."""
+    """Return 64 simultaneous requests whose outputs are twice as long as their prompts. In the end they would
+    need 1.5 times the pool."""
     return [Arrival(0.0, "all", _prompt(rng, 1000), 2000) for _ in range(64)]
 
 
 def shared(rng: random.Random) -> list[Arrival]:
-    """Four tenants with eight long beginnings each, more than the pool holds, in bursts."""
+    """Return bursts of four tenants with eight long prefixes each, more than the pool holds."""
     heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
     arrivals = []
     for n in range(400):
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Simulate, print the table, return what --json prints."""
+    """Simulate, print the table, and return the JSON output."""
     require_matplotlib(args.plot)
     model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
     limits = Limits(
@@ -171,12 +171,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _target(text: str) -> float | Literal["auto"]:
-    """Milliseconds, in seconds."""
+    """Return seconds for a text in milliseconds."""
     return "auto" if text == "auto" else above_zero(text) / 1e3
 
 
 def _rates(text: str) -> list[float]:
-    """Requests per second, separated by commas."""
+    """Return requests per second from a text separated by commas."""
     return [above_zero(part) for part in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Traffic served by the real scheduler and block manager on a clock of its own: no model, a cost per step."""
+"""Traffic served by the real scheduler and block manager on a simulated clock, without a model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.waiting import WaitingQueue
 
 FIXED = (64, 128, 256, 512)  # tokens of a step, compared with latency targets
-PAGE_BYTES = 64  # as if: what counts is how many pages there are
+PAGE_BYTES = 64  # nominal; only the number of pages matters
 
 
 class SimulatedPages:
-    """A ``PageAccess`` whose copies take ``page_s`` seconds for each page of the simulation's time.
+    """A ``PageAccess`` whose copies take ``page_s`` seconds of simulated time per page.
 
-    copied_s   seconds of all copies so far: the tier's clock, which tells it how fast copies are
+    copied_s   seconds of all copies so far; the tier's clock, by which it learns their speed
     """
 
     def __init__(self, page_s: float) -> None:
@@ -46,9 +46,9 @@ class SimulatedPages:
 
 
 class SimulatedSwap:
-    """What ``--swap-memory`` does to a simulated schedule.
+    """The effect of ``--swap-memory`` on a simulated schedule.
 
-    tier   a connector for the scheduler, with room for ``num_pages``
+    tier   a connector for the scheduler, with memory for ``num_pages``
     """
 
     def __init__(self, blocks: BlockManager, num_pages: int, page_s: float) -> None:
@@ -68,7 +68,7 @@ class SimulatedSwap:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of a trace.
+    """A request of a trace.
 
     at_s   seconds after the start; prompts are token ids
     """
@@ -82,7 +82,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Milliseconds of a step, of each decoding row and prompt token in it, of 1,000 positions attended to."""
+    """Milliseconds of a step, of each decoding row, of each prompt token, and of 1,000 attended positions."""
 
     step_ms: float
     row_ms: float
@@ -102,13 +102,13 @@ class StepModel:
 
 @dataclass(slots=True)
 class Served:
-    """One request's times, in seconds of the simulation."""
+    """One request's times, in simulated seconds."""
 
     arrival: Arrival
     sequence: Sequence
     first_at: float | None = None
     last_at: float = 0.0
-    gaps: list[float] = field(default_factory=list)  # between two tokens
+    gaps: list[float] = field(default_factory=list)  # seconds between tokens
 
     @property
     def ttft(self) -> float:
@@ -118,12 +118,12 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """After a step.
+    """State after a step.
 
-    at_s            seconds of the simulation
-    gap             largest difference of service between two tenants since both have something waiting
-    longest_wait_s  of those without a first token
-    preemptions     so far
+    at_s            simulated seconds
+    gap             largest difference of service between two tenants since both have waiting requests
+    longest_wait_s  longest wait of requests without a first token
+    preemptions     preemptions so far
     """
 
     at_s: float
@@ -134,8 +134,8 @@ class Moment:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a simulation found; ``gap`` is the largest difference of service between two tenants who both
-    had something waiting, as growth over any interval, in prompt tokens (an output token counts as two)."""
+    """Result of a simulation. ``gap`` is the largest growth, over any interval, of the difference of service
+    between two tenants that both have waiting requests, in prompt tokens (an output token counts as two)."""
 
     served: list[Served]
     seconds: float
@@ -144,17 +144,17 @@ class Outcome:
     prompt_tokens: int
     gap: float
     computed_tokens: int
-    pages_out: int = 0  # copied to memory beside the pool, and back
+    pages_out: int = 0  # pages copied to swap memory and back
     pages_in: int = 0
-    course: list[Moment] = field(default_factory=list)  # step by step
+    course: list[Moment] = field(default_factory=list)  # state after each step
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
-        """Of the requests, how many had their first token in time, and no longer gap than that."""
+        """Return the share of requests with the first token and all gaps within these limits."""
         good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
         return good / len(self.served)
 
     def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
-        """Figures for programs; goodput is the rate of requests within both targets."""
+        """Return figures as JSON; goodput is the rate of requests within both targets."""
         tokens = (
             sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
         )
@@ -178,7 +178,7 @@ class Outcome:
         }
 
     def lines(self) -> dict[str, list[float]]:
-        """What ``plots.schedule`` draws: times to first token, and the course."""
+        """Return the data for ``plots.schedule``: times to first token, and the course."""
         return {
             "ttft_s": [each.ttft for each in self.served],
             "at_s": [moment.at_s for moment in self.course],
@@ -190,7 +190,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Gap:
-    """The range of the difference of two tenants' service while both wait."""
+    """Range of the difference of two tenants' service while both wait."""
 
     service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
@@ -221,8 +221,8 @@ def simulate(
     target_ttft_s: float | None = None,
     swap: SimulatedSwap | None = None,
 ) -> Outcome:
-    """Serve all of it; arrivals are in the order of time. ``target_ttft_s``: within which everybody wants its
-    first token. ``swap``: where pages of those that give way are kept; copying them holds up the step."""
+    """Serve all arrivals, given in order of time. ``target_ttft_s``: target of every request's first token.
+    ``swap``: store for pages of preempted sequences; its copies delay the step."""
     scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
@@ -287,7 +287,7 @@ def _note_tokens(step: SchedulerOutput, served: dict[Sequence, Served], now: flo
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is simulated: pages of the pool, and what makes a request's service good, in seconds."""
+    """A simulated pool, and limits in seconds for good service of a request."""
 
     num_pages: int
     page_size: int
@@ -304,7 +304,7 @@ class Service:
         target_itl: float | Literal["auto"] | None,
         target_ttft: float | None,
     ) -> float:
-        """The share of these requests that were served well."""
+        """Return the share of these requests that were served well."""
         blocks = BlockManager(self.num_pages, self.page_size, max_chunk=step_tokens)
         limits = Limits(step_tokens, min(self.max_running, step_tokens), target_itl=target_itl)
         outcome = simulate(
@@ -323,8 +323,8 @@ def compare(
     target_ttft: float | None,
     step_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Print and return goodput per rate, in requests per second: of each size of fixed chunks, and under the
-    targets; one number for each seed."""
+    """Print and return goodput by rate, in requests per second. Fixed chunk sizes are compared with the
+    targets; each gets one number per seed."""
     rows: list[dict[str, Any]] = []
     for rate in rates:
         fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}

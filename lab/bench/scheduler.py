@@ -1,9 +1,8 @@
-"""``octavo bench scheduler``: what deciding costs, without any model.
+"""``octavo bench scheduler``: cost of scheduling decisions, without a model.
 
-Microseconds per step, plan and commit, while N sequences decode, alone and as those of 100 tenants with
-fair shares, as many more waiting and a latency target to learn; and what the block manager
-takes for a long prompt (open, reserve, commit, close), when none of it and when all of it is
-in the prefix cache.
+Microseconds per step of plan and commit while N sequences decode: alone, and as those of 100 tenants with
+fair shares, as many waiting requests and a latency target. Also the block manager's time for a long prompt
+(open, reserve, commit, close) if none or all of it is cached.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ VOCABULARY = 150_000
 WARM_UP = 8  # steps
 NUM_TENANTS = 100
 TARGET_ITL_S = 0.15
-PRETENDED_S = 0.05  # that a step took, for what learns from it
+PRETENDED_S = 0.05  # seconds reported for each step
 SEED = 1
 PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3  # prompts that fill the pool first
@@ -37,13 +36,13 @@ _FILL = 3  # prompts that fill the pool first
 
 @dataclass(frozen=True, slots=True)
 class PromptTimes:
-    """Seconds for each repetition: a prompt nobody has seen, evicting older pages, and the same again."""
+    """Seconds per repetition of a new prompt, which evicts older pages, and of the same prompt again."""
 
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
 
     def to_json(self) -> dict[str, float]:
-        """Medians, in microseconds."""
+        """Return medians in microseconds."""
         return {
             "prompt_cold_us": statistics.median(self.cold) * 1e6,
             "prompt_warm_us": statistics.median(self.warm) * 1e6,
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, return what --json prints."""
+    """Measure, print the table, and return the JSON output."""
     step_us = {str(num): time_steps(num, args.steps) for num in args.sequences}
     shared_us = {str(num): time_steps(num, args.steps, shared=True) for num in args.sequences}
     result = {
@@ -75,9 +74,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> float:
-    """Median microseconds of plan and commit while ``num_sequences`` decode. Their prompts differ
-    in length, so that each step publishes its share of pages. ``shared``: they belong to ``NUM_TENANTS``
-    tenants, as many more wait, and steps are timed for a latency target."""
+    """Return the median microseconds of plan and commit while ``num_sequences`` decode. Their prompts differ
+    in length, so that page ends are spread over steps. ``shared``: they belong to ``NUM_TENANTS`` tenants, as
+    many more wait, and steps are timed for a latency target."""
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)
     limits = Limits(num_sequences * NUM_PROMPT, num_sequences, target_itl=TARGET_ITL_S if shared else None)
@@ -93,8 +92,8 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
 
 
 def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[PromptTimes]:
-    """Long prompts in our pool, and in those of peers that serve a prompt and say how long it took, by
-    turns."""
+    """Return times of long prompts in our pool and in those of peers, interleaved. A peer serves a prompt and
+    returns its seconds."""
     rng = random.Random(SEED)
     blocks = BlockManager(PROMPT_POOL, PAGE_SIZE)
     engines: list[Callable[[list[int]], float]] = [functools.partial(_serve_prompt, blocks), *peers]
@@ -110,7 +109,7 @@ def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[Pro
 
 
 def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
-    """Seconds of one step in which every sequence gets a token."""
+    """Return the seconds of one step in which every sequence gets a token."""
     began = time.perf_counter()
     step = scheduler.plan()
     assert step is not None
@@ -120,7 +119,7 @@ def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
 
 
 def _serve_prompt(blocks: BlockManager, prompt: list[int]) -> float:
-    """Seconds from the first look-up to the last page given back."""
+    """Return the seconds from the first look-up to the last released page."""
     began = time.perf_counter()
     table = blocks.open(prompt)
     assert blocks.reserve(table, len(prompt))

@@ -1,8 +1,8 @@
-"""``octavo bench serve``: latencies and rates as a client sees them, over real gRPC.
+"""``octavo bench serve``: latencies and rates as a client sees them, over gRPC.
 
-Prompts are seeded random token ids, so that nothing is shared but what is asked for; outputs
-run to their full length. Percentiles are of the requests that succeeded; inter-token times are
-between messages: tokens that come together have one wait before them, as in the server's metrics.
+Prompts are seeded random token ids, so they share only the requested prefix; outputs have their full length.
+Percentiles are of successful requests. Inter-token times are between messages: tokens of one message share
+one wait, as in the server's metrics.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _rate(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the benchmark, print a table, return what ``--json`` prints."""
+    """Run the benchmark, print a table, and return the JSON output."""
     _check(args)
     traces, wall_s = asyncio.run(_measure(args))
     good = [trace for trace in traces if trace.error is None]
@@ -106,7 +106,7 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.connect is not None and (settings := given_settings(args)):
         raise InvalidConfig(f"{engine_flags(settings)[0]} is the server's to choose; drop it or --connect")
-    credentials_of(args)  # says when they are given without --connect
+    credentials_of(args)  # raises if they are given without --connect
     require_matplotlib(args.plot)
 
 
@@ -119,7 +119,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
                 f"length of {model.max_model_len}; lower one of them"
             )
         rng = np.random.default_rng(args.seed)
-        # Two more than are measured: they warm the server up, with prompts nobody else has.
+        # Two additional prompts warm the server up; no other request shares them.
         prompts = make_prompts(
             rng,
             args.requests + 2,
@@ -152,7 +152,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
 
 @asynccontextmanager
 async def _address(args: argparse.Namespace) -> AsyncIterator[str]:
-    """Of the server to measure; one of our own runs as long as this is open."""
+    """Yield the address of the measured server, which may be started here and stopped afterwards."""
     if args.connect is not None:
         yield str(parse_address(args.connect))
         return
@@ -177,6 +177,6 @@ async def _request(client: Client, prompt: list[int], num_tokens: int) -> Trace:
 def make_prompts(
     rng: np.random.Generator, count: int, num_tokens: int, *, shared: int, vocab_size: int
 ) -> list[list[int]]:
-    """``count`` prompts of random ids, equal in their first ``shared`` tokens."""
+    """Return ``count`` prompts of random ids with equal first ``shared`` tokens."""
     prefix = rng.integers(0, vocab_size, shared).tolist()
     return [prefix + rng.integers(0, vocab_size, num_tokens - shared).tolist() for _ in range(count)]

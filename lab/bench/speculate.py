@@ -1,12 +1,11 @@
-"""``octavo bench speculate``: tokens per second with and without drafts, by turns in one engine.
+"""``octavo bench speculate``: tokens per second with and without drafts, interleaved in one engine.
 
-What is said decides what can be guessed, so it is dictated: the model computes every row and draws every
-token, and then the next token of a text that was made up before takes the drawn one's place. So any model's
-steps can be timed on any text, one of random weights, too. What a draft model or the model's own head
-guesses cannot be dictated: they are timed on what the model itself says. The texts: draft_texts.py.
+The text decides which drafts are right, so it is dictated: the model computes every row and samples every
+token, and the next token of a given text then replaces the sampled one. So the steps of any model, even one
+with random weights, can be timed on any text. Drafts of a draft model or MTP head cannot be dictated; these
+are timed on the model's own output. The texts: draft_texts.py.
 
-Beside tokens per second there are tokens per second of processor time, which other programs change less: on a
-machine that does something else too, their ratio says more.
+The results also have tokens per second of CPU time, whose ratio other programs affect less.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, return what --json prints."""
+    """Measure, print the table, and return the JSON output."""
     require_matplotlib(args.plot)
     settings = given_settings(args)
     speculate: str = settings.setdefault("speculate", "ngram")
@@ -113,7 +112,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Rate(NamedTuple):
-    """Tokens per second, and per second of this process on its processors."""
+    """Tokens per second, and per CPU second of this process."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float
@@ -133,11 +132,11 @@ class DraftCounter(Observer):
 
 
 class Dictation:
-    """A runner whose samples are those of given texts; without one, the model's own."""
+    """A runner that replaces samples by the tokens of given texts; without a text, it keeps the model's."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.texts: Mapping[int, Sequence[int]] = {}  # by the sample's seed
+        self.texts: Mapping[int, Sequence[int]] = {}  # texts by the sample's seed
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "what is dictated is known only when a step is resolved"
@@ -199,7 +198,7 @@ def _measure_texts(
             structured = TEXTS[name].structured
             form = None if structured is None else compiler.compile(structured)
             for batch in args.batch:
-                rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}  # None: the engine's
+                rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}  # None: engine's default
                 counter.drafts.clear()
                 for number in range(args.rounds):
                     work = _waves(name, batch, rng, core, args)
@@ -214,7 +213,7 @@ def _measure_texts(
 def _waves(
     name: str, batch: int, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> list[list[tuple[list[int], list[int]]]]:
-    """What is served at once, one after the other, until as much is said as was asked for."""
+    """Return groups of requests to serve at once, until the requested number of tokens is reached."""
     waves: list[list[tuple[list[int], list[int]]]] = []
     num_tokens = 0
     while not waves or num_tokens < batch * args.output_tokens:
@@ -226,7 +225,7 @@ def _waves(
 def _made_up(
     name: str, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> tuple[list[int], list[int]]:
-    """A prompt and what is said after it."""
+    """Return a synthetic prompt and its following text."""
     prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
     return TEXTS[name].make(rng, prompt, args.output_tokens, core)
 
@@ -239,7 +238,7 @@ def _rate(
     form: Constraint | None,
     most: int,
 ) -> _Rate:
-    """Of the steps after everybody's first token, ``most`` tokens of a sequence."""
+    """Return the rate of the steps after every sample's first token, for ``most`` tokens per sample."""
     served = [_serve(core, dictation, work, how, form, most) for work in waves]
     num_tokens, seconds, cpu_seconds = (sum(each) for each in zip(*served, strict=True))
     return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
@@ -253,7 +252,7 @@ def _serve(
     form: Constraint | None,
     most: int,
 ) -> tuple[float, float, float]:
-    """Tokens after everybody's first one, seconds and processor seconds."""
+    """Return tokens after every sample's first one, seconds and CPU seconds."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work) if text}
     waiting = set()
     for index, (prompt, text) in enumerate(work):
@@ -293,7 +292,7 @@ def _row(
 
 
 def _cases(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """By text: how many times as fast by sequences at once, and tokens of a step with drafts beside one."""
+    """Return, by text, the speedup by number of sequences and the tokens of a step with drafts."""
     cases: dict[str, Any] = {}
     for row in rows:
         case = cases.setdefault(

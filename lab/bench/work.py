@@ -1,4 +1,4 @@
-"""How much a model must read and multiply per token, from its files' headers."""
+"""Work of a model per token, from the headers of its files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from octavo.engine.memory.weight_files import weight_files
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Of a dense model.
+    """Work of a dense model.
 
-    linear_parameters   multiplied once per token of a prompt (head and embedding excluded)
-    streamed_bytes      weights read once per decode step, as they are held in memory
+    linear_parameters   multiplied once per prompt token (head and embedding excluded)
+    streamed_bytes      weights read once per decode step, in their form in memory
     """
 
     linear_parameters: int
@@ -24,8 +24,8 @@ class ModelWork:
 
 
 def model_work(path: Path, weights_bytes: int) -> ModelWork | None:
-    """The work of the model in ``path``, of whose weights steps read ``weights_bytes``; None for mixtures of
-    experts, whose work depends on the tokens."""
+    """Return the work of the model in ``path``; None for mixtures of experts, whose work depends on tokens.
+    ``weights_bytes``: weights that steps read."""
     config = read_config(path)
     quantization = config.get("quantization") or {}
     per_word = 32 // quantization.get("bits", 32)

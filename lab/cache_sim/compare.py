@@ -1,4 +1,4 @@
-"""Every policy at several pool sizes, beside what the future's knowledge would give."""
+"""Comparison of all policies at several pool sizes, and with the offline optimum."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compare(workloads: Mapping[str, Sequence[TraceRequest]], sizes: Sequence[int
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The rows as a table for people."""
+    """Return the rows as a table."""
     names = [*POLICIES, OPTIMUM]
     lines = [f"{'workload':24} {'pages':>7}" + "".join(f"{name:>10}" for name in names)]
     for row in rows:
@@ -55,7 +55,7 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Hit ratio against pool size for every policy, and the offline bound; needs matplotlib."""
+    """Draw hit ratio against pool size for every policy and the offline bound; needs matplotlib."""
     sizes = [row.num_pages for row in rows]
     with picture(path) as (axis,):
         for name in (*POLICIES, OPTIMUM):

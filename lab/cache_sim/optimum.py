@@ -1,4 +1,4 @@
-"""The most that any eviction policy could have found: Belady's MIN, which knows the future."""
+"""Upper bound on the hits of any eviction policy: Belady's MIN, which knows the future."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ NEVER = 1 << 60
 
 
 def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
-    """Pages found in a pool of this size when the page that is needed last always goes first.
+    """Return the pages found in a pool that always evicts the page that is needed last.
 
-    Offline: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer",
-    IBM Systems Journal 5 (1966). Whoever uses a page uses all pages before it, so a page is never
-    needed earlier than the one before it; with ties going to the deeper page, what is kept has no
-    holes, and the rule's optimum for single pages is an optimum for prefixes, too. A request
-    larger than the pool is skipped, as in a replay.
+    Offline: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+    Journal 5 (1966). A request that uses a page uses all pages before it, so a page is never needed earlier
+    than the one before it. Ties go to the deeper page, so cached prefixes have no holes, and the optimum for
+    single pages is also one for prefixes. A request larger than the pool is skipped, as in a replay.
 
-    The bound is exact for a cache whose requests come one by one and have all their pages in the
-    pool together, which attention needs: no policy finds more, and one that knew the future would
-    find as much. ``--timed`` holds pages longer, so that it is a bound there too, perhaps not a tight one.
-    Two neighbours of it differ by about a point at small pools:
+    The bound is exact for a cache whose requests come one by one and have all their pages in the pool at
+    once, as attention needs: no policy finds more, and one that knew the future would find as much.
+    ``--timed`` holds pages longer, so there it is a bound too, but perhaps not a tight one. Two variants
+    differ by about a point at small pools:
 
-    - Ties going to the head, as where pages are listed first to last: what is kept has holes, and a
-      page behind a hole is no hit. Less is found, by one choice of ties, so it is no bound.
-    - Pages that may go while their own request runs, or need not be taken in: more is found, by
-      a cache that attention could not use.
+    - If ties go to the head, as when pages are listed first to last, prefixes have holes, and pages behind a
+      hole are no hits. Such a rule finds less, so it is no bound.
+    - If pages may be evicted while their own request runs, or need not be cached, more is found, but by a
+      cache that attention could not use.
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)
-    kept: dict[int, int] = {}  # page: the request that uses it next
+    kept: dict[int, int] = {}  # page: index of the request that uses it next
     heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page); outdated where ``kept`` differs
     num_hit = 0
     for pages, uses in zip(chains, next_uses, strict=True):
@@ -48,7 +47,7 @@ def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
 
 
 def _next_uses(requests: Sequence[TraceRequest]) -> tuple[list[list[int]], list[list[int]]]:
-    """Per request its pages, named by the whole chain up to them, and the request that uses each next."""
+    """Return, per request, its pages, named by the chain up to them, and the next request that uses each."""
     names: dict[tuple[int | bytes, int], int] = {}
     chains = []
     for request in requests:

@@ -1,4 +1,4 @@
-"""Drives the block manager with a trace: what a cache of this size would have found."""
+"""Replay of a trace through the block manager: the hits of a cache of this size."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from octavo.block_manager.policies import DEFAULT_POLICY
 
 from .trace import TraceRequest
 
-TOKEN_MS = 25.0  # between two generated tokens, with --timed
+TOKEN_MS = 25.0  # milliseconds between generated tokens, with --timed
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a policy found of a trace.
+    """Results of a replay with one policy.
 
-    requests          in the trace
-    skipped_requests  larger than the pool: their pages are not counted anywhere else
-    prompt_pages      looked up
-    hit_pages         found together with everything before them, the last page included
-    evicted_pages     cached pages that had to go
-    peak_pages        most pages that were in use at once, held or cached
+    requests          requests of the trace
+    skipped_requests  requests larger than the pool; their pages are not counted
+    prompt_pages      pages looked up
+    hit_pages         pages found together with all pages before them, the last page included
+    evicted_pages     cached pages that were evicted
+    peak_pages        most pages in use at once, held or cached
     """
 
     requests: int
@@ -59,13 +59,13 @@ def replay(
 ) -> Replayed:
     """Look up and publish each prompt in order, and release it when the request is done.
 
-    Each id of the trace is one page of one position, named by the ids up to it as a page
-    is by its tokens; one more position follows, so that the last page can be found as well.
+    Each id of the trace is one page of one position, named by the ids up to it as a page is by its tokens.
+    One more position follows, so that the last page can be found as well.
 
-    num_pages   of the pool; None: as many as the trace could need
-    policy      which idle pages go first, see block_manager/policies
-    token_ms    None: done at once. Otherwise a request holds its pages for so many milliseconds
-                per generated token, and one that finds no room waits for the next to end
+    num_pages   size of the pool; None: as many as the trace can need
+    policy      eviction policy, see block_manager/policies
+    token_ms    None: requests end at once. Otherwise a request holds its pages for that many milliseconds
+                per generated token, and one without free pages waits for the next to end
     states      slots of recurrent layers: a hit then also needs a snapshot
     """
     total = sum(len(request.page_ids) for request in requests)
@@ -73,7 +73,7 @@ def replay(
     prompts = [[*request.page_ids, 0] for request in requests]
     holding = _Holding(blocks, token_ms)
     skipped = prompt_pages = hit_pages = 0
-    gc.freeze()  # what was read goes nowhere, and would be looked through again and again
+    gc.freeze()  # the trace stays in memory, so do not scan it again and again
     began = time.perf_counter()
     for request, tokens in zip(requests, prompts, strict=True):
         need = len(request.page_ids)
@@ -85,7 +85,7 @@ def replay(
     seconds = time.perf_counter() - began
     gc.unfreeze()
     holding.release_all()
-    peak = blocks.num_pages - blocks.num_idle_empty  # what was used once is cached until it is reused
+    peak = blocks.num_pages - blocks.num_idle_empty  # used pages stay cached until they are reused
     return Replayed(len(requests), skipped, prompt_pages, hit_pages, blocks.num_evicted, peak, seconds)
 
 
@@ -95,11 +95,11 @@ class _Holding:
     def __init__(self, blocks: BlockManager, token_ms: float | None) -> None:
         self._blocks = blocks
         self._token_ms = token_ms
-        self._running: list[tuple[float, int, PageTable]] = []  # a heap: when it ends, in which order it came
+        self._running: list[tuple[float, int, PageTable]] = []  # heap of (end time, serial number, table)
         self._num_served = 0
 
     def serve(self, request: TraceRequest, tokens: list[int]) -> int:
-        """Begin a request; returns how many of its pages were found."""
+        """Begin a request; return how many of its pages were found."""
         blocks, now = self._blocks, request.timestamp_ms
         while self._running and self._running[0][0] <= now:
             self._release_one()

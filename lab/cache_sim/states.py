@@ -1,5 +1,4 @@
-"""What the prefix cache finds of a model with recurrent layers, by what of a budget goes to snapshots, and by
-which snapshots are taken."""
+"""Prefix-cache hits of a model with recurrent layers, by the memory for snapshots and by their choice."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from ..plots.figure import log_ticks, picture
 from .run import replay
 from .trace import TraceRequest
 
-SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # of the bytes, for slots
-SIZES = (8, 4, 2, 1)  # of which the budget is divided by these, where several are asked for
+SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # shares of the bytes for slots
+SIZES = (8, 4, 2, 1)  # divisors of the memory, if several sizes are requested
 ATTENTION = "none needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which snapshots are taken, as ``RecurrentState`` has it."""
+    """Choice of snapshots, with the fields of ``RecurrentState``."""
 
     tail: bool = True
     junction: bool = True
@@ -44,13 +43,13 @@ POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """One replay.
+    """Result of one replay.
 
-    snapshots   a name of ``POLICIES``, or "none needed" (attention alone)
-    num_bytes   of pages and slots together, as many for every row of one size
-    share       of them that slots may take
-    num_slots   one that runs, and snapshots
-    of_attention   hits, as a share of what attention alone finds with the same bytes
+    snapshots   name of a policy, or "none needed" (attention alone)
+    num_bytes   bytes of pages and slots together, equal for every row of one size
+    share       share of the bytes for slots
+    num_slots   one running slot, and snapshots
+    of_attention   hits relative to those of attention alone with the same bytes
     """
 
     snapshots: str
@@ -71,11 +70,11 @@ def compare_states(
     shares: Sequence[float] = SHARES,
     sizes: Sequence[int] = (1,),
 ) -> list[StateRow]:
-    """Replay a trace with the bytes of ``num_pages`` pages, shared between pages and slots in several ways.
+    """Replay a trace with the bytes of ``num_pages`` pages, divided between pages and slots in several ways.
 
-    sizes   the bytes are divided by each of these, and everything is replayed with what is left
+    sizes   divisors of the bytes; everything is replayed for each
 
-    InvalidRequest if not two states fit into the largest share.
+    InvalidRequest if the largest share does not fit two states.
     """
     budget = num_pages * page_bytes
     if int(budget * max(shares)) < 2 * state_bytes:
@@ -103,7 +102,7 @@ def compare_states(
 
 
 def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) -> RecurrentState | None:
-    """Slots for one sequence at a time within so many bytes; None if there is no room for a snapshot."""
+    """Return slots for one sequence at a time within ``num_bytes``; None without space for a snapshot."""
     if (num_slots := num_bytes // state_bytes) < 2:
         return None
     return RecurrentState(
@@ -118,7 +117,7 @@ def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) ->
 
 
 def render_states(rows: Sequence[StateRow]) -> str:
-    """A table for people."""
+    """Return the rows as a table."""
     lines = [
         f"{'snapshots':<26}{'MiB':>10}{'share':>8}{'pages':>10}{'slots':>8}{'found':>10}{'of attention':>14}"
     ]
@@ -131,7 +130,7 @@ def render_states(rows: Sequence[StateRow]) -> str:
 
 
 def plot_states(rows: Sequence[StateRow], path: Path) -> None:
-    """Draw hits against bytes: a line for each policy, with the share that suits it best at each size."""
+    """Draw hits against bytes: a line for each policy, with its best share at each size."""
     with picture(path) as (axis,):
         sizes = sorted({row.num_bytes for row in rows})
         for name in (ATTENTION, *POLICIES):

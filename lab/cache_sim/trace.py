@@ -19,11 +19,11 @@ from octavo.engine.api.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace.
+    """A request of a trace.
 
     page_ids   one number per page of the prompt, equal where the trace's ids are equal
-    salt       who may share the pages, from the trace's salt field
-    ends_partial   the last page is not full: no state stands at its end
+    salt       requests with equal salts share pages; from the trace's salt field
+    ends_partial   whether the last page is not full, so that no state is kept at its end
     """
 
     timestamp_ms: float
@@ -34,10 +34,10 @@ class TraceRequest:
 
 
 def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = None) -> list[TraceRequest]:
-    """The requests of a trace, in file order; InvalidRequest names the file, the line and the rule.
+    """Return the requests of a trace in file order; InvalidRequest names the file, the line and the rule.
 
-    page_size    tokens that one id stands for; a trace whose prompts disagree is refused
-    salt_field   a field of the requests that separates tenants: an absent one is a tenant, too
+    page_size    tokens for each id; a trace with other prompt lengths is refused
+    salt_field   field of the requests that separates tenants; a missing value counts as a tenant
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -61,7 +61,7 @@ def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = Non
 def _parse(
     row: dict[str, Any], numbers: dict[Any, int], page_size: int, salt_field: str | None
 ) -> TraceRequest:
-    """ValueError, TypeError or KeyError for what is none."""
+    """Return a request; ValueError, TypeError or KeyError for an invalid row."""
     hash_ids, length = row["hash_ids"], int(row["input_length"])
     if not isinstance(hash_ids, list) or not all(isinstance(value, int | str) for value in hash_ids):
         raise ValueError(f"hash_ids must be a list of ids, got {hash_ids!r}")

@@ -1,4 +1,4 @@
-"""Made-up traffic, so that a policy is not judged by one trace alone. Pages, not tokens."""
+"""Synthetic traffic in pages, so that a policy is not judged by one trace alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SEED = 1
 def chats(
     seed: int, *, think_ms: float, spread: float, system_pages: int = 1, num_systems: int = 1
 ) -> list[TraceRequest]:
-    """Conversations that begin every 300 ms or so, and go on with a chance of three in four after
-    a log-normal time to think. Each begins with one of some system prompts, the first one most
-    often, and repeats all it has said, plus one to six pages."""
+    """Return conversations that begin about every 300 ms and continue with a chance of 3/4 per turn. The time
+    to think is log-normal. Each begins with one of several system prompts, the first one most often. A turn
+    repeats the conversation and adds one to six pages."""
     rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)
-    upcoming: list[tuple[float, list[int]]] = []  # a heap: when a conversation goes on, and its pages
+    upcoming: list[tuple[float, list[int]]] = []  # heap of (time of the next turn, pages)
     begins = 0.0
     requests: list[TraceRequest] = []
     while len(requests) < NUM_REQUESTS:
@@ -39,8 +39,7 @@ def chats(
 
 
 def with_scans(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """The same with a batch job in between: every tenth request brings 60 more pages that nobody has
-    seen and nobody will see again."""
+    """Return ``requests`` and a batch job: after every tenth request, 60 pages that are never used again."""
     fresh = itertools.count(1_000_000_000)
     return [scanned for number, request in enumerate(requests) for scanned in _scan(request, number, fresh)]
 
@@ -51,7 +50,7 @@ def _scan(request: TraceRequest, number: int, fresh: Iterator[int]) -> list[Trac
     return [request, TraceRequest(request.timestamp_ms, 1, [*itertools.islice(fresh, 60)])]
 
 
-# By name, and by seed: equal seeds give equal traffic.
+# Workloads by name, as functions of a seed; equal seeds give equal traffic.
 WORKLOADS: dict[str, Callable[[int], list[TraceRequest]]] = {
     "chats, 5 s to think": lambda seed: chats(seed, think_ms=5_000, spread=0.5),
     "chats, 60 s to think": lambda seed: chats(seed, think_ms=60_000, spread=1.0),

@@ -1,1 +1,1 @@
-"""Commands of ``octavo`` that the laboratory has."""
+"""Commands of ``octavo`` in the laboratory."""

@@ -1,5 +1,4 @@
-"""``octavo bench``: each benchmark is a program with a contract: a table for people, then with --json one
-last line for programs."""
+"""``octavo bench``: benchmarks that print a table and, with --json, one last line for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo models``: every architecture of the installed mlx-lm, and how it is served here."""
+"""``octavo models``: all architectures of the installed mlx-lm, and how they are served."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def line_of(examined: Examined) -> str:
 
 
 def markdown(found: Sequence[Examined]) -> Iterator[str]:
-    """The table of docs/architectures.md."""
+    """Yield the lines of the table in docs/architectures.md."""
     yield "| architecture | tier | attention | bytes per token | why not paged |"
     yield "| --- | --- | --- | --- | --- |"
     for examined in found:

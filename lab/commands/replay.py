@@ -1,4 +1,4 @@
-"""``octavo replay``: what the prefix cache would have found in recorded traffic, without a model."""
+"""``octavo replay``: prefix-cache hits in recorded traffic, without a model."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pages(text: str) -> int | None:
-    """A size, or None for as many as it takes."""
+    """Return a number of pages; None for as many as needed."""
     return None if text == "inf" else positive(text)
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """Shares of the bytes, between 0 and 1."""
+    """Return shares of the bytes, between 0 and 1."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Timing attention and linear layers over working sets that no cache holds.
+"""Timing of attention and linear layers over working sets larger than any cache.
 
-Shapes are those of one layer of Qwen3-0.6B: 16 query heads, 8 K/V heads, head_dim 128,
-hidden 1024, intermediate 3072.
+Shapes are those of one layer of Qwen3-0.6B: 16 query heads, 8 K/V heads, head_dim 128, hidden 1024,
+intermediate 3072.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from octavo.kernels.metadata import AttentionMetadata, Ints
 from .roofline import Clock, best_seconds
 
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
-MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # qkv, o, gate and up, down
-WORKING_SET = 512 * 1024**2  # bytes a timed pass goes through
-DECODE_POSITIONS = 32 * 1024  # of all sequences of a decode step together
+MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # qkv; o; gate and up; down
+WORKING_SET = 512 * 1024**2  # bytes read by a timed pass
+DECODE_POSITIONS = 32 * 1024  # positions of all sequences of a decode step together
 MAX_SEQUENCES = 32
 FILL_TOKENS = 256
 
@@ -34,12 +34,12 @@ Multiply = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How to time: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
+    """Rules for timing: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
 
-    A pass has fewer layers where all would take more than ``longest`` seconds: what takes so long is bound by
-    arithmetic, and caches do not matter. A layer that takes longer by itself is timed once
-    or twice. Of passes that are shorter there are as many as take ``longest`` seconds together: of three
-    writes of a quarter of a millisecond none may have had the machine to itself.
+    A pass has fewer layers if all of them would take more than ``longest`` seconds, because such cases are
+    bound by arithmetic and caches do not matter. A layer that takes longer alone is timed once or twice.
+    Shorter passes are repeated until they take ``longest`` seconds together, because other load may affect
+    all of a few short passes.
     """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)
@@ -48,9 +48,9 @@ class Timing:
     longest: float = 0.25
 
     def seconds_of_layer(self, run: Callable[[int], object], num_layers: int = 1) -> float:
-        """``run`` makes a pass over so many layers, the first ones of ``num_layers``."""
+        """Return seconds per layer; ``run`` makes a pass over the first n of ``num_layers``."""
         seconds = self._timed(run, 1)
-        if seconds < 4 * self.longest:  # else what the first call does besides hardly counts
+        if seconds < 4 * self.longest:  # otherwise one-time work of the first call is negligible
             seconds = min(seconds, self._timed(run, 1))
         if seconds >= self.longest:
             return seconds
@@ -71,7 +71,7 @@ QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """How weights are quantized: MLX's names of it, and whose scales are those of channels."""
+    """Quantization of weights: MLX's names for it, and whether scales belong to channels."""
 
     mode: str
     bits: int
@@ -90,7 +90,7 @@ WEIGHT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
-    """One call for one layer. ``num_bytes`` are page bytes read (decode, chunk) or written."""
+    """One call for one layer; ``num_bytes``: page bytes read (decode, chunk) or written."""
 
     kernel: str
     format: str
@@ -103,7 +103,7 @@ class AttentionTiming:
 
 @dataclass(frozen=True, slots=True)
 class LinearTiming:
-    """The four matrices of a layer times ``rows`` rows of activations."""
+    """Product of a layer's four matrices with ``rows`` rows of activations."""
 
     weights: str
     rows: int
@@ -121,7 +121,7 @@ def time_attention(
     page_size: int,
     timing: Timing = Timing(),
 ) -> Iterator[AttentionTiming]:
-    """Decode steps over ``context`` positions, a chunk of ``chunk`` rows at their end, and a write."""
+    """Time decode steps over ``context`` positions, a chunk of ``chunk`` rows at their end, and a write."""
     sequences = max(1, min(MAX_SEQUENCES, DECODE_POSITIONS // context))
     pages = -(-context // page_size)
     row_bytes = 2 * KV_HEADS * page_format(name).row_bytes(HEAD_DIM)
@@ -140,7 +140,7 @@ def time_attention(
         np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages).astype(np.int32)
     )
     _fill(pool)
-    pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # of one query row and one position it sees
+    pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # for one query row and one visible position
     seen = sequences * context
     seconds = _attend_seconds(pool, step_of(tables, context, 1, page_size), timing)
     yield AttentionTiming("decode", name, context, sequences, seconds, seen * row_bytes, seen * pair_flops)
@@ -157,7 +157,7 @@ def time_attention(
 def time_linear(
     rows: tuple[int, ...], weights: Sequence[str], *, native: bool, timing: Timing = Timing()
 ) -> Iterator[LinearTiming]:
-    """Layers of the WEIGHT_KINDS named; MLX's own operations unless ``native``."""
+    """Time layers of the named WEIGHT_KINDS, with MLX's operations unless ``native``."""
     for name in weights:
         layers, layer_bytes = _layers(WEIGHT_KINDS[name], timing.working_set, native=native)
         parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
@@ -169,7 +169,7 @@ def time_linear(
 
 
 def _fill(pool: KVPool) -> None:
-    """Random rows in every page of every layer; most are copies, for speed."""
+    """Write random rows to every page of every layer; most are copies, for speed."""
     spec, rng = pool.spec, np.random.default_rng(1)
     pages = min(spec.num_pages, max(1, FILL_TOKENS // spec.page_size))
     table = np.arange(pages, dtype=np.int32)[None]
@@ -183,12 +183,12 @@ def _fill(pool: KVPool) -> None:
 
 
 def step_of(tables: Ints, context: int, rows: int, page_size: int) -> AttentionMetadata:
-    """The last ``rows`` positions of each sequence of ``context`` positions."""
+    """Return a step with the last ``rows`` positions of each sequence of ``context`` positions."""
     return AttentionMetadata.of([(context - rows, context)] * len(tables), tables, page_size=page_size)
 
 
 def _attend_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
-    """Of one layer: a pass goes through all of them, as a model does."""
+    """Return seconds per layer; a pass goes through all layers, as a model does."""
     queries = mx.random.normal((step.num_tokens, QUERY_HEADS, HEAD_DIM)).astype(mx.bfloat16)
     decodes = step.num_tokens == step.num_sequences
     mx.eval(queries)
@@ -218,7 +218,7 @@ def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array], num_layers: 
 
 
 def _layers(kind: WeightKind | None, working_set: int, *, native: bool) -> tuple[list[list[Multiply]], int]:
-    """Copies of a layer's matrices, enough of them to fill the working set, and bytes of one."""
+    """Return copies of a layer's matrices that fill the working set, and the bytes of one copy."""
     mx.random.seed(0)
     dense = [mx.random.normal((outputs, inputs)).astype(mx.bfloat16) for outputs, inputs in MATRICES]
     parts = [(weight,) if kind is None else _quantized(weight, kind) for weight in dense]

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured in the same run as what it is compared with."""
+"""Measured limits of this machine, in the same run as the kernels compared with them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-READ_BYTES = 768 * 1024**2  # well beyond a last-level cache's share of one process
-TILE = 2048  # rows and columns of NumPy's matrices: they stay in cache
+READ_BYTES = 768 * 1024**2  # bytes, well beyond a process's share of the last-level cache
+TILE = 2048  # rows and columns of NumPy's matrices, which fit the cache
 
 
 Clock = Callable[[], float]
@@ -20,7 +20,8 @@ of the machine disturb less."""
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """``matmul_by`` says which multiplication of floats reached the rate. Integers may pass it."""
+    """Limits of the machine; ``matmul_by``: the library that reached the rate of float products. Integer
+    products may exceed it."""
 
     dram_read_gb_s: float
     matmul_gflop_s: float
@@ -30,7 +31,7 @@ class Roofline:
         return asdict(self)
 
     def best_of(self, other: Roofline) -> Roofline:
-        """The higher of each limit: a machine that others use shows less than it can do."""
+        """Return the higher of each limit, because load on the machine lowers measurements."""
         faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
         return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
 
@@ -42,11 +43,9 @@ class Roofline:
 
 
 def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
-    """Best of several runs on ``threads`` threads, in a buffer of at most half of ``available`` bytes.
-
-    Where there are native kernels, their loops are tried too, on the threads that they use: the same reads,
-    products in registers.
-    """
+    """Return the best of several runs on ``threads`` threads, with at most half of ``available`` bytes. If
+    native kernels are available, their loops for reads and register products are tried too, on their own
+    threads."""
     num_bytes = min(READ_BYTES, available // 2)
     reads = [_read_rate(threads, num_bytes, clock)]
     rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
@@ -61,7 +60,7 @@ def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_c
 
 
 def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = time.perf_counter) -> float:
-    """Shortest of several timed calls, after one that is not timed."""
+    """Return the shortest of several timed calls, after an untimed one."""
     run()
     best = float("inf")
     for _ in range(repeats):
@@ -72,7 +71,7 @@ def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = 
 
 
 def _read_rate(threads: int, num_bytes: int, clock: Clock) -> float:
-    """Bytes per second of dot products of an array with itself, a slice per task."""
+    """Return bytes per second of dot products of an array with itself, one slice per task."""
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
     with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
         seconds = best_seconds(
@@ -88,7 +87,7 @@ def _numpy_matmul_rate(clock: Clock) -> float:
 
 
 def _native_limits(num_bytes: int) -> dict[str, float] | None:
-    """None where the native extension does not load."""
+    """Return limits measured by the native extension; None if it does not load."""
     try:
         from octavo.kernels import _ext
     except ImportError:

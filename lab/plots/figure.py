@@ -1,4 +1,4 @@
-"""Pictures of measurements. matplotlib is an extra: ask for it before anything is measured."""
+"""Pictures of measurements; matplotlib is optional and is checked before measuring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.engine.api.errors import InvalidConfig
 
 
 def require_matplotlib(path: Path | None) -> None:
-    """InvalidConfig if a picture is wanted and cannot be drawn or written."""
+    """Raise InvalidConfig if a requested picture cannot be drawn or written."""
     if path is None:
         return
     try:
@@ -40,7 +40,7 @@ def picture(
     size: tuple[float, float] | None = None,
     dpi: int = 120,
 ) -> Iterator[list[Any]]:
-    """Axes, row by row, to draw on; the picture, ``size`` in inches, is written to ``path`` afterwards."""
+    """Yield axes, row by row; then write the picture, ``size`` in inches, to ``path``."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     default = (7.0 if columns == 1 else 4.8 * columns, 4.2 * rows)
@@ -54,7 +54,7 @@ def picture(
 
 
 def log_ticks(axis: Any, values: list[int]) -> None:
-    """A logarithmic axis with these values as plain numbers."""
+    """Make an axis logarithmic, with these values as plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks(values, [f"{value:,}" for value in values])
     axis.minorticks_off()

@@ -1,4 +1,4 @@
-"""The picture of ``octavo bench prefix``: one panel for each experiment that was run."""
+"""The picture of ``octavo bench prefix``: one panel for each experiment."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from .figure import log_ticks, picture
 
-WIDTH = 0.35  # of a bar
+WIDTH = 0.35  # width of a bar
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw what --json prints."""
+    """Draw the JSON output."""
     panels = {
         "ttft": _draw_ttft,
         "pools": _draw_pools,
@@ -80,7 +80,7 @@ def _draw_salts(axis: Any, result: dict[str, Any]) -> None:
     axis.set_xticks(list(places), list(rows))
     axis.set(ylabel="prompt tokens found, %", ylim=(0, 130))
     seconds.set(ylabel="time to first token, ms")
-    seconds.margins(y=0.3)  # for the legend
+    seconds.margins(y=0.3)  # space for the legend
     axis.set_title("conversations with and without salts")
     axis.legend(
         [found, times], ["tokens found (left)", "later turns (right)"], loc="upper left", fontsize="small"

@@ -1,4 +1,4 @@
-"""The picture of ``octavo bench schedule``: what each order of admission did to requests and tenants."""
+"""The picture of ``octavo bench schedule``: effects of each admission order on requests and tenants."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ OVER_TIME = {
 
 
 def plot(outcomes: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw times to first token, fairness, waits and preemptions, a line for each outcome in each of them:
-    its ``ttft_s`` of all requests, and after each step, at ``at_s``, what ``OVER_TIME`` names."""
+    """Draw times to first token, fairness, waits and preemptions, with a line for each outcome. An outcome
+    has ``ttft_s`` of all requests and, for the times ``at_s`` after each step, the values named in
+    ``OVER_TIME``."""
     with picture(path, columns=2, rows=2) as axes:
         for label, lines in outcomes.items():
             times = sorted(lines["ttft_s"])

@@ -1,4 +1,4 @@
-"""The picture of ``octavo bench speculate``: how many times as fast each kind of text comes."""
+"""The picture of ``octavo bench speculate``: the speedup for each kind of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .figure import picture
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw what --json prints."""
+    """Draw the JSON output."""
     rows = result["results"]
     batches = sorted({row["batch"] for row in rows})
     texts = list(dict.fromkeys(row["text"] for row in rows))

@@ -1,4 +1,4 @@
-"""Eviction policies that are measured, documented and not the engine's: importing this registers them."""
+"""Experimental eviction policies, registered by importing this package."""
 
 from . import gittins, lfu
 

@@ -10,16 +10,15 @@ from octavo.block_manager.types import Digest, PageId
 
 @register("lfu")
 class LFU:
-    """Least often found first, and of those the least recently released.
-
-    What is evicted is forgotten; counts end at ``MOST``, so that finding the least is not a search."""
+    """Evicts the least frequently used page, and of those the least recently released. Evicted pages are
+    forgotten. Counts stop at ``MOST``, so that finding the smallest is no search."""
 
     MOST = 63
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
         self._idle: list[OrderedDict[PageId, None]] = [OrderedDict() for _ in range(self.MOST + 1)]
         self._num_idle = 0
-        self._num_uses: dict[PageId, int] = {}  # of every page that is not forgotten
+        self._num_uses: dict[PageId, int] = {}  # uses of every page that is not forgotten
 
     def __len__(self) -> int:
         return self._num_idle

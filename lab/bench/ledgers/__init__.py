@@ -1,2 +1,4 @@
-"""Made-up documents with questions whose answers stand in them: what the demo model is trained on and
-what page formats are measured with. Standard library only; a seed is a document, for ever."""
+"""Synthetic documents with questions that they answer, for training the demo model and comparing formats.
+
+Standard library only; a seed always gives the same document.
+"""

@@ -1,4 +1,4 @@
-"""Ledgers with questions: what the demo model is trained on, tested with and shown by."""
+"""Ledgers with questions, used to train, test and show the demo model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TURN_TOKENS = 9  # special tokens, roles and line ends of one turn
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A ledger and questions about it with their right answers, in the order they are asked.
+    """A ledger and questions about it with their correct answers, in order.
 
     kind     "Codes", "Sales", "Residents" or "Stock"
-    body     the ledger itself: a title and one line per record
+    body     the ledger: a title and one line per record
     prefix   the chat up to the first question
     """
 
@@ -34,7 +34,7 @@ class Ledger:
     turns: tuple[Turn, ...]
 
     def segments(self) -> list[Segment]:
-        """The whole chat as training text: contexts and answers by turns."""
+        """Return the whole chat as training text: contexts alternating with answers."""
         segments: list[Segment] = []
         for turn in self.turns:
             opening = f"\n{START}user\n" if segments else self.prefix
@@ -43,7 +43,7 @@ class Ledger:
         return segments
 
     def prompts(self) -> list[str]:
-        """For each turn the chat up to where its answer starts; earlier answers are the true ones."""
+        """Return, for each turn, the chat up to its answer, with the correct earlier answers."""
         segments = self.segments()
         return [joined(segments[: 2 * index + 1]) for index in range(len(self.turns))]
 
@@ -56,9 +56,9 @@ def make_ledger(
     absent_rate: float = 0.12,
     kind: type[Kind] | None = None,
 ) -> Ledger:
-    """A ledger of about ``share * length`` tokens, then questions up to ``length`` tokens.
+    """Return a ledger of about ``share * length`` tokens, with questions up to ``length`` tokens.
 
-    absent_rate   share of the questions that ask for a key which is not there
+    absent_rate   share of questions about a key that does not exist
     """
     source = (kind or rng.choice(KINDS))(rng)
     cards: list[Card] = []
@@ -83,7 +83,7 @@ def make_ledger(
 
 
 def _prefix(body: str, placement: float) -> str:
-    """The ledger as a system message, as plain text, or at the head of the first question."""
+    """Return the ledger as a system message, as plain text, or before the first question."""
     if placement < 0.3:
         return f"{START}system\n{body}{STOP}\n{START}user\n"
     if placement < 0.45:
@@ -99,7 +99,7 @@ def _turn(rng: Random, source: Kind, cards: list[Card], absent_rate: float) -> T
 
 
 def held_out(length: int, count: int, *, seed: int = 1) -> list[Ledger]:
-    """Ledgers the model was not trained on: 70 % records, then questions, ``length`` tokens in all."""
+    """Return ledgers that were not trained on: 70 % records, then questions, ``length`` tokens in all."""
     return [
         make_ledger(
             Random(f"held-out:{seed}:{length}:{index}"), length, share=0.7, kind=KINDS[index % len(KINDS)]

@@ -1,4 +1,4 @@
-"""The four kinds of ledger: how their keys look, how a line is written, what it answers."""
+"""The four kinds of ledger: their keys, lines and answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .words import (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its one right answer."""
+    """A question and its correct answer."""
 
     question: str
     answer: str
@@ -31,18 +31,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One line of a ledger, with the questions that it answers."""
+    """A line of a ledger, with the questions that it answers."""
 
     line: str
     turns: tuple[Turn, ...]
 
 
 class KeysExhausted(ValueError):
-    """No unused key was found: the ledger is as long as its kind allows."""
+    """No unused key was found: the ledger has the most lines that its kind allows."""
 
 
 class Kind(ABC):
-    """One ledger being written: draws its style at the start, then keys and cards."""
+    """A ledger while it is written: draws its style first, then keys and cards."""
 
     title: str
 
@@ -52,18 +52,18 @@ class Kind(ABC):
 
     @abstractmethod
     def key(self) -> str:
-        """Draw a key, perhaps one that is in use."""
+        """Draw a key, which may be in use."""
 
     @abstractmethod
     def card(self, key: str) -> Card:
         """Draw the facts about a key."""
 
     def absent(self, key: str) -> str:
-        """The answer to a question about a key without a line."""
+        """Return the answer to a question about a key without a line."""
         return f"{key} is not in the ledger."
 
     def fresh(self) -> str:
-        """Draw a key that is not in use yet; KeysExhausted after 200 attempts."""
+        """Draw a key that is not in use; KeysExhausted after 200 attempts."""
         for _ in range(200):
             key = self.key()
             if key not in self.used:
@@ -106,7 +106,7 @@ class Codes(Kind):
 
 
 class People(Kind):
-    """What the kinds whose key is a person share."""
+    """Base of the kinds whose keys are persons."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)

@@ -1,8 +1,8 @@
-"""The words that every text of the demo model is made of, and numbers drawn from a seed.
+"""The words of all texts of the demo model, and random numbers.
 
-Nothing is downloaded: names come from these pools or are spelled from random syllables,
-and all numbers are random, so the answers to questions can only be read from the context.
-The order of the draws is part of the format: another order would be other documents.
+Nothing is downloaded: names come from these lists or are spelled from random syllables, and all numbers are
+random, so questions can be answered only from the context. The order of the draws must not change, because it
+determines the documents.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from random import Random
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# A segment of training text with the weight of its tokens in the loss. Segments border on
-# special tokens or follow "assistant\n", so that encoding them one by one gives the same ids
-# as encoding the whole text.
+# A segment of training text with the weight of its tokens in the loss. Segments end at special tokens or
+# follow "assistant\n", so encoding them separately gives the ids of the whole text.
 Segment = tuple[str, float]
 CONTEXT_WEIGHT, PROSE_WEIGHT, ANSWER_WEIGHT = 0.1, 0.4, 1.0
 
@@ -45,7 +44,7 @@ _CODAS = ["", "", "n", "r", "l", "s", "m", "t", "k", "nd", "x"]
 
 
 def coined(rng: Random) -> str:
-    """A word spelled from random syllables, capitalised like a name."""
+    """Return a word spelled from random syllables, capitalised like a name."""
     syllables = rng.choice((2, 2, 3))
     return "".join(
         rng.choice(_ONSETS) + rng.choice(_VOWELS) + (rng.choice(_CODAS) if i == syllables - 1 else "")
@@ -54,22 +53,22 @@ def coined(rng: Random) -> str:
 
 
 def number(rng: Random, digits: int) -> str:
-    """A number of exactly ``digits`` digits."""
+    """Return a number of exactly ``digits`` digits."""
     return str(rng.randrange(10 ** (digits - 1), 10**digits))
 
 
 def quantity(rng: Random) -> str:
-    """A number below 10, 100 or 1000, each range as likely."""
+    """Return a number below 10, 100 or 1000, with equal chances."""
     return str(rng.randrange(2, rng.choice((10, 100, 1000))))
 
 
 def estimated_tokens(text: str) -> int:
-    """The token count without a tokenizer, good to a few per cent."""
+    """Estimate the token count without a tokenizer, within a few per cent."""
     return len(re.findall(r"[A-Za-z]+|\d{1,2}|[^\w\s]", text))
 
 
 def ask(question: str) -> str:
-    """A question as a chat of one turn, up to where the answer starts."""
+    """Return a question as a chat of one turn, up to its answer."""
     return f"{START}user\n{question}{STOP}\n{START}assistant\n"
 
 

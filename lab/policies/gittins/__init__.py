@@ -1,4 +1,4 @@
-"""An eviction policy that ranks pages by the hits per time that keeping them promises."""
+"""An eviction policy that ranks pages by the hits per time expected from keeping them."""
 
 from .policy import Gittins
 

@@ -1,4 +1,4 @@
-"""An eviction policy that learns how soon which pages are used again."""
+"""An eviction policy that learns how soon pages of each kind are reused."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from octavo.block_manager.types import Digest, PageId
 
 from .shadow_lru import ShadowLRU
 
-ENDS = kind_of(uses=0, num_new=0, gap=0)  # a kind of its own, as it has nothing new behind it
-UNKNOWN = -1  # uses of a page that nothing is known of
-MIN_GHOSTS = 32_768  # remembers returns in a small pool, too; some 150 bytes each
-RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings: at first, and in the long run
+ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the ends of sequences, which have no new pages behind them
+UNKNOWN = -1  # number of uses of an unknown page
+MIN_GHOSTS = 32_768  # evicted pages remembered, also for a small pool; about 150 bytes each
+RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings, at first and later
 
 
 class _Batch:
-    """Pages of one kind that were released together; the next to go at the end.
-
-    A page that has been used again stays in ``pages`` until it is met: what counts is which batch
-    the policy has for a page.
-    """
+    """Pages of one kind that were released together; the next to evict is the last. A reused page stays in
+    ``pages`` until it is reached; the policy's own table tells its batch."""
 
     __slots__ = (
         "age", "behind", "num_awaited", "num_live", "pages", "released_at", "seen", "serial", "uses",
@@ -33,34 +30,34 @@ class _Batch:
         self, pages: list[PageId], seen: AgeHistogram, *, uses: int, released_at: int, behind: _Batch | None
     ) -> None:
         self.pages = pages
-        self.seen = seen  # where its kind is counted
-        self.uses = uses  # of each page, so far
+        self.seen = seen  # histogram of its kind
+        self.uses = uses  # uses of each page so far
         self.released_at = released_at
-        self.behind = behind  # what is of no use without these pages
+        self.behind = behind  # batch that is useless without these pages
         self.age = 0
-        self.num_live = self.num_awaited = len(pages)  # listed; listed, or evicted and remembered
-        self.weight = 1 / len(pages)  # of one page in what is counted
+        self.num_live = self.num_awaited = len(pages)  # pages listed; pages listed, or evicted and remembered
+        self.weight = 1 / len(pages)  # weight of a page in statistics
         self.value = 0.0
-        self.serial = 0  # of its one valid entry in the heap
+        self.serial = 0  # serial number of its valid heap entry
 
 
 class Gittins:
-    """Gives up the page that promises the fewest hits for the room it takes.
+    """Evicts the page with the fewest expected hits for its space.
 
-    What a page promises is its Gittins index: the most hits per time that keeping it for a while can
-    give, by the chances that pages of its kind come back at its age and later (``HitStatistics``, which says
-    what is a kind; J. Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc.
-    B 41, 1979; hit density as in Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed
-    horizon). Evicted pages are remembered for a while: else it could not see what it misses.
+    A page's value is its Gittins index: the most hits per time that keeping it for a while can give, from the
+    chances that pages of its kind are reused at its age and later (``HitStatistics`` defines kinds; J.
+    Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; hit density as
+    in Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed horizon). Evicted pages are
+    remembered for a while, so that misses are counted, too.
 
-    A page is worth at least what the pages behind it in its sequence are worth, as they need it; so
-    heads outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), older
-    pages go first.
+    A page is worth at least as much as the pages behind it in its sequence, because they need it; so heads
+    outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), older pages are
+    evicted first.
 
-    Time is the number of releases. All operations are O(1) per page. A batch of pages is looked at
-    up to ``NUM_AGES`` times as it grows older, O(log n) each, and all are ranked again now and then.
+    Time is the number of releases. All operations take O(1) per page. A batch of pages is visited up to
+    ``NUM_AGES`` times as it ages, O(log n) each, and all are ranked again from time to time.
 
-    num_ghosts   evicted pages it remembers
+    num_ghosts   number of evicted pages to remember
     """
 
     def __init__(self, num_pages: int, num_ghosts: int) -> None:
@@ -68,12 +65,12 @@ class Gittins:
         self._ghosts: OrderedDict[Digest, _Batch] = OrderedDict()
         self._batch_of: list[_Batch | None] = [None] * num_pages  # None: not listed
         self._uses = [UNKNOWN] * num_pages
-        self._gaps = [0] * num_pages  # between uses, on average; classes as in ``GAPS``
+        self._gaps = [0] * num_pages  # mean gaps between uses, in classes as in ``GAPS``
         self._num_listed = 0
-        self._digests: abc.Sequence[Digest | None] = ()  # the pool's
+        self._digests: abc.Sequence[Digest | None] = ()  # digests of the pool
         self._now = 0
-        self._due: dict[int, list[_Batch]] = {}  # by time: what reaches its next age; tails before heads
-        self._heap: list[tuple[float, int, int, _Batch]] = []  # value, when released, serial
+        self._due: dict[int, list[_Batch]] = {}  # by time: batches due for their next age; tails before heads
+        self._heap: list[tuple[float, int, int, _Batch]] = []  # value, time of release, serial number, batch
         self._serial = 0
         self._statistics = HitStatistics()
         self._shadow = ShadowLRU(num_pages)
@@ -104,19 +101,19 @@ class Gittins:
                 run, last = by_uses.setdefault(uses, []), uses
             run.append(page)
             if uses:
-                gap = gaps[page]  # of the deepest page that came back
+                gap = gaps[page]  # gap of the deepest page that was reused
         self._list(by_uses, gap)
         if self._shadow.release(len(pages)):
             self._rerank()
 
     def _list(self, by_uses: dict[int, list[PageId]], gap: int) -> None:
-        """Make batches of a sequence's pages by how often they were used, the head's first."""
+        """Make batches of a sequence's pages by their number of uses, the head's first."""
         num_new = len(by_uses.get(0, ()))
         kinds = {uses: kind_of(uses=uses, num_new=num_new, gap=gap) for uses in by_uses}
         behind: _Batch | None = None
         for uses, pages in reversed(by_uses.items()):
             body = pages if uses else pages[:-1]
-            if not uses:  # what ends a sequence differs from turn to turn more than what is before
+            if not uses:  # ends of sequences differ between turns more than the pages before
                 behind = self._add(pages[-1:], ENDS, 0, behind)
             if body:
                 behind = self._add(body, kinds[uses], uses, behind)
@@ -171,7 +168,7 @@ class Gittins:
         return evicted
 
     def _shrink(self, batch: _Batch, num_pages: int) -> list[PageId]:
-        """Up to so many pages of a batch, which are no longer listed but remembered."""
+        """Remove up to ``num_pages`` pages of a batch from the list, and remember them."""
         batch_of, all_uses, gaps, digests = self._batch_of, self._uses, self._gaps, self._digests
         if batch.num_live != len(batch.pages):
             batch.pages = [page for page in batch.pages if batch_of[page] is batch]
@@ -190,7 +187,7 @@ class Gittins:
         return pages
 
     def _recall(self, page: PageId, digest: Digest | None) -> int:
-        """Uses of a page that is new, or was evicted and has been computed again."""
+        """Return the uses of a page that is new, or was evicted and recomputed."""
         assert digest is not None, "released without a digest"
         batch = self._ghosts.pop(digest, None)
         uses = 0
@@ -204,7 +201,7 @@ class Gittins:
         return uses
 
     def _grow_older(self, batches: abc.Iterable[_Batch]) -> None:
-        """These reach their next age; what neither is listed nor remembered is forgotten."""
+        """Move batches to their next age; forget those that are neither listed nor remembered."""
         due, heap = self._due, self._heap
         for batch in batches:
             if not batch.num_awaited:
@@ -218,7 +215,9 @@ class Gittins:
                 heappush(heap, (batch.value, batch.released_at, batch.serial, batch))
 
     def _value(self, batch: _Batch) -> None:
-        """Value a batch anew; what is behind it has been. Only its next entry in the heap is valid."""
+        """Compute the value of a batch after that of the batch behind it; only its newest heap entry is
+        valid.
+        """
         self._serial += 1
         batch.serial = self._serial
         value = 0.0 if self._shadow.follow_lru else self._statistics.indices(batch.seen.kind)[batch.age]
@@ -231,13 +230,13 @@ class Gittins:
         batch.value = value
 
     def _rerank(self) -> None:
-        """Value everything by what was learned since the last time."""
+        """Compute all values again from the statistics learned since."""
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), RERANK_LAST)
         self._statistics.refresh(self._now)
         live = [
             (serial, batch) for _, _, serial, batch in self._heap if batch.serial == serial and batch.num_live
         ]
-        live.sort()  # serials are distinct, and tails have the lower ones
+        live.sort()  # serials are distinct, and tails have lower ones
         for _, batch in live:
             self._value(batch)
         self._heap = [(batch.value, batch.released_at, batch.serial, batch) for _, batch in live]
@@ -246,5 +245,5 @@ class Gittins:
 
 @register("gittins")
 def make_gittins(num_pages: int) -> Gittins:
-    """Return the policy for a pool of so many pages, with a memory of evicted pages that suits it."""
+    """Return the policy for a pool of ``num_pages`` pages, with a suitable memory of evicted pages."""
     return Gittins(num_pages, max(MIN_GHOSTS, 2 * num_pages))

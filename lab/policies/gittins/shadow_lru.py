@@ -1,38 +1,38 @@
-"""A shadow LRU: what LRU would have found in the same pool, to measure another policy against."""
+"""A simulation of LRU in the same pool, as a baseline for another policy."""
 
 from __future__ import annotations
 
-MARGIN = 0.001  # of all pages released: so far may a policy fall behind LRU,
-SLACK = 1 / 12  # and by this part of the pool: what pays later costs at first
-HALF_LIFE = 8192  # releases after which the past counts half
+MARGIN = 0.001  # share of all released pages by which a policy may fall behind LRU,
+SLACK = 1 / 12  # plus this share of the pool, because learning costs hits at first
+HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 class ShadowLRU:
-    """Follows how many of the pages that are wanted again LRU would have, and how many the policy has.
+    """Counts requested pages that LRU would have had, and those that the policy has.
 
-    LRU has what was released last and fills the pool: all pages released after a certain time, which
-    this keeps up to date. It errs in favour of LRU, by part of one release. O(1) per page.
+    LRU has the pages released last, up to the size of the pool: all pages released after a certain time,
+    which is tracked here. It errs in favour of LRU, by part of one release. O(1) per page.
 
-    num_pages     of the pool
-    follow_lru    whether the policy should do as LRU does: at first, until it has seen what comes back
-                  after twice the time that LRU keeps a page; and when it has fallen behind by more than
-                  ``MARGIN``, until that is half as much of all that was released since
+    num_pages     size of the pool
+    follow_lru    whether the policy should act like LRU: at first, until reuse after twice LRU's time is
+                  observed; and after falling behind by more than ``MARGIN``, until it has caught up by half
+                  of that, relative to all releases since
     """
 
     def __init__(self, num_pages: int) -> None:
         self.follow_lru = True
         self._num_pages = num_pages
         self._now = 0
-        self._since = 1  # LRU has what was released then or later
-        self._released: dict[int, int] = {}  # by time since then: pages that were not wanted again
-        self._num_recent = 0  # of them all
+        self._since = 1  # LRU has pages released at this time or later
+        self._released: dict[int, int] = {}  # by time since then: pages that were not requested again
+        self._num_recent = 0  # sum of ``_released``
         self._begin_at: int | None = None
-        self._lead = 0.0  # pages the policy found and LRU would not have found, less the opposite
+        self._lead = 0.0  # pages found by the policy and not by LRU, minus the opposite
         self._total = 0.0
         self._halve_at = HALF_LIFE
 
     def want(self, released_at: int, *, found: bool) -> None:
-        """A page that was last released at that time is used again."""
+        """Note that a page last released at that time is used again."""
         if released_at >= self._since:
             self._released[released_at] -= 1
             self._num_recent -= 1
@@ -41,7 +41,7 @@ class ShadowLRU:
             self._lead += found and not self.follow_lru
 
     def release(self, num_pages: int) -> bool:
-        """One time unit has passed; True if ``follow_lru`` has changed."""
+        """Note that one time unit has passed; return whether ``follow_lru`` has changed."""
         self._now += 1
         self._total += num_pages
         released = self._released
@@ -67,7 +67,7 @@ class ShadowLRU:
         return -self._lead > (most / 2 if self.follow_lru else most)
 
     def clear(self) -> None:
-        """Nothing is left in the pool, whatever the policy."""
+        """Note that the pool is empty, whatever the policy."""
         self._released.clear()
         self._num_recent = 0
         self._since = self._now + 1
