@@ -68,7 +68,7 @@ class Traced:
         drafts = Drafts(Head(self.note), BlockManager(64, 4, prefix_cache=False), max_tokens=32)
         ticks = itertools.count()
         self.core: EngineCore = assemble(
-            config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 1e-3
+            config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 2e-3
         )
         self.admission = InputProcessor(
             info, self.core.tokenizer, capacity=self.core.capacity, grammars=self.core.builder.grammars
