@@ -1,4 +1,4 @@
-// Norms that nobody has computed yet, for nodes that take them over.
+// Norms that are not evaluated yet, for nodes that compute them, too.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ struct PendingNorm {
   float eps;
 };
 
-// `x` as an RMS norm with a weight, not yet evaluated.
+// Returns `x` as an RMS norm with a weight, if it is one that is not evaluated yet.
 std::optional<PendingNorm> pending_rms_norm(const mx::array& x);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Row and elementwise operations, declared once per instruction set.
+// Row and elementwise operations, declared for each instruction set.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -19,16 +19,16 @@ struct NormCall {
 
 enum class Activation { silu, gelu, gelu_tanh, gelu_sigmoid };
 
-// Rows of `size` values, their starts `stride` values apart.
+// Rows of `size` values whose starts are `stride` values apart.
 struct StridedRows {
   const void* data;
   int64_t stride;
 };
 
 struct GateCall {
-  StridedRows gate, up;  // `up` without data: the activation of the gate alone
+  StridedRows gate, up;  // without data in `up`: the activation of the gate alone
   void* y;
-  int64_t y_stride;  // values from row to row; y may be what the gate or `up` is read from
+  int64_t y_stride;  // values from row to row; y may be the memory of the gate or of `up`
   Float type;
   Activation activation;
   int64_t rows;
@@ -48,7 +48,7 @@ struct RopeCall {
   float eps;
   int dims;
   bool interleaved;  // pairs are neighbours; otherwise dims / 2 apart
-  float scale;       // of the rotated values; 1: none
+  float scale;  // factor on the rotated values; 1: none
   void* y;           // [batch, heads, length, size] without gaps
 };
 
@@ -75,7 +75,7 @@ OCTAVO_DECLARE_OPS(avx2)
 OCTAVO_DECLARE_OPS(avx512)
 #undef OCTAVO_DECLARE_OPS
 
-// gated at the level in use, by the calling thread alone: of rows that a linear layer has just finished.
+// Computes `gated` on the calling thread alone, for rows that a linear layer has just finished.
 void run_gated_here(const GateCall& call);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Pieces of row operations, for sources that are compiled once per instruction set.
+// Parts of row operations, for sources that are compiled for each instruction set.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
 constexpr int kBlock = 256;  // values converted at once, on the stack
-constexpr std::size_t kItemBytes = 32 << 10;  // of one operand: less is not worth waking a thread for
+constexpr std::size_t kItemBytes = 32 << 10;  // of one operand; less work does not justify waking a thread
 
-// Adds term(value) of `count` values to the lanes. Blocks start at a multiple of kLanes.
+// Adds term(value) of `count` values to the lanes; blocks start at a multiple of kLanes.
 template <class Term>
 inline void add_terms(const float* values, int count, float* lanes, Term term) {
   int i = 0;
@@ -24,10 +24,10 @@ inline void add_terms(const float* values, int count, float* lanes, Term term) {
   for (int lane = 0; i + lane < count; ++lane) lanes[lane] += term(values[i + lane]);
 }
 
-// Halves onto each other.
+// Adds halves of the lanes until one value is left.
 inline float add_lanes(float* lanes) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // the same order, in a register
+  return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // the same order in a register
 #else
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
@@ -35,7 +35,7 @@ inline float add_lanes(float* lanes) {
 #endif
 }
 
-// The sum of term(value) over `size` values from element `start` on.
+// Returns the sum of term(value) over `size` values from element `start` on.
 template <class Term>
 inline float sum_row(const void* x, Float type, std::size_t start, int size, Term term) {
   float lanes[kLanes] = {}, values[kBlock];
@@ -52,7 +52,7 @@ inline float rms_factor(const void* x, Float type, std::size_t start, int size, 
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(size) + eps);
 }
 
-// values [count] = x * factor * weight, from element `start` of x and `at` of the weight on.
+// Computes values [count] = x * factor * weight, from element `start` of x and `at` of the weight on.
 inline void scale_block(const void* x, Float type, std::size_t start, const void* weight, Float weight_type,
                         int at, int count, float factor, float* values) {
   load_floats(x, type, start + at, count, values);

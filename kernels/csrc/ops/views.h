@@ -1,6 +1,6 @@
-// Looking through shape operations while a graph is built: model code reshapes, slices and transposes
-// what a kernel of ours wrote, and the next kernel can read the original with strides instead. Nodes
-// that nobody reads then never become part of the graph that is evaluated.
+// Resolution of shape operations while a graph is built. Model code reshapes, slices and transposes our
+// kernels' outputs, and the next kernel can read the original with strides instead. Nodes without readers
+// never become part of the evaluated graph.
 #pragma once
 
 #include <optional>
@@ -11,33 +11,34 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Element [i, j, ...] of the array lies at offset + i * strides[0] + j * strides[1] + ... of `base`,
-// whose elements will lie without gaps.
+// A view: element [i, j, ...] of the array is element offset + i * strides[0] + j * strides[1] + ... of the
+// contiguous `base`.
 struct View {
   mx::array base;
   int64_t offset;
   mx::Strides strides;
 };
 
-// `x` as a view of the output of one of our own primitives, which always allocate without gaps; none if
-// `x` has been evaluated or something other than shape operations lies between.
+// Returns `x` as a view of the output of one of our primitives, which are always contiguous; nothing if `x`
+// has been evaluated or other than shape operations are in between.
 std::optional<View> find_view(const mx::array& x);
 
-// `x`, or the same values with fewer nodes: what its shape operations view, reshaped or strided at once.
+// Returns `x`, or equal values with fewer nodes: its shape operations replaced by one reshape or one strided
+// view.
 mx::array shortcut(const mx::array& x);
 
 // Whether `x` has yet to be evaluated.
 bool is_pending(const mx::array& x);
 
-// The same, as the result of the named primitive.
+// Whether `x` has yet to be evaluated and is the result of the named primitive.
 bool made_by(const mx::array& x, const char* primitive);
 
-// x[0, count:] of x [1, count + T, ...]; where x is not evaluated yet and just that was put behind `count`
-// rows, what was put there.
+// Returns x[0, count:] of x [1, count + T, ...]. If x is an unevaluated concatenation of `count` rows and
+// others, returns the others.
 mx::array rows_behind(const mx::array& x, int count);
 
-// The distance between rows (runs along the last axis) if all axes before the last can be counted as
-// one and rows have no gaps in them.
+// Returns the distance between rows (runs along the last axis) if all axes before the last can be merged and
+// rows are contiguous.
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides);
 
 }  // namespace octavo

@@ -1,6 +1,6 @@
-// What the codes and scales of a stored row stand for: octavo.kernels.formats, read back. Portable code
-// that each level compiles for itself (internal linkage). Every product below is exact in float32, and
-// affine's sum is its only rounding, so that fused multiply-adds change nothing.
+// Values of stored codes and scales: octavo.kernels.formats, read back. Portable code that each level
+// compiles for itself (internal linkage). Every product below is exact in float32, and affine's sum is its
+// only rounding, so fused multiply-adds change nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 inline constexpr int kMxGroup = 32, kNvGroup = 16, kAffineGroup = 64;  // values that share a scale
 inline constexpr int kFp5Coarse = 8;  // values at the start of an fp5 row that have no fifth bit
 
-// E2M2: the value of each code whose lowest bit stands apart, as a fifth one below it.
+// E2M2: the value of each code, whose lowest bit is stored separately, as a fifth bit below the others.
 inline constexpr float kE2M2[32] = {0.0f,  0.25f,  0.5f,  0.75f,  1.0f,  1.25f,  1.5f,  1.75f,
                                     2.0f,  2.5f,   3.0f,  3.5f,   4.0f,  5.0f,   6.0f,  7.0f,
                                     -0.0f, -0.25f, -0.5f, -0.75f, -1.0f, -1.25f, -1.5f, -1.75f,
@@ -58,7 +58,7 @@ inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) 
   }
 }
 
-// Both values of a byte of codes, with kBits lowest bits of each (0 or 1) below it: looked up together.
+// Looks up both values of a byte of codes, with kBits lowest bits of each (0 or 1) below it.
 template <int kBits>
 struct PairsOfValues {
   alignas(64) float of[256 << 2 * kBits][2];
@@ -84,7 +84,7 @@ inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) 
   for (int i = 0; i < dim; i += 4, codes += 2) store_pairs(pairs[codes[0]], pairs[codes[1]], scale, row + i);
 }
 
-// planes: a byte of lowest bits for each eight values, but for the first eight: theirs is the row's scale
+// planes: a byte of lowest bits for each eight values; the first byte is the row's scale instead
 inline void expand_fp5(const uint8_t* codes, const uint8_t* planes, int dim, float* row) {
   const float scale = e5m3(planes[0]);
   expand_e2m1(codes, kFp5Coarse, scale, row);
@@ -108,13 +108,13 @@ inline void expand_affine4(const uint8_t* codes, int dim, float scale, float bia
   }
 }
 
-// body(group, its codes, its values) for the groups of a row; `group_bytes` of codes each.
+// Calls body(group, its codes, its values) for the groups of a row, with `group_bytes` of codes each.
 template <class Body>
 inline void for_groups(int dim, int group, int group_bytes, const uint8_t* codes, float* row, Body&& body) {
   for (int g = 0; g < dim / group; ++g) body(g, codes + g * group_bytes, row + g * group);
 }
 
-// The values of one stored row (in its rotated form, if the format rotates).
+// Returns the values of one stored row (rotated, if the format rotates).
 inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, float* row) {
   const int dim = format.dim;
   switch (format.codes) {

@@ -1,4 +1,4 @@
-// Whether a step's indices stay inside a pool: no kernel checks them.
+// Check that a step's indices are inside a pool, which no kernel checks.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ struct StepIndices {
   int64_t table_width;
 };
 
-// What AttentionMetadata.check says of such arrays, without a reason.
+// The checks of AttentionMetadata.check, without a reason.
 bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages);
 
-// What programs are given of a step whose indices are inside: slots, q_start, kv_len, the page table, widened
-// with zeros, starts, or zeros where it is empty, and a zero for each row. `to` has room for all of
-// that, and its size says how wide the table becomes; std::invalid_argument if that is no width.
+// Writes a program's values for a step with valid indices to `to`: slots, q_start, kv_len, the page table,
+// padded with zeros, starts (zeros if empty), and a zero for each row. The size of `to` determines the
+// table's width; std::invalid_argument if no width fits.
 void pack(const StepIndices& step, Ints starts, std::span<int32_t> to);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// The pool of pages as an MLX array, and the primitives that write it in place.
+// The page pool as an MLX array, and the primitives that write it in place.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@ namespace octavo {
 // MLX's current CPU stream on this thread: streams are per thread.
 mx::Stream cpu_stream();
 
-// Zeros uint8 [count, bytes] in memory as pools of pages have it; both must be at least 1.
+// Returns zeros, uint8 [count, bytes], in memory for page pools; both must be at least 1.
 mx::array zeroed_rows(int count, int bytes);
 
 mx::array create_pool(const PageLayout& layout);

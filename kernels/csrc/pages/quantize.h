@@ -1,6 +1,6 @@
-// Rows to codes and scales, bit-equal to octavo.kernels.formats: every float operation below is one rounding
-// in the order that docs/spec/page-formats.md defines (the build forbids contraction into FMA). Each function
-// is false if the row is not storable; what it has written is then overwritten. Internal linkage.
+// Conversion of rows to codes and scales, bit-equal to octavo.kernels.formats: every float operation below is
+// one rounding, in the order of docs/spec/page-formats.md (the build forbids contraction into FMA). Functions
+// return false if the row is not storable; their output is then overwritten. Internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 // ---- 16-bit rows ----
 
-// What is larger than `largest` becomes infinity.
+// Values larger than `largest` become infinity.
 inline bool store_16_bits(Float type, float largest, const float* row, int dim, uint8_t* codes) {
   alignas(64) float magnitudes[kMaxDim];
   const Extent extent = load_magnitudes(row, dim, magnitudes);
@@ -33,7 +33,7 @@ inline bool store_16_bits(Float type, float largest, const float* row, int dim, 
 
 // ---- fp4 ----
 
-// The value on the grid {0, .5, 1, 1.5, 2, 3, 4, 6} * scale nearest to a magnitude, ties to the even
+// Returns the value on the grid {0, .5, 1, 1.5, 2, 3, 4, 6} * scale nearest to a magnitude, ties to the even
 // code. Products and partial sums are exact: a scale has 11 significant bits.
 inline float nearest(float magnitude, float scale) {
   float value = 0;
@@ -53,7 +53,7 @@ inline int nearest_index(float magnitude, float scale) {
          (magnitude > scale * 5.0f);
 }
 
-// Sum of squared errors over a row padded with zeros to `width`, a power of two.
+// Returns the sum of squared errors over a row padded with zeros to `width`, a power of two.
 inline float squared_error(const float* magnitudes, int width, float scale, float* errors) {
   for (int i = 0; i < width; ++i) {
     const float difference = magnitudes[i] - nearest(magnitudes[i], scale);
@@ -62,7 +62,7 @@ inline float squared_error(const float* magnitudes, int width, float scale, floa
   return halving_sum(errors, width);
 }
 
-// The fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
+// Returns the fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
 inline uint16_t best_scale(const float* magnitudes, int width, float absmax) {
   alignas(64) float errors[kMaxDim];
   uint16_t best = 0;
@@ -78,7 +78,7 @@ inline uint16_t best_scale(const float* magnitudes, int width, float absmax) {
   return best;
 }
 
-// E2M1 codes of `count` values at a scale that is not 0.
+// Writes E2M1 codes of `count` values for a scale that is not 0.
 inline void encode_e2m1(const float* row, const float* magnitudes, int count, float scale, uint8_t* codes) {
   alignas(64) uint8_t nibbles[kMaxDim];
   for (int i = 0; i < count; ++i)
@@ -151,7 +151,7 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 
 inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
   const float most = bits == 8 ? 255.0f : 15.0f;
-  // Which zero the lowest and the highest are, if they are zeros, makes no difference: the bias is then 0.
+  // The sign of a zero as lowest or highest value makes no difference, because the bias is then 0.
   Vec low = -load(row), high = load(row);
   for (int i = kLanes; i < kAffineGroup; i += kLanes) {
     low = largest_of(-load(row + i), low);
@@ -177,7 +177,7 @@ inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, ui
   return storable;
 }
 
-// One row as its format stores it, rotated in place if the format rotates.
+// Stores one row in its format, rotated in place if the format rotates.
 inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t* scales) {
   const int dim = format.dim;
   if (format.rotated) hadamard(row, dim);
@@ -196,7 +196,7 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
   return false;
 }
 
-// Rows of a format's dim, one after the other, as store_row stores each; which of them are storable.
+// Stores consecutive rows of a format's dim like store_row, and reports which are storable.
 inline void store_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
                        uint8_t* const* scales, bool* storable) {
   const int dim = format.dim;

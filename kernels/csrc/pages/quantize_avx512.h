@@ -1,8 +1,9 @@
-// Rows to codes on AVX-512, in registers: bit-equal to pages/quantize.h and pages/quantize_fp5.h; fp4 and fp5
-// of rows whose length is a power of two from 64 to 256, mxfp4 and nvfp4. Internal linkage.
+// Conversion of rows to codes on AVX-512, in registers, bit-equal to pages/quantize.h and
+// pages/quantize_fp5.h. It covers fp4 and fp5 rows with a length that is a power of two from 64 to 256, mxfp4
+// and nvfp4. Internal linkage.
 //
-// Indices are found by halving: of 2^n values, the edges between them are looked up by what is known of the
-// index. Edges are passed at ">" or ">=" in turns (ties to the even index); x > e is x >= the float after e.
+// Indices of 2^n magnitudes are found by binary search in tables of edges. Edges alternate between ">" and
+// ">=" (ties to the even index); x > e is tested as x >= the float after e.
 #pragma once
 
 #include <immintrin.h>
@@ -20,18 +21,18 @@
 namespace octavo {
 namespace {
 
-// What a grid of 2^kBits magnitudes is looked up with. Constants: nothing of this file may run when it is
-// loaded.
+// Tables for the search in a grid of 2^kBits magnitudes. They are constants, because nothing in this file may
+// run at load.
 template <int kBits>
 struct Grid {
   alignas(64) float values[16];
-  alignas(64) float edges[kBits][16];  // the first is the same everywhere
+  alignas(64) float edges[kBits][16];  // the first vector is the same everywhere
 
   constexpr explicit Grid(const float (&magnitudes)[1 << kBits]) : values(), edges() {
     constexpr int kMask = (1 << kBits) - 1;
     for (int i = 0; i < 16; ++i) {
       values[i] = magnitudes[i & kMask];
-      for (int bit = kBits - 1; bit >= 0; --bit) {  // of an index, the bits above `bit` are known
+      for (int bit = kBits - 1; bit >= 0; --bit) {  // the index's bits above `bit` are known
         const int from = ((i & kMask) >> (bit + 1) << (bit + 1)) | 1 << bit;
         edges[kBits - 1 - bit][i] = (magnitudes[from - 1] + magnitudes[from]) / 2;
       }
@@ -39,7 +40,7 @@ struct Grid {
   }
 };
 
-// The same for a scale. Of an edge below an index with an odd number, the float after it.
+// The tables for one scale. An edge below an odd index is replaced by the float after it.
 template <int kBits>
 struct ScaledGrid {
   __m512 values;
@@ -79,7 +80,7 @@ constexpr float kE2m2Magnitudes[16] = {0, .25f, .5f, .75f, 1, 1.25f, 1.5f, 1.75f
 constexpr Grid<3> kE2m1Grid(kE2m1Magnitudes);
 constexpr Grid<4> kE2m2Grid(kE2m2Magnitudes);
 
-// Halves onto each other, as halving_sum.
+// Adds halves of the vectors, like halving_sum.
 template <int kVectors>
 inline __attribute__((always_inline)) float halving_sum_of(__m512 (&values)[kVectors]) {
 #pragma GCC unroll 4
@@ -89,7 +90,7 @@ inline __attribute__((always_inline)) float halving_sum_of(__m512 (&values)[kVec
   return _mm512_reduce_add_ps(values[0]);
 }
 
-// A row's magnitudes and signs; whether all are finite.
+// A row's magnitudes and signs, and whether all are finite.
 template <int kVectors>
 struct Magnitudes {
   __m512 at[kVectors];
@@ -113,7 +114,7 @@ struct Magnitudes {
   }
 };
 
-// 16 codes of four bits to 8 bytes.
+// Packs 16 four-bit codes into 8 bytes.
 inline __attribute__((always_inline)) void store_nibbles(__m512i codes, uint8_t* to) {
   const __m512i pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
   const __m128i bytes = _mm512_cvtepi64_epi8(pairs);
@@ -124,7 +125,7 @@ inline __attribute__((always_inline)) __m512i with_sign(__m512i codes, __mmask16
   return _mm512_mask_add_epi32(codes, negative, codes, _mm512_set1_epi32(8));
 }
 
-// Candidates for a scale. All are tried before any is compared: to guess which is better is to guess wrong.
+// Candidates for a scale. All are computed before comparing, because predicted branches would often be wrong.
 constexpr int kCandidates = 5;
 static_assert(std::size(kScaleFactors) == kCandidates && std::size(kScaleSteps) == kCandidates);
 
@@ -133,7 +134,7 @@ struct Choice {
   Scale scales[kCandidates];
   float errors[kCandidates];
 
-  // The first of the smallest error of those that are not 0; 0 if all are.
+  // Returns the first candidate with the smallest error among those that are not 0; 0 if all are.
   Scale best() const {
     Scale best = scales[0];
     float least = errors[0];
@@ -146,7 +147,7 @@ struct Choice {
   }
 };
 
-// fp4's scale by the definition: errors to the bit. Rarely needed, so not inlined.
+// Computes fp4's scale by the definition, with exact errors. Rarely needed, so not inlined.
 template <int kVectors>
 [[gnu::noinline]] uint16_t fp4_scale_by_errors(const float* row) {
   const Magnitudes<kVectors> x(row);
@@ -162,8 +163,8 @@ template <int kVectors>
   return choice.best();
 }
 
-// For each multiple of 1/4, between which all edges lie: the point of fp4's grid, in steps of 2^-13, nearest
-// to what lies from there to the next one.
+// For each multiple of 1/4 of a scale, the nearest point of fp4's grid up to the next multiple, in steps of
+// 2^-13. All edges are multiples of 1/4.
 struct NearestPoints {
   alignas(64) uint16_t at[32];
 
@@ -177,7 +178,7 @@ struct NearestPoints {
 };
 constexpr NearestPoints kNearestPoints;
 
-// The factors of fp4's candidates in the lanes in which `sums_of` has what belongs to them.
+// Lanes in which `sums_of` has the sums of fp4's candidates.
 constexpr uint32_t kCandidateLanes = 0x1f;
 alignas(64) constexpr float kFactorLanes[16] = {
     kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
@@ -185,7 +186,8 @@ alignas(64) constexpr float kFactorLanes[16] = {
     kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
     kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4]};
 
-// Sums of the lanes of five vectors: in lanes 0 to 4, the last one in 5 to 7, too, and all once more.
+// Returns the lane sums of five vectors in lanes 0 to 4. Lanes 5 to 7 repeat the last one, and the upper half
+// repeats the lower.
 inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCandidates]) {
   const auto ints = [](__m512 x) { return _mm512_castps_si512(x); };
   const auto floats = [](__m512i x) { return _mm512_castsi512_ps(x); };
@@ -207,18 +209,18 @@ inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCa
   return by_fours(sums, sums);
 }
 
-// The same scale, sooner: errors are estimated in whole numbers. In units of a candidate a magnitude is
-// q = x / scale < 7, in steps of 2^-13. A word is x with an error of half of 65535 steps up to the largest,
-// the factor that makes q of it is rounded, too, and the product is cut: q is off by less than 0.43, 0.5 and
-// 1 step, so each distance from the nearest point by less than 2^-12, and a sum E of n squares by less than
-// 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (What is left out, 2^-24 n and the roundings of floats, is less than
-// what 2 steps are more than 1.96.) The sums of the definition are within 2^-20 of the true ones. If only one
-// candidate's error may be the least, it is the definition's choice; else errors decide.
+// Finds the same scale faster, with integer estimates of errors. In units of a candidate, a magnitude is q =
+// x / scale < 7, in steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of 65535 steps up to
+// the largest), the factor from words to q, and the truncated product. They are below 0.43, 0.5 and 1 step.
+// So each distance from the nearest point is off by less than 2^-12, and a sum E of n squares by less than
+// 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than the margin
+// of 2 steps over 1.96.) The definition's sums are within 2^-20 of the true ones. If only one candidate can
+// have the smallest error, it is the definition's choice; otherwise exact errors decide.
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
   static_assert(kVectors <= 16);
   constexpr int kWords = kVectors / 2;
-  constexpr float kWordSteps = 8192.0f * 65536 / 65535;  // a product's upper word is a 65536th of it
+  constexpr float kWordSteps = 8192.0f * 65536 / 65535;  // the product's upper word is divided by 65536
   if (!(top >= 0x1p-11f && top <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(row);
   const __m512 largest = _mm512_set1_ps(top);
   const __m256i halves = _mm512_cvtps_ph(_mm512_mul_ps(largest, _mm512_load_ps(kFactorLanes)),
@@ -253,7 +255,7 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float
   const __m512 error = _mm512_mul_ps(sums_of(units), square);
   const __m512 off = _mm512_fmadd_ps(error, _mm512_set1_ps(0x1p-10f),
                                      _mm512_mul_ps(square, _mm512_set1_ps(16 * kVectors * 0x1p12f)));
-  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: ordered as their bits are
+  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: ordered like their bits
   most = _mm512_min_epi32(most, _mm512_shuffle_i32x4(most, most, 0xb1));
   most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0x4e)));
   most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0xb1)));
@@ -266,12 +268,12 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float
   return of_lanes[std::countr_zero(candidates)];
 }
 
-// Rows at a time: each step is done for all of them before the next one, because the steps of one row wait
-// for each other.
+// Rows computed together: each operation is done for all of them, because operations of one row depend on
+// each other.
 constexpr int kRowsTogether = 8;
 
-// Rows of 16 kVectors values, one after the other; where their codes and scales go. `storable` rows keep what
-// they have: only a row that is not becomes false, and has nothing written.
+// Rows of 16 kVectors values, one after the other, and the targets of their codes and scales. A row that is
+// not storable sets its `storable` to false and writes nothing; others leave it unchanged.
 template <int kVectors>
 void store_fp4_rows(const float* rows, int count, uint8_t* const* codes, uint8_t* const* scales,
                     bool* storable) {
@@ -342,7 +344,7 @@ inline bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
   return true;
 }
 
-// Groups of 16 kVectors values of E2M1 codes; `to_scale` makes a group's byte, `of_scale` a float of it.
+// Groups of 16 kVectors values in E2M1 codes; `to_scale` makes a group's scale byte, `of_scale` its float.
 template <int kVectors, class ToScale, class OfScale>
 inline bool store_e2m1_groups(const float* row, int dim, uint8_t* codes, uint8_t* scales, ToScale to_scale,
                               OfScale of_scale) {

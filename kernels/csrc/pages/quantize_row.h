@@ -1,4 +1,4 @@
-// What storing a row needs in several formats. Internal linkage.
+// Common parts of storing a row in several formats. Internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 /
 inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
 inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 
-// Of some values: the largest magnitude, and whether all are finite.
+// The largest magnitude of some values, and whether all are finite.
 struct Extent {
   float largest;
   bool finite;
 };
 
-// Magnitudes of `count` values, and their extent.
+// Writes the magnitudes of `count` values and returns their extent.
 inline Extent load_magnitudes(const float* values, int count, float* magnitudes) {
   constexpr float kLargest = 3.402823466e38f;
   Vec top{};
@@ -48,15 +48,15 @@ inline Extent load_magnitudes(const float* values, int count, float* magnitudes)
   return extent;
 }
 
-// The power of two at or above a row's length.
+// Returns the smallest power of two that is at least a row's length.
 inline int padded_width(int dim) {
   int width = 1;
   while (width < dim) width *= 2;
   return width;
 }
 
-// Sum of `width` values, a power of two of them, in the formats' order: halves are added onto each other,
-// in place, until one value is left.
+// Returns the sum of `width` values, a power of two, in the formats' order: the upper half is added to the
+// lower, in place, until one value is left.
 inline float halving_sum(float* values, int width) {
   while (width > 1) {
     width /= 2;
@@ -70,8 +70,8 @@ inline float halving_sum(float* values, int width) {
 constexpr float lowest_integer(int bits) { return bits == 8 ? -127.0f : -8.0f; }
 constexpr float highest_integer(int bits) { return bits == 8 ? 127.0f : 7.0f; }
 
-// Stores the scale of a row of integers whose largest magnitude is absmax, and returns it; where it rounds to
-// none returns 0, and the codes, all zero, are stored too.
+// Stores and returns the scale of a row of integers with the largest magnitude absmax. If it rounds to 0,
+// returns 0 and stores codes of zero, too.
 inline float store_integer_scale(float absmax, int bits, int dim, uint8_t* codes, uint8_t* scale) {
   const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
   const uint16_t half = float_to_f16(std::min(absmax * factor, kMaxHalf));
@@ -93,8 +93,7 @@ inline uint8_t to_e4m3(float absmax) {
   return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
 }
 
-// Step and bias of a group of affine codes, `most` of them above 0. Codes are made with these, before they
-// are rounded to fp16.
+// Step and bias of a group of affine codes, with codes up to `most`, before they are rounded to fp16.
 struct AffineGroup {
   float step, bias;
 
@@ -108,7 +107,7 @@ struct AffineGroup {
     if (count != 0) step = edge / count;
   }
 
-  // False where they do not fit fp16.
+  // Returns false if they do not fit fp16.
   bool store(uint8_t* to) const {
     const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
     store_half(to, stored_step);

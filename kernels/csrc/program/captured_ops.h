@@ -1,12 +1,12 @@
-// Operations of MLX in a program.
+// MLX's own operations in a captured program.
 #pragma once
 
 #include "program/encoder.h"
 
 namespace octavo {
 
-// Evaluates x, a pending result of MLX's own: as a view of its input where the operation is one, by work of
-// ours where it is simple arithmetic, else by MLX in each run.
+// Captures x, a pending result of MLX's own operations: as a view of its input if possible, as work of ours
+// for simple arithmetic, otherwise as an evaluation by MLX in each run.
 void capture_mlx(mx::array& x);
 
 }  // namespace octavo

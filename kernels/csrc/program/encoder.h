@@ -1,5 +1,5 @@
-// Where a primitive puts its work: into the queue of its MLX stream, or into a program that is being
-// captured (program/program.h) and runs the same work again and again, without a graph.
+// Target of a primitive's work: the queue of its MLX stream, or a program that is being captured
+// (program/program.h) and repeats the work without a graph.
 #pragma once
 
 #include <chrono>
@@ -18,9 +18,9 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Memory of the intermediate results of programs that never run at the same time. A range of it is used again
-// once the array in it is gone; a new capture begins with all of it, whatever earlier ones hold. So it is
-// as large as what the largest program needs at once, at most about twice that, however many there are.
+// Memory for intermediate results of programs that never run at the same time. A range is reused once its
+// array is gone. A new capture begins with all of the memory, whatever earlier programs hold. So the arena is
+// as large as the largest program needs, at most about twice that, for any number of programs.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena() = default;
@@ -29,18 +29,18 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   void reuse_all();
   void allocate(mx::array& output);
-  std::size_t nbytes() const;  // that any array has had
+  std::size_t nbytes() const;  // bytes that any array has used
 
  private:
   struct Range {
     std::size_t begin, end;
   };
 
-  // Programs keep addresses, so it stays where it is.
+  // Programs keep addresses, so a segment is never moved.
   struct Segment {
     Lines memory;
-    std::size_t size, used;   // bytes, and those of them up to the end of any array so far
-    std::vector<Range> free;  // in their order, never side by side
+    std::size_t size, used;  // bytes, and bytes up to the end of any array so far
+    std::vector<Range> free;  // ascending, never adjacent
   };
 
   struct Place {
@@ -57,7 +57,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
 using Tasks = std::vector<std::function<void()>>;
 
-// Work and memory of primitives that are evaluated on this thread while it lives.
+// Collects work and memory of primitives evaluated on this thread while it lives.
 class Capture {
  public:
   explicit Capture(std::shared_ptr<Arena> arena);
@@ -69,12 +69,12 @@ class Capture {
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
-  std::vector<std::size_t> queued;     // those of the tasks that only put work of MLX's into its queue,
-  std::optional<mx::Stream> stream;    // which is this stream's
-  std::vector<mx::array> temporaries;  // of the primitive that is evaluated
+  std::vector<std::size_t> queued;  // indices of tasks that only put MLX's work into its queue,
+  std::optional<mx::Stream> stream;  // which is this stream's queue
+  std::vector<mx::array> temporaries;  // arrays of the primitive being evaluated
 };
 
-// Adds the time until its end to what kernels have taken in this process.
+// Adds its lifetime to the total time of kernels in this process.
 class KernelTime {
  public:
   KernelTime() : began_(std::chrono::steady_clock::now()) {}
@@ -88,7 +88,7 @@ class KernelTime {
   std::chrono::steady_clock::time_point began_;
 };
 
-// Gives an output memory of its own.
+// Allocates an output's memory.
 void allocate(mx::array& output);
 
 class Encoder {
@@ -105,7 +105,7 @@ class Encoder {
       });
   }
 
-  // Holds an array for the work that has been dispatched.
+  // Keeps an array until the dispatched work is done.
   void add_temporary(mx::array array) {
     if (Capture* const capture = Capture::current()) capture->temporaries.push_back(std::move(array));
     else mx::cpu::get_command_encoder(stream_).add_temporary(std::move(array));

@@ -1,4 +1,4 @@
-// Operations of MLX's as part of a program.
+// MLX's own operations as tasks of a program.
 #pragma once
 
 #include <exception>
@@ -7,15 +7,14 @@
 
 namespace octavo {
 
-// Puts the evaluation of x, a pending result of MLX's own, into the program that is being captured: in each
-// run MLX's primitive is given what the program has computed, and what it gives is copied to where the
-// program reads it. Nothing is evaluated now: the inputs have no values yet. Throws std::invalid_argument for
-// a primitive that lies on another stream than one before it.
+// Adds the evaluation of x, a pending result of MLX's own operations, to the program being captured. In each
+// run MLX's primitive gets the program's arrays, and its results are copied to where the program reads them.
+// Nothing is evaluated now, because inputs have no values yet. Throws std::invalid_argument if the
+// primitive's stream is not that of earlier ones.
 void capture_evaluation(mx::array& x);
 
-// Runs tasks of which those at `queued` (ascending) put their work into the queue of `stream` themselves, in
-// their order; all of it happens on that queue's thread, and is done on return. Throws what one of them
-// throws.
+// Runs tasks on the thread of `stream`'s queue and returns when all are done. Tasks at `queued` (ascending)
+// put their work into that queue themselves. Throws the exception of a task.
 void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::Stream stream);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// What every MLX primitive of ours needs: a CPU stream, outputs with memory, inputs without gaps.
+// Common parts of our MLX primitives: a CPU stream, outputs with memory, contiguous inputs.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,8 @@ inline std::string dtype_text(mx::Dtype type) {
 // "float32 [2, 3]"
 inline std::string array_text(const mx::array& a) { return dtype_text(a.dtype()) + " " + shape_text(a); }
 
-// std::invalid_argument unless x consists of floats and is `right`: of this shape, in words.
+// Throws std::invalid_argument unless x consists of floats and is `right`; `shape` is the expected shape as
+// text.
 inline void require_floats(const char* name, const mx::array& x, bool right, const std::string& shape) {
   if (!right || !is_float(x.dtype()))
     throw std::invalid_argument(std::string(name) + " must be bfloat16, float16 or float32 " + shape +
@@ -58,8 +59,8 @@ inline void require_integers(const char* name, const mx::array& x) {
           std::string(name) + " must be integers, got " + dtype_text(x.dtype()));
 }
 
-// Elements [outer indices..., last dim] of a strided array, in row-major order. (libmlx has this as
-// copy_cpu, but does not export it.)
+// Elements [outer indices..., last dim] of a strided array, in row-major order. (libmlx has this as copy_cpu,
+// but does not export it.)
 template <class T>
 void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& strides, std::size_t dim,
                   T*& target) {
@@ -71,7 +72,7 @@ void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& st
     copy_strided(source + i * strides[dim], shape, strides, dim + 1, target);
 }
 
-// `input` itself if it is row-contiguous, else a copy that is once the stream gets there.
+// Returns `input` if it is row-contiguous, else a copy that is made when the stream gets there.
 inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   if (input.flags().row_contiguous) return input;
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
@@ -90,8 +91,8 @@ inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   return copy;
 }
 
-// Ids of any integer type as int32. Those of 64 bits that do not fit become the nearest that does, which no
-// table has, not some other row's.
+// Converts ids of any integer type to int32. Ids of 64 bits that do not fit become the nearest int32, which
+// is out of every table's range, instead of another row's id.
 inline mx::array narrow_ids(const mx::array& ids, mx::StreamOrDevice stream) {
   mx::array within = ids;
   if (ids.itemsize() == 8) within = mx::minimum(within, mx::array(INT32_MAX, ids.dtype()), stream);
@@ -107,9 +108,8 @@ class CpuPrimitive : public mx::Primitive {
     throw std::runtime_error(std::string(name()) + " runs on the CPU only");
   }
 
-  // Whether row i (along the first axis) of each output, of which x is one, depends on row i of the inputs
-  // that have as many rows and axes, and on no other row of any. It is then the same primitive for other
-  // numbers of rows.
+  // Whether row i (along the first axis) of each output, of which x is one, depends only on row i of the
+  // inputs that have as many rows and axes. The primitive then also works with other numbers of rows.
   virtual bool computes_rows(const mx::array& /*x*/) const { return false; }
 };
 

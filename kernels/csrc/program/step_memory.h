@@ -1,4 +1,4 @@
-// Memory of the results of graphs that run once: blocks that were given back are kept for the next step.
+// Memory for results of graphs that run once: released blocks are kept for the next step.
 #pragma once
 
 #include <cstddef>
@@ -9,22 +9,22 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Gives an output memory, of a kept block if one fits. A block belongs to its array until that is gone, so
-// steps in flight never share one. A system allocator gives large blocks back to the system and takes them
-// anew in every step; the kernel then clears each of their pages.
+// Allocates an output's memory, from a kept block if one fits. A block belongs to its array until that is
+// gone, so steps in flight never share one. A system allocator would return large blocks to the system and
+// request them again in every step, and the kernel would clear each of their pages.
 //
-// At most kKeptBytes are kept, and none that no array has needed for kPatience allocations.
+// At most kKeptBytes are kept, and no block that was unused for kPatience allocations.
 void allocate_for_step(mx::array& output);
 
-// The buffer of an array of `bytes` whose data begin one cache line after `lines`, which has room for both.
-// MLX keeps a size in front of the data of its buffers, and arrays from its own allocator begin 24 bytes into
-// a page, so that half of what vectors of 64 bytes load and store would lie in two lines.
+// Returns the buffer of an array of `bytes` whose data begin one cache line after `lines`, which has space
+// for both. MLX keeps a size in front of its buffers' data, and arrays from its own allocator begin 24 bytes
+// into a page, so half of all 64-byte loads and stores would cross a cache line.
 mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes);
 
-// Bytes of kept blocks that no array has now.
+// Bytes of kept blocks that no array uses now.
 std::size_t kept_bytes();
 
-// Gives all of them back.
+// Frees all kept blocks.
 void release_kept();
 
 inline constexpr std::size_t kKeptBytes = std::size_t(128) << 20;

@@ -1,8 +1,8 @@
-// Recurrences over slots of states, declared once per instruction set.
+// Recurrences over state slots, declared for each instruction set.
 //
-// Every kernel walks the tokens of a segment one by one, some rows of a state at a time. What a token does to
-// a row is one fixed sequence of operations, so bits depend on the instruction level and on the tokens
-// before, and on nothing else: not on cuts, not on other segments, not on threads.
+// Every kernel processes the tokens of a segment one by one, some rows of a state at a time. A token applies
+// a fixed sequence of operations to a row. So bits depend only on the instruction level and on earlier
+// tokens, not on chunks, other segments or threads.
 #pragma once
 
 #include "recurrent/segments.h"
@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// Values [row, i] of an input, i without gaps.
+// Values [row, i] of an input, contiguous in i.
 struct Rows {
   const void* data;
   int64_t stride;  // values from one row to the next
@@ -20,7 +20,7 @@ struct Rows {
 enum class Gates {
   ready,     // a is the decay and b is beta
   softplus,  // decay exp(-exp(A_log) softplus(a + dt_bias)), beta sigmoid(b) beta_scale
-  bounded,   // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta likewise
+  bounded,  // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as for softplus
 };
 
 // S = S diag(g);  u = beta (v - S k);  S += u k';  y = S q   (gated delta rule, Yang et al. 2024)
@@ -31,7 +31,7 @@ struct DeltaCall {
   Rows v;                // [T, Hv, Dv]
   Rows a;                // [T, Hv], or [T, Hv, Dk] with vector_gate
   Rows b;                // [T, Hv]
-  const float* A_log;    // [Hv], or [Hv, Dk] with wide_A; of gates that are not ready
+  const float* A_log;  // [Hv], or [Hv, Dk] with wide_A; unused if gates are ready
   const float* dt_bias;  // like a row of a
   Gates gates;
   float lower_bound, beta_scale;
@@ -64,7 +64,7 @@ struct SsdCall {
   Rows dt;                       // [T, H]
   const float *A_log, *dt_bias;  // [H]
   const float* D;                // [H]
-  float lowest, highest;         // of d
+  float lowest, highest;  // limits of d
   int H, G, Dh, Ds;
   void* y;  // [T, H, Dh] of the type of x
 };
@@ -93,8 +93,8 @@ struct ScanCall {
   void* y;  // [T, W] of the type of x
 };
 
-// h = a h + m x sigmoid(input_gate) with a = exp(c sigmoid(a_gate)) and m = sqrt(1 - a^2), for the first
-// token of a sequence 1   (RG-LRU, De et al. 2024)
+// h = a h + m x sigmoid(input_gate) with a = exp(c sigmoid(a_gate)) and m = sqrt(1 - a^2), or m = 1 for the
+// first token of a sequence   (RG-LRU, De et al. 2024)
 struct LruCall {
   float* pool;  // [num_slots, W]
   StateStep step;

@@ -1,4 +1,4 @@
-// Pieces of the recurrences of all kinds. Internal linkage: see numeric.h.
+// Common parts of all recurrences. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 namespace octavo {
 namespace {
 
-constexpr int kGroup = 16;  // rows of a state that are walked together: their values stay in the first cache
-constexpr int kTile = 4;    // of them, rows that share the loads of a token's vectors
+constexpr int kGroup = 16;  // rows of a state processed together: their values stay in L1
+constexpr int kTile = 4;  // rows of a group that share the loads of a token's vectors
 
-// body(piece, part) for every piece of every segment in order and `parts` parts of a state, in parallel over
-// segments and parts.
+// Calls body(piece, part) for every piece of every segment in order and for `parts` parts of a state, in
+// parallel over segments and parts.
 template <class Body>
 inline void for_pieces(const StateStep& step, int parts, Body body) {
   const Plan plan = plan_pieces(step);
@@ -26,8 +26,8 @@ inline void for_pieces(const StateStep& step, int parts, Body body) {
   });
 }
 
-// Into how many parts a head's rows are cut, in groups, so that every thread has work. A part prepares the
-// tokens for itself: never more parts than that.
+// Returns the number of parts of a head's rows, in groups, so that every thread has work. Each part prepares
+// the tokens again, so there are no more parts than needed for that.
 inline int parts_of_head(int num_segments, int heads, int rows) {
   const int items = num_segments * heads, groups = (rows + kGroup - 1) / kGroup;
   const int wanted = items > 0 ? (num_threads() + items - 1) / items : 1;
@@ -44,9 +44,8 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
   return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
 }
 
-// Prefetches `floats` of the state that come some rows after `state`, into L2: one core waits for
-// memory otherwise, and L1 would lose the rows that are walked. Beyond the state's end is the
-// next head's.
+// Prefetches `floats` values of the state that come some rows after `state`, into L2. Otherwise a core waits
+// for memory, and in L1 they would evict the rows in use. The next head's state follows this one's.
 template <int floats>
 inline void prefetch(const float* state) {
   constexpr int kAhead = 24576;  // bytes
@@ -64,7 +63,7 @@ inline float load_one(const Rows& rows, int64_t row, int64_t offset) {
   return value;
 }
 
-// tile(integral constant of rows, first row) over `rows` rows.
+// Calls tile(integral constant of rows, first row) over `rows` rows.
 template <class Tile>
 inline void for_tiles(int rows, Tile tile) {
   int row = 0;
@@ -72,17 +71,17 @@ inline void for_tiles(int rows, Tile tile) {
   for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
 }
 
-// The sums of up to four rows of a tile, in their places of a group's.
+// Stores the sums of up to four rows of a tile at their places in a group.
 inline void store_sums(const Vec* rows, float* to) {
   *reinterpret_cast<Four*>(to) = sums(rows[0], rows[1], rows[2], rows[3]);
 }
 
-// Rows of the state of one head, all or a part of them, in two slots.
+// Some or all rows of the state of one head, in two slots.
 struct HeadRows {
   const float* source;
   float* target;
 
-  // Where a walk starts to read: the target, cleared, for a sequence without a state.
+  // Where reading begins: the target, cleared, for a sequence without a state.
   HeadRows(float* pool, const Piece& piece, int64_t slot_size, int64_t first, int64_t count)
       : source(pool + piece.target * slot_size + first), target(pool + piece.target * slot_size + first) {
     if (piece.source < 0) std::memset(target, 0, sizeof(float) * count);

@@ -1,4 +1,4 @@
-// Which rows of a step continue which states.
+// Assignment of a step's rows to states.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-// One step of a recurrent layer, as arrays of int32 that a captured program may fill anew.
+// One step of a recurrent layer, as int32 arrays that a captured program may fill again.
 struct StateStep {
   const int32_t*
       segments;  // [num_segments, 4]: first row, rows, slot that is read (-1: none yet), slot written
@@ -15,19 +15,20 @@ struct StateStep {
   int num_rows, num_slots;
 };
 
-// Rows of one segment without a checkpoint between them: the state of `source` (-1: zero) goes to `target`.
+// Rows of one segment without a checkpoint between them: the state of `source` (-1: zero) is advanced to
+// `target`.
 struct Piece {
   int start, length, source, target;
 };
 
-// Pieces of all segments; those of segment i are [first[i], first[i + 1]), each reading what the one before
-// it wrote. A piece without rows is a copy. A segment without rows has no pieces.
+// Pieces of all segments; those of segment i are [first[i], first[i + 1]), each reading the result of the
+// previous one. A piece without rows is a copy. A segment without rows has no pieces.
 struct Plan {
   std::vector<Piece> pieces;
   std::vector<int> first;
 };
 
-// std::invalid_argument for a row or slot outside the step.
+// Throws std::invalid_argument for a row or slot outside the step.
 Plan plan_pieces(const StateStep& step);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// The arrays of a step of recurrent layers, as nodes check and read them.
+// The arrays of a step of recurrent layers, in the form of graph nodes.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 
 namespace octavo {
 
-// Which rows continue which states, int32: see StateStep.
+// int32 arrays that assign rows to states: see StateStep.
 struct StepArrays {
   mx::array segments;     // [S, 4]
   mx::array checkpoints;  // [C, 2]
 
-  // std::invalid_argument unless they have these shapes.
+  // Throws std::invalid_argument unless they have these shapes.
   void check() const {
     const auto ints = [](const char* name, const mx::array& x, const char* axes, int columns) {
       require(x.dtype() == mx::int32 && x.ndim() == 2 && x.shape(1) == columns,
@@ -25,7 +25,7 @@ struct StepArrays {
   }
 };
 
-// The inputs after the first of a node, segments and checkpoints, for `rows` rows and `slots` slots.
+// Returns a node's inputs after the first, segments and checkpoints, for `rows` rows and `slots` slots.
 inline StateStep step_of(const std::vector<mx::array>& inputs, int rows, int slots, Encoder& encoder) {
   const mx::array segments = row_contiguous(inputs[1], encoder);
   const mx::array checkpoints = row_contiguous(inputs[2], encoder);

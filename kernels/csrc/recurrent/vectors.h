@@ -1,6 +1,5 @@
-// Arithmetic on vectors of floats for recurrences. A product that is added is contracted where the level has
-// FMA, and only where it is asked for: what a token does to a value is then one sequence of operations,
-// whichever loop it stands in. Internal linkage: see numeric.h.
+// Vector arithmetic for recurrences. Multiply-adds are fused only where written so and if the level has FMA.
+// So a token applies the same sequence of operations in every loop. Internal linkage: see numeric.h.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -38,7 +37,7 @@ typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 
-// Sums of neighbours: of a, then of b, in each half.
+// Adds neighbours, of a and then of b, in each half.
 inline Eight neighbours(Eight a, Eight b) {
   return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
          __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
@@ -53,7 +52,7 @@ inline Eight folded(Vec x) {
 #endif
 }
 
-// The sums of four vectors, each added up in the same order.
+// Returns the sums of four vectors, each in the same order.
 inline Four sums(Vec a, Vec b, Vec c, Vec d) {
   const Eight all = neighbours(neighbours(folded(a), folded(b)), neighbours(folded(c), folded(d)));
   return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
@@ -70,7 +69,7 @@ inline Four sums(Vec a, Vec b, Vec c, Vec d) {
 
 inline float sum(Vec x) { return sums(x, Vec{}, Vec{}, Vec{})[0]; }
 
-// e^x, relative error below 2e-7 (Cephes' expf); beyond [-87, 88] that of the nearer end.
+// e^x, relative error below 2e-7 (Cephes' expf); outside of [-87, 88] the value at the nearer end.
 inline Vec exp_lanes(Vec x) {
   x = x > 88.0f ? splat(88.0f) : (x < -87.0f ? splat(-87.0f) : x);
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -104,7 +103,7 @@ inline Vec softplus_lanes(Vec x) {
   return fma(s + s, p, x > 0.0f ? x : Vec{});
 }
 
-// function(vector) for each vector of `values` [count], in place; there is room for whole vectors.
+// Applies function(vector) to `values` [count] in place; the array must have space for whole vectors.
 template <class Function>
 inline void map_lanes(float* values, int count, Function function) {
   for (int i = 0; i < count; i += kLanes) store(values + i, function(load(values + i)));

@@ -1,6 +1,6 @@
-// Dot products that are added up where they are: GCC 12 copies the sums of its own VNNI and bf16 intrinsics
-// from register to register, and spills them. A sum is a variable of its own here, because what assembly
-// writes to is not taken out of an array. Internal linkage: see numeric.h.
+// Dot products accumulated in one register. GCC 12 copies the sums of its own VNNI and bf16 intrinsics from
+// register to register, and spills them. A sum is a separate variable here, because assembly's outputs are
+// not moved out of an array. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -30,8 +30,8 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
-// Floats of pairs' upper and lower halves. Where numbers are flushed to zero, two fused multiplications, of
-// the upper halves first, have the bits of VDPBF16PS.
+// The upper and lower halves of pairs as floats. If subnormals are flushed to zero, two fused
+// multiplications, the upper halves first, have the bits of VDPBF16PS.
 inline __attribute__((always_inline)) __m512 upper_floats(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
@@ -44,9 +44,9 @@ __attribute__((noinline)) void call_apart(Body& body) {
   body();
 }
 
-// Calls body() while numbers below the smallest normal one are zeros, of operands and results: as they are to
-// products of bf16 pairs. Compilers do not know that MXCSR has to do with floating point, and may move
-// operations past its writing, but not out of a function that they call.
+// Calls body() with subnormal operands and results flushed to zero, as products of bf16 pairs do. Compilers
+// do not know that MXCSR affects floating point. They may move operations across its writing, but not out of
+// a function that they call.
 template <class Body>
 inline void flushed_to_zero(Body body) {
   const unsigned before = _mm_getcsr();
@@ -55,15 +55,15 @@ inline void flushed_to_zero(Body body) {
   _mm_setcsr(before);
 }
 
-// The same place, of which compilers do not know that: they would keep what they loaded from it, and run out
+// Returns `from` in a way that hides this from compilers. Otherwise they would keep loaded values and run out
 // of registers.
 inline __attribute__((always_inline)) const uint8_t* read_again(const uint8_t* from) {
   asm("" : "+r"(from));
   return from;
 }
 
-// A sum is ready here, and nothing that has an effect comes past: prefetches stay where they are written,
-// where compilers would put many of them in a row.
+// Forces the sum to be computed here, as a barrier for operations with effects. So prefetches stay where they
+// are written; compilers would put many of them in a row.
 inline __attribute__((always_inline)) void settle(__m512& sum) {
 #if defined(__AVX512VNNI__)
   __m512 to = sum;

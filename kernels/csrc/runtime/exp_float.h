@@ -1,4 +1,4 @@
-// The exponential in plain arithmetic, the same on every instruction set.
+// The exponential in plain arithmetic, with the same operations on every instruction set.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -10,7 +10,7 @@ namespace {
 namespace cephes {
 constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2High = 0.693359375f, kLn2Rest = 2.12194440e-4f;  // the one minus the other
+constexpr float kLn2High = 0.693359375f, kLn2Rest = 2.12194440e-4f;  // their difference is ln 2
 constexpr float kTerms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                             4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 }  // namespace cephes
@@ -26,9 +26,9 @@ inline Real power_of_two(Real shifted) {
   return power;
 }
 
-// The exponential with a relative error below 2e-7; beyond [-87, 88] that of the nearer end. Written out
-// because a call to libm would keep loops scalar. `Real` is float or a vector of floats, `Bits` the integers
-// of its size. This is the middle of it, for x in [-87, 88].
+// The exponential with a relative error below 2e-7, here for x in [-87, 88]; outside, the callers take the
+// nearer end. Written out because a call to libm would keep loops scalar. `Real` is float or a vector of
+// floats, `Bits` the integers of its size.
 template <class Real, class Bits>
 inline __attribute__((always_inline)) Real exp_within(Real x) {
   const Real shifted = x * cephes::kLog2E + cephes::kRound;

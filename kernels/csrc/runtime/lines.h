@@ -1,4 +1,4 @@
-// Memory that kernels compute in: whole cache lines, large blocks in huge pages where the system has them.
+// Memory for kernels: whole cache lines, with huge pages for large blocks if the system has them.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ struct FreeLines {
 };
 using Lines = std::unique_ptr<char, FreeLines>;
 
-// At least `bytes`, from a cache line on; std::bad_alloc. From 256 KiB on they lie in huge pages but for what
-// is left over at their end: rows of activations are far apart, and a look-up of a small page for each costs
-// a virtual machine two walks.
+// Returns at least `bytes`, aligned to a cache line; throws std::bad_alloc. From 256 KiB on the block lies in
+// huge pages, except for a remainder at its end. Rows of activations are far apart, and a look-up of a small
+// page for each row costs a virtual machine two walks.
 Lines allocate_lines(std::size_t bytes);
 
 }  // namespace octavo

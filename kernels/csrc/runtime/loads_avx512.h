@@ -1,4 +1,5 @@
-// Vectors of float32 from any float type, and as bf16, on AVX-512. Internal linkage: see numeric.h.
+// Vectors of float32 loaded from any float type, and converted to bf16, on AVX-512. Internal linkage: see
+// numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -21,7 +22,7 @@ inline __m512 load16(const void* p, Float type, std::size_t at) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// As if the values had been stored as bf16 and loaded again.
+// Rounds values as storing them as bf16 and loading them would.
 inline __m512 round_to_bf16(__m512 values) {
   if (!has_subnormal(values))
     return _mm512_castsi512_ps(
@@ -32,7 +33,7 @@ inline __m512 round_to_bf16(__m512 values) {
   return _mm512_loadu_ps(floats);
 }
 
-// 32 floats as bf16 values.
+// Converts 32 floats to bf16.
 inline __m512i as_bf16(__m512 low, __m512 high) {
   if (!has_subnormal(low) && !has_subnormal(high)) return (__m512i)_mm512_cvtne2ps_pbh(high, low);
   float values[32];

@@ -1,5 +1,5 @@
-// Scalar number formats. Internal linkage on purpose: the same text is compiled for several
-// instruction sets, and a copy made for one must never be linked into another.
+// Scalar number formats. Internal linkage on purpose: the same source is compiled for several instruction
+// sets, and code compiled for one must never be linked into another.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ inline uint32_t as_bits(float value) {
 
 inline float bf16_to_float(bf16_t value) { return as_float(static_cast<uint32_t>(value) << 16); }
 
-// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
 inline bf16_t float_to_bf16(float value) {
   const uint32_t bits = as_bits(value);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -43,7 +43,7 @@ inline bf16_t float_to_bf16(float value) {
   return static_cast<bf16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-// Move the exponent by multiplying with 2^112, which is exact for subnormals too.
+// Multiplies by 2^112 to move the exponent, which is exact for subnormals too.
 inline float f16_to_float(f16_t value) {
   const uint32_t magnitude = static_cast<uint32_t>(value & 0x7fff) << 13;
   const uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
@@ -52,7 +52,7 @@ inline float f16_to_float(f16_t value) {
   return as_float((magnitude >= 0x0f800000 ? special : finite) | sign);
 }
 
-// Round to nearest, ties to even; overflow becomes infinity.
+// Rounds to nearest, ties to even; overflow becomes infinity.
 inline f16_t float_to_f16(float value) {
   const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;
@@ -65,32 +65,32 @@ inline f16_t float_to_f16(float value) {
   return static_cast<f16_t>(result | sign);
 }
 
-// An integer that orders as the floats do; both zeros have the same one, every NaN the highest.
+// Returns an integer with the order of the floats; both zeros have the same one, every NaN the highest.
 inline int32_t ordered_key(float value) {
   const uint32_t bits = as_bits(value + 0.0f);
-  const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // all ones, or none: what compilers vectorize
+  const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // all ones or zero, which compilers vectorize
   const int32_t key = static_cast<int32_t>(bits ^ (static_cast<uint32_t>(below_zero) >> 1));
   return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : key;
 }
 
-// The inverse; INT32_MAX is a NaN.
+// The inverse of ordered_key; INT32_MAX gives a NaN.
 inline float float_of_key(int32_t key) {
   const uint32_t bits = static_cast<uint32_t>(key);
   return as_float(key < 0 ? ~bits | 0x80000000 : bits);
 }
 
-// E2M1: the value of each 4-bit code. Not from its bits in the places of a float32's: those of 1/2 are
-// subnormal there, which takes Intel's CPUs a hundred cycles.
+// E2M1: the value of each 4-bit code. A table instead of shifted bits, because 1/2 would be a subnormal
+// float32, which takes Intel's CPUs a hundred cycles.
 inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// Scale of a group: E8M0 (2^(bits - 127), as MLX has it also for 255) or E4M3.
+// Scale of a group: E8M0 (2^(bits - 127), also for 255, as in MLX) or E4M3.
 inline float fp4_scale(bool e8m0, uint32_t bits) {
   if (e8m0) return as_float(bits == 0 ? 0x00400000 : bits << 23);
   return as_float((bits & 0x80) << 24 | as_bits(as_float((bits & 0x7f) << 20) * 0x1p120f));
 }
 
-// count values of `type`, starting with element `offset` of `source`, as float32.
+// Loads `count` values of `type`, from element `offset` of `source`, as float32.
 inline void load_floats(const void* source, Float type, std::size_t offset, int count, float* out) {
   if (type == Float::f32) {
     std::memcpy(out, static_cast<const float*>(source) + offset, sizeof(float) * count);
@@ -104,8 +104,8 @@ inline void load_floats(const void* source, Float type, std::size_t offset, int 
 }
 
 #if defined(__AVX512BF16__)
-// The level's own conversion rounds as float_to_bf16 does, but takes subnormal numbers for zero: has one of
-// these 16 values such a result?
+// Whether one of these 16 values has a subnormal bf16 result. The level's own conversion rounds like
+// float_to_bf16, but replaces subnormal numbers by zero.
 inline bool has_subnormal(__m512 values) {
   constexpr int kSubnormal = 0x20;
   return _mm512_fpclass_ps_mask(values, kSubnormal) != 0;

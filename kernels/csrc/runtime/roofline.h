@@ -1,4 +1,4 @@
-// The machine's limits, measured: what a kernel's speed is a fraction of.
+// Measured limits of the machine, with which the speed of kernels is compared.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,9 @@
 
 namespace octavo {
 
-// One thread's share of a measurement. `sum_bytes` reads a buffer once, `multiply` runs that many
-// rounds of the level's best multiply-add on registers; both return something that depends on all of
-// it. `flops_per_round` is what one round of `multiply` computes.
+// One thread's share of a measurement. `sum_bytes` reads a buffer once, `multiply` runs that many rounds of
+// the level's best multiply-add on registers. Both return a value that depends on all their work.
+// `flops_per_round` is the work of one round of `multiply`.
 #define OCTAVO_DECLARE_ROOFLINE(isa)                          \
   namespace isa {                                             \
   uint32_t sum_bytes(const uint8_t* data, std::size_t bytes); \
@@ -32,11 +32,10 @@ extern const double bf16_flops_per_round;
 struct Roofline {
   double read_bytes_per_s;  // main memory, all threads
   double f32_flops_per_s;   // multiply and add counted as two
-  double bf16_flops_per_s;  // 0 where the level has no such instruction
+  double bf16_flops_per_s;  // 0 if the level has no such instruction
 };
 
-// `read_bytes`: what no cache holds, of which memory's rate is taken. With 1 GiB it takes about half a
-// second.
+// `read_bytes`: size of the buffer for memory's rate, larger than any cache. 1 GiB takes about half a second.
 Roofline measure_roofline(std::size_t read_bytes);
 
 }  // namespace octavo

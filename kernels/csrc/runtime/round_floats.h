@@ -1,4 +1,4 @@
-// Floats as a narrower type would have them. Internal linkage: see numeric.h.
+// Rounding of floats to a narrower type. Internal linkage: see numeric.h.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// As if the values had been stored as `type` and loaded again.
+// Rounds values as storing them as `type` and loading them would.
 inline void round_floats(Float type, int count, float* values) {
   if (type == Float::bf16) {
     constexpr int kBlock = 256;

@@ -1,4 +1,4 @@
-// Rows of an operation, shared out to threads. Internal linkage: see numeric.h.
+// Distribution of an operation's rows to threads. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace octavo {
 namespace {
 
-// body(first row, last row) for all rows, `most` to an item: fewer, but no less than a quarter of that, if
-// some threads had none otherwise. What is one item stays one, but for two threads: more of them begin too
-// late.
+// Calls body(first row, last row) for all rows, up to `most` rows per item. Items are smaller, but at least a
+// quarter of that, if some threads would have none. A single item is split for at most two threads, because
+// more would start too late.
 template <class Body>
 inline void for_row_items(int64_t rows, int64_t most, Body&& body) {
   const int64_t share = (rows + num_threads() - 1) / num_threads(),

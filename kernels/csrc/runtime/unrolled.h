@@ -1,6 +1,5 @@
-// Loops that are gone before the compiler looks at arrays: sums that a loop indexes would stay in memory; and
-// numbers of rows that it knows.
-// Internal linkage: see numeric.h.
+// Loops that are unrolled before the compiler looks at arrays, because indexed sums would stay in memory, and
+// compile-time numbers of rows. Internal linkage: see numeric.h.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +8,7 @@
 namespace octavo {
 namespace {
 
-// body(integral constant i) for i in [0, count).
+// Calls body(integral constant i) for i in [0, count).
 template <int count, class Body>
 inline __attribute__((always_inline)) void unrolled(Body&& body) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
@@ -17,7 +16,7 @@ inline __attribute__((always_inline)) void unrolled(Body&& body) {
   }(std::make_integer_sequence<int, count>());
 }
 
-// body(integral constant of `count`) for 1 <= count <= most <= 6.
+// Calls body(integral constant of `count`) for 1 <= count <= most <= 6.
 template <int most, class Body>
 inline void with_rows(int count, Body&& body) {
   if constexpr (most > 1) {

@@ -1,4 +1,4 @@
-// Vectors of floats that every level has (GCC vectors), and the exponential on them.
+// Vectors of floats for every level (GCC vectors), and their exponential.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ typedef uint32_t UintVec __attribute__((vector_size(4 * kLanes), aligned(4), may
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 
-// Lanes h apart of x, once as they are and once exchanged: folded over all h, every lane has what all give.
+// Exchanges lanes h apart. Adding the result for h = 1, 2, 4, ... gives every lane the sum of all.
 inline Vec exchange(Vec x, int h) {
-#if defined(__clang__)  // which knows only shuffles by constants
+#if defined(__clang__)  // Clang has only shuffles by constants
   Vec exchanged{};
   for (int i = 0; i < kLanes; ++i) exchanged[i] = x[i ^ h];
   return exchanged;
@@ -70,7 +70,7 @@ inline Vec exp2(Vec x) {
 // cap * tanh(x / cap) in units of log2: x is a logit, the result is multiplied by log2(e).
 inline Vec soft_cap(Vec x, float cap) {
   Vec exponent = x * (2 * kLog2E / cap);
-  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh is 1 to the last bit long before
+  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh is 1 to the last bit long before 64
   const Vec doubled = exp2(exponent);
   return (1.0f - 2.0f / (doubled + 1.0f)) * (cap * kLog2E);
 }

@@ -1,4 +1,4 @@
-// Changes of some logits of a row, and the likeliest tokens of it.
+// Changes of some logits of a row, and the search for its likeliest tokens.
 #pragma once
 
 #include "sampling/sampling.h"
@@ -12,7 +12,7 @@ inline void for_each_list(const RowChanges& changes, Visit visit) {
     visit(list);
 }
 
-// visit(id) for every token that is changed, some of them several times.
+// Calls visit(id) for every changed token, for some of them several times.
 template <class Visit>
 inline void for_each_changed(const RowChanges& changes, Visit visit) {
   for_each_list(changes, [&](const TokenList& list) {
@@ -20,13 +20,13 @@ inline void for_each_changed(const RowChanges& changes, Visit visit) {
   });
 }
 
-// Makes all changes but `allowed`, to logits of which only those of changed tokens need to be there.
+// Makes all changes except `allowed`; only logits of changed tokens need to be present.
 inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.biased.count; ++i) logits[changes.biased.ids[i]] += changes.bias[i];
   for (int i = 0; i < changes.seen.count; ++i) {
     float& logit = logits[changes.seen.ids[i]];
     const float less = logit / changes.repetition_penalty, more = logit * changes.repetition_penalty;
-    logit = logit > 0 ? less : more;  // without a branch: nothing foretells the sign
+    logit = logit > 0 ? less : more;  // without a branch, because the sign is unpredictable
   }
   for (int i = 0; i < changes.output.count; ++i) {
     float& logit = logits[changes.output.ids[i]];
@@ -36,16 +36,16 @@ inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.suppressed.count; ++i) logits[changes.suppressed.ids[i]] = -__builtin_inff();
 }
 
-constexpr int kWalkBlock = 512;  // weights that are summed before the sum is looked at
-constexpr int kTopBlock = 64;    // tokens that are passed over together if none of them is likely enough
+constexpr int kWalkBlock = 512;  // weights summed before the sum is compared
+constexpr int kTopBlock = 64;  // tokens skipped together if none of them is likely enough
 
-// Keeps the largest logits of those that are offered in order of id.
+// Keeps the largest of the logits offered in order of id.
 struct Top {
   RowScores& scores;
 
   explicit Top(RowScores& to) : scores(to) { scores.num_top = 0; }
 
-  // Only larger ones are of interest.
+  // Only logits above this are kept.
   float bound() const {
     return scores.num_top < scores.wanted ? -__builtin_inff() : scores.top[scores.num_top - 1].logit;
   }

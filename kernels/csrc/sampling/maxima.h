@@ -1,5 +1,5 @@
-// The largest of each few float32 logits: what says which of a row need not be looked at. Compiled once per
-// instruction set.
+// The largest float32 logit of each block of a row, by which blocks are skipped. Compiled per instruction
+// set.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@ inline bool any(IntVec flags) {
   return all != 0;
 }
 
-// Logits of a row, and the largest of each kTopBlock of them.
+// Logits of a row, and the largest of each block of kTopBlock.
 struct Scanned {
   const float* logits;
   int size;
   float* maxima;  // [room]
   IntVec nan = {};
 
-  // Blocks up to the end of the last kWalkBlock and of a vector; the largest of one that is beyond the row is
-  // minus infinity.
+  // Number of blocks up to the end of the last kWalkBlock and of a vector; blocks beyond the row have minus
+  // infinity.
   static int room(int size) {
     constexpr int kTogether = std::max(kWalkBlock, kLanes * kTopBlock);
     return (size + kTogether - 1) / kTogether * (kTogether / kTopBlock);
@@ -55,7 +55,7 @@ struct Scanned {
     for (int block = 0; block < room(size); ++block) scan(block);
   }
 
-  // Of the row, or NaN if one was met.
+  // Returns the largest logit of the row, or NaN if it holds one.
   float largest() const {
     Vec most = Vec{} - __builtin_inff();
     for (int block = 0; block < room(size); block += kLanes) most = at_least(load(maxima + block), most);

@@ -1,5 +1,5 @@
-// The fewest largest of a row of weights that reach a share of their sum. Counts of their leading bits say
-// between which two the smallest of them lies; only those few are looked at more closely. Compiled once per
+// The fewest largest weights of a row that reach a share of their sum. A histogram of leading bits gives an
+// interval for the smallest of them; only the few weights in it are compared exactly. Compiled for each
 // instruction set.
 #pragma once
 
@@ -13,7 +13,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Weights lie in [0, 1]: their bits are in their order. Leading bits of them, a 64th of a weight apart:
+// Number of leading bits in the histogram, which distinguish a 64th of a weight. Weights lie in [0, 1], where
+// bits have the order of the floats:
 constexpr int kCoarse = 17;
 constexpr int kNumCoarse = (0x3f800000 >> kCoarse) + 1;
 
@@ -21,14 +22,14 @@ constexpr float edge(int coarse) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse);
 }
 
-// Bits [low, high) of weights among which the nucleus ends; the sum of all weights.
+// Interval of bits, [low, high), in which the nucleus ends, and the sum of all weights.
 struct Bracket {
   uint32_t low, high;
   double whole;
 };
 
 Bracket find_bracket(const Weights& row, double top_p) {
-  // How many weights have which leading bits. Two counts: equal neighbours do not wait for each other.
+  // Histogram of leading bits, in two copies so that equal neighbours do not wait for each other.
   uint32_t counts[2][kNumCoarse] = {};
   double whole = 0;
   for (int block = 0; block < row.blocks(); ++block) {
@@ -38,7 +39,7 @@ Bracket find_bracket(const Weights& row, double top_p) {
     for (int i = 0; i < kWalkBlock; i += 2)
       for (int j = 0; j < 2; ++j) ++counts[j][as_bits(weights[i + j]) >> kCoarse];
   }
-  double least = 0, most = 0;  // what the mass of all weights from here up is between
+  double least = 0, most = 0;  // bounds of the sum of all weights from here up
   int end = 0, at = kNumCoarse;
   while (at > 0 && least < top_p * whole) {
     --at;
@@ -51,27 +52,27 @@ Bracket find_bracket(const Weights& row, double top_p) {
   return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse, whole};
 }
 
-// How many of `count` equal weights the nucleus needs after the mass `above` to reach `target`.
+// Returns how many of `count` equal weights the nucleus needs to reach `target`; `above`: sum of larger ones.
 inline int needed_ties(double above, double target, float weight, int count) {
   const double needed = std::ceil((target - above) / static_cast<double>(weight));
   return needed < 1 ? 1 : needed > count ? count : static_cast<int>(needed);
 }
 
-// The smallest weight of a nucleus, how many of those equal to it belong, and how many there are.
+// The smallest weight of a nucleus, how many weights equal to it belong to it, and how many exist.
 struct Boundary {
   float weight;
   int kept, ties;
 };
 
-// The weights inside a bracket, in their order: those of block i are [starts[i], starts[i + 1]).
+// The weights inside a bracket in order; those of block i are [starts[i], starts[i + 1]).
 struct Inside {
   float* weights;
   int* starts;  // [blocks + 1]
   int count;
-  double above;  // the sum of those above the bracket
+  double above;  // sum of the weights above the bracket
 };
 
-// Copies them, and leaves in `sums` what each block has above the bracket.
+// Copies these weights, and writes each block's sum above the bracket to `sums`.
 Inside between(const Weights& row, double* sums, const Bracket& bracket, float* room, int* starts) {
   const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
   Inside found{room, starts, 0, 0};
@@ -97,14 +98,14 @@ Inside between(const Weights& row, double* sums, const Bracket& bracket, float* 
   return found;
 }
 
-// Weights among which a nucleus ends, and the sum of those above them.
+// Weights among which a nucleus ends, and the sum of larger ones.
 struct Candidates {
   float* weights;
   int count;
   double above;
 };
 
-// The largest weights first, until they reach the target. No smallest one if rounding puts it beyond all.
+// Adds the largest weights first until the target is reached; no smallest weight if the total is below it.
 Boundary reach(const Candidates& inside, double target) {
   if (inside.count == 0) return {0, 0, 0};
   double above = inside.above;
@@ -119,8 +120,7 @@ Boundary reach(const Candidates& inside, double target) {
   return found;
 }
 
-// Halves a bracket, again and again, until few weights are inside or all of them are equal. They are copied
-// to `room`, the largest first.
+// Bisects a bracket until few weights, or only equal ones, are inside; copies them to `room`, largest first.
 Candidates narrow(const Inside& inside, Bracket around, double target, float* room) {
   constexpr int kFew = 64;
   Candidates found{room, 0, inside.above};
@@ -153,7 +153,7 @@ struct Nucleus {
   Inside around;
   double whole;  // the sum of all weights
 
-  // How many of those that equal the smallest belong, from the beginning of a block on.
+  // Number of weights equal to the smallest that belong, from the beginning of a block on.
   int ties_in(int block) const {
     int left = end.kept;
     for (int i = 0; i < around.starts[block]; ++i) left -= around.weights[i] == end.weight;
@@ -161,7 +161,7 @@ struct Nucleus {
   }
 };
 
-// The sum of those of `count` weights that are above `bound`, where kLanes more may be read.
+// Returns the sum of those of `count` weights above `bound`; reads up to kLanes more.
 double sum_above(const float* weights, int count, float bound) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -175,7 +175,7 @@ double sum_above(const float* weights, int count, float bound) {
   return sum.total();
 }
 
-// Of weights some of which are above 0. Leaves in `sums` what each block has of the nucleus.
+// Needs some weight above 0. Writes each block's part of the nucleus to `sums`.
 Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   const int size = row.blocks() * kWalkBlock;
   float* const room = static_cast<float*>(

@@ -1,4 +1,4 @@
-// What Python asks of drawing, checked before any kernel sees it.
+// Python's requests for sampling, checked before a kernel reads them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,9 +22,9 @@ using Ids = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb:
 using Values = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const bool, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr int kMostScored = 1024;  // likeliest tokens of one row
+constexpr int kMostScored = 1024;  // largest number of likeliest tokens of a row
 
-// RowChanges that keep the arrays they speak of.
+// RowChanges together with the arrays that they point to.
 struct Changes {
   Ids biased;
   Values bias;

@@ -1,10 +1,10 @@
-// Drawing tokens from logits, declared once per instruction set.
+// Sampling of tokens from logits, declared for each instruction set.
 //
-// The rules are those of engine/executor/sampling/truncation.py: divide by the temperature, keep what is at
-// least min_p times as likely as the likeliest, the k largest (and ties with the smallest of them), then the
-// fewest likeliest that reach top_p of what is left (among equals the lower id first); draw where the
-// running sum of the weights exp((logit - largest) / temperature), in order of id, passes the uniform
-// number's share of the whole. Weights are float32 (2e-7 relative; 0 below exp(-86.9)), sums float64.
+// The rules are those of engine/executor/sampling/truncation.py. Divide by the temperature. Keep tokens at
+// least min_p times as likely as the likeliest, then the k largest (and ties with the smallest of them), then
+// the fewest likeliest that reach top_p of the rest (of equal ones the lower id first). Draw the token where
+// the running sum of the weights exp((logit - largest) / temperature), in order of id, passes the uniform
+// number's share of the total. Weights are float32 (2e-7 relative; 0 below exp(-86.9)), sums float64.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +18,18 @@ struct TokenList {
   int count;
 };
 
-// What the logits of some tokens become before anything is drawn, one after the other, each rounded to
-// float32 (as engine/executor/sampling/logits_processors.py has it). A row that is not finite before that
-// fails whatever is changed.
+// Changes of some tokens' logits before sampling, made in this order, each rounded to float32 (like
+// engine/executor/sampling/logits_processors.py). A row that is not finite before that fails in any case.
 struct RowChanges {
   TokenList biased;
-  const float* bias;  // is added
+  const float* bias;  // added
   TokenList seen;
-  float repetition_penalty;  // divides what is above 0 and multiplies the rest
+  float repetition_penalty;  // divides positive logits and multiplies the others
   TokenList output;
   const float* output_counts;
-  float frequency_penalty, presence_penalty;  // the first times the count, then the second, are subtracted
-  TokenList suppressed;                       // minus infinity
-  const bool* allowed;                        // [size]: minus infinity for all others; null: all are
+  float frequency_penalty, presence_penalty;  // subtracted: the first times the count, then the second
+  TokenList suppressed;  // set to minus infinity
+  const bool* allowed;  // [size]: all others become minus infinity; null: all allowed
 
   bool any() const {
     return biased.count + seen.count + output.count + suppressed.count > 0 || allowed != nullptr;
@@ -57,19 +56,19 @@ struct Likely {
   float logit;
 };
 
-// How likely tokens of a row are, changes made, before temperature and truncation.
+// Log-probability data of a row after changes, before temperature and truncation.
 struct RowScores {
-  int wanted;        // given: of the likeliest tokens
-  Likely* top;       // [wanted]: the likeliest first, of equals the lowest id; none at minus infinity
-  int num_top;       // how many those are
-  float logit;       // of the token that is drawn or asked for
+  int wanted;  // input: number of likeliest tokens
+  Likely* top;  // [wanted]: the likeliest first, ties by lower id; without those at minus infinity
+  int num_top;  // number of entries in top
+  float logit;  // logit of the drawn or requested token
   double log_total;  // the natural logarithm of the sum of exp(logit) over the row
 };
 
-constexpr int kNotFinite = -1;  // the row holds a NaN, or its largest is infinite
+constexpr int kNotFinite = -1;  // the row has a NaN, or its largest logit is infinite
 
-// draw_token: the token, and where `scores` is not null what they ask for. score_token: the same of a given
-// token, without a draw; false if the row is not finite.
+// draw_token returns the token and fills `scores` if it is not null. score_token fills them for a given
+// token, without a draw; it returns false if the row is not finite.
 #define OCTAVO_DECLARE_SAMPLING(isa)                              \
   namespace isa {                                                 \
   int draw_token(const RowDraw& call, RowScores* scores);         \

@@ -1,5 +1,5 @@
-// What drawing does to vectors of weights that GCC's vectors have no operator for, or slow code. Compiled
-// once per instruction set.
+// Operations on vectors of weights for which GCC has no operator, or slow code. Compiled for each instruction
+// set.
 #pragma once
 
 #include "runtime/vectors.h"
@@ -11,18 +11,18 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// As many floats as one register has room for as doubles. (Wider vectors of doubles go through memory.)
+// As many floats as one register holds doubles. (Wider vectors of doubles go through memory.)
 constexpr int kWidth = kLanes / 2;
 typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(8 * kWidth)));
 
-constexpr int kAligned = 64;  // where vectors that are written and read again should lie
+constexpr int kAligned = 64;  // alignment of vectors that are written and read again
 typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
 
 inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
 
-// Those that are at least `bound`, and 0 for the others.
+// Returns the values that are at least `bound`, and 0 for the others.
 inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
@@ -35,7 +35,8 @@ inline Doubles only_from(Doubles values, Doubles bound) {
 #endif
 }
 
-// The larger of a number and each value (GCC makes a comparison and a blend of the plain expression).
+// Returns the larger of a number and each value. (GCC compiles the plain expression to a comparison and a
+// blend.)
 inline Vec at_least(Vec bound, Vec values) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)bound, (__m512)values);
@@ -46,7 +47,7 @@ inline Vec at_least(Vec bound, Vec values) {
 #endif
 }
 
-// c - a * b, where the product is exact: rounded once, whether or not it is one operation.
+// Returns c - a * b with an exact product: rounded once, fused or not.
 inline Vec less_product(Vec c, Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -68,7 +69,7 @@ inline Doubles widen(Half values) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// For each set of lanes, where the values come from: the set's lanes first.
+// For each set of lanes, a permutation that puts these lanes first.
 struct Moves {
   alignas(8) int8_t from[256][8];
 
@@ -81,7 +82,7 @@ struct Moves {
 constexpr Moves kMoves;
 #endif
 
-// Writes those in [low, high), in their order, and whatever follows to have kLanes values; how many they are.
+// Writes the values in [low, high) in order, followed by others up to kLanes; returns their number.
 inline int keep_between(Vec value, Vec low, Vec high, float* to) {
 #if defined(__AVX512F__)
   const __mmask16 kept = _mm512_cmp_ps_mask((__m512)value, (__m512)low, _CMP_GE_OQ) &

@@ -1,5 +1,5 @@
-// The weights of a row of float32 logits, computed when they are asked for: they are asked for twice at most,
-// and to keep them would push the logits out of the cache. Compiled once per instruction set.
+// The weights of a row of float32 logits, computed on demand. They are used at most twice, and storing them
+// would evict the logits from the cache. Compiled for each instruction set.
 #pragma once
 
 #include "runtime/exp_float.h"
@@ -9,7 +9,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Sums side by side, of one vector after the other.
+// Parallel sums of vectors.
 struct WideSum {
   Doubles parts[4] = {};
 
@@ -21,7 +21,8 @@ struct WideSum {
   }
 };
 
-// The sum of those of `count` weights that are at least `bound`. What follows up to a whole vector must be 0.
+// Returns the sum of those of `count` weights that are at least `bound`. Values up to a whole vector must be
+// 0.
 double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
   int i = 0;
@@ -31,7 +32,7 @@ double sum_from(const float* weights, int count, float bound) {
   return sum.total();
 }
 
-// The sum of a block of weights.
+// Returns the sum of a block of weights.
 double sum_block(const float* weights) {
   WideSum sum;
   for (int i = 0; i < kWalkBlock; i += 4 * kWidth)
@@ -39,10 +40,10 @@ double sum_block(const float* weights) {
   return sum.total();
 }
 
-constexpr float kLeastWeight = 0x1.8p-126f;        // what is below weighs 0
-constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest one whose power is not below it
+constexpr float kLeastWeight = 0x1.8p-126f;  // smaller weights count as 0
+constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest exponent whose power is not smaller
 
-// Logits that min_p or a `smallest` logit leaves out weigh 0.
+// Logits excluded by min_p or by a `smallest` logit have weight 0.
 struct Weights {
   const Scanned& row;
   float largest, temperature, smallest, min_p;
@@ -64,7 +65,7 @@ struct Weights {
     return most;
   }
 
-  // Weights of a block, 0 beyond the row; false if all of them are certainly 0: nothing is written then.
+  // Writes the weights of a block, 0 beyond the row; returns false, without writing, if all are certainly 0.
   bool of_block(int block, float* to) const {
     const float most = largest_of(block);
     if (most < smallest || (min_p > kLeastWeight && weight_bound(most) < min_p)) return false;
@@ -79,7 +80,7 @@ struct Weights {
     return true;
   }
 
-  // The sum of a block's weights.
+  // Returns the sum of a block's weights.
   double sum_of(int block) const {
     alignas(kAligned) float weights[kWalkBlock];
     return of_block(block, weights) ? sum_block(weights) : 0;
@@ -88,9 +89,9 @@ struct Weights {
  private:
   float exponent_of(float logit) const { return (logit - largest) / temperature; }
 
-  // The lowest logit whose weight is not 0, halving between the orders of minus infinity and of the largest.
+  // Returns the lowest logit whose weight is not 0, by bisection between minus infinity and the largest.
   float lowest_above_zero() const {
-    const auto flip = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };  // and back
+    const auto flip = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };  // its own inverse
     int64_t below = flip(static_cast<int32_t>(as_bits(-__builtin_inff())));
     int64_t from = flip(static_cast<int32_t>(as_bits(largest)));
     while (from - below > 1) {
@@ -101,7 +102,7 @@ struct Weights {
     return as_float(static_cast<uint32_t>(flip(static_cast<int32_t>(from))));
   }
 
-  // use(scale, only) with what divides by the temperature and what leaves weights out.
+  // Calls use(scale, only), which divide by the temperature and exclude weights.
   template <class Use>
   void with_rules(Use use) const {
     const auto as_it_is = [](Vec x) { return x; };
@@ -117,13 +118,13 @@ struct Weights {
     else temperature == 1 ? use(as_it_is, large) : use(scaled, large);
   }
 
-  // What no weight of smaller logits exceeds: the exponential is not monotonic to the last bit.
+  // Upper bound of the weights of smaller logits; the exponential is not monotonic to the last bit.
   float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
-  // Weights of kWalkBlock logits: exp_within to the last bit. An exponential is one chain of operations
-  // that wait for each other, and a processor looks only some dozens of operations ahead. So a third of the
-  // chain is done for all of them, then the next: what waits is short, and much of it is in sight. What is
-  // left of logits below the smallest may be anything until they are taken out.
+  // Computes the weights of kWalkBlock logits, bit-identical to exp_within. An exponential is a chain of
+  // dependent operations, and a processor looks only some dozens of operations ahead. So a third of the chain
+  // is computed for all logits, then the next third; the chains are short and many of them are in sight.
+  // Values for logits below the smallest are arbitrary until they are excluded.
   template <class Scale, class Only>
   void weigh(const float* logits, float* to, Scale scale, Only only) const {
     alignas(kAligned) float rests[kWalkBlock], shifts[kWalkBlock], parts[kWalkBlock];
