@@ -13,8 +13,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Number of leading bits in the histogram, which distinguish a 64th of a weight. Weights lie in [0, 1], where
-// bits have the order of the floats:
+// Low bits that the histogram ignores: its steps are a 64th of a weight. In [0, 1] bits order like floats.
 constexpr int kCoarse = 17;
 constexpr int kNumCoarse = (0x3f800000 >> kCoarse) + 1;
 
