@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Sequence
 from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
@@ -36,6 +37,7 @@ BODIES = 32  # factor on the largest body: bytes of all bodies being read
 MAX_CONNECTIONS = 8192  # beyond it, the connections idle for longest are closed
 BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
+TLS_READ_BYTES = 2**14  # read buffer of a TLS connection, also an idle one: one record; asyncio's has 256 KiB
 SWEEP_S = 1.0
 CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
 
@@ -164,6 +166,7 @@ class TlsContext:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         files.read()  # raises with the reason
+        SSLProtocol.max_size = TLS_READ_BYTES
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(files.cert, files.key)
         self.context.set_alpn_protocols(["http/1.1"])

@@ -10,6 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import trustme
 
@@ -17,6 +18,7 @@ from engines import Gate
 from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.api.reranking import RerankPrompt
+from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
 from octavo.engine.http.generation import CONCURRENCY
@@ -265,14 +267,45 @@ async def test_tokens_are_asked_for_before_the_body(tmp_path: Path) -> None:
             assert (await served.get(path)).status == status, path
 
 
-async def test_tls_is_that_of_grpc(tmp_path: Path) -> None:
+def tls_files(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
+    """A certificate in files, and a client's context that trusts it."""
     ca = trustme.CA()
     certificate = ca.issue_cert("127.0.0.1")
-    files = TlsFiles(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
     certificate.private_key_pem.write_to_path(str(files.key))
     certificate.cert_chain_pems[0].write_to_path(str(files.cert))
     context = ssl.create_default_context()
     ca.configure_trust(context)
+    return files, context
+
+
+async def test_250_idle_tls_connections_cost_16_mib(tmp_path: Path) -> None:
+    """Each has been used once. The process is new, so freed memory does not hide what they hold."""
+    files, context = tls_files(tmp_path)
+    flags = ["--num-pages", "16", "--http", "127.0.0.1:0", "--tls-cert", str(files.cert), "--tls-key"]
+    async with ServerProcess([*flags, str(files.key)]) as server:
+        host, port = server.ready["http"].rsplit(":", 1)
+
+        def use() -> ssl.SSLSocket:
+            used = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
+            used.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in used.recv(2**14)
+            return used
+
+        def grown(count: int) -> int:
+            memory = psutil.Process(server.pid).memory_full_info
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(use())
+                before = memory().uss
+                for _ in range(count):
+                    stack.enter_context(use())
+                return memory().uss - before
+
+        assert await asyncio.to_thread(grown, 250) <= 16 * 2**20
+
+
+async def test_tls_is_that_of_grpc(tmp_path: Path) -> None:
+    files, context = tls_files(tmp_path)
     async with http_served(security=Security(tls=files)) as served:
         host, port = served.address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
