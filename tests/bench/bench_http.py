@@ -5,7 +5,10 @@
 Idle: one completion of a new prompt at a time, by each in turn; what HTTP adds to the time to the first
 token is the median of the differences to gRPC's next to it. Loaded: as many streams at once; the ratio of the
 rates is the median over neighbouring rounds, since what other programs take of the machine, neighbours lose
-alike. The clients run in this process, and their own work counts. The last line is JSON.
+alike. The clients run in this process, and their own work counts in the rates; none reads more than it must.
+It does not count in the server's CPU time per token. The last line is JSON.
+
+On a busy machine other programs decide the rates: `chrt -r 1` runs this and its server before them.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+import grpc.aio
 import numpy as np
+import psutil
 
-from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
+from octavo.proto import generation_pb2 as pb
 
 WORDS = ("baker", "lamp", "river", "stone", "cloud", "letter", "garden", "window", "silver", "harbour")
 WARM_UP = 5  # requests of each way
@@ -47,9 +52,12 @@ async def measure(args: argparse.Namespace) -> None:
         return " ".join(rng.choice(WORDS, args.prompt_words))
 
     flags = ["--model", args.model, "--num-pages", "1024", "--http", "127.0.0.1:0"]
-    async with ServerProcess(flags) as server, Client(server.ready["grpc"]) as client:
+    async with ServerProcess(flags) as server, grpc.aio.insecure_channel(server.ready["grpc"]) as channel:
+        process = psutil.Process(server.pid)
+        make = pb.GenerateRequest.SerializeToString
+        call = channel.unary_stream("/octavo.v1.Generation/Generate", make, None)
         ways: dict[str, Stream] = {
-            "grpc": lambda text, tokens: over_grpc(client, text, tokens),
+            "grpc": lambda text, tokens: over_grpc(call, text, tokens),
             "http": lambda text, tokens: over_http(server.ready["http"], text, tokens),
         }
         added = []
@@ -60,40 +68,52 @@ async def measure(args: argparse.Namespace) -> None:
             if number >= WARM_UP:
                 added.append(first["http"] - first["grpc"])
         rates: dict[str, list[float]] = {way: [] for way in ways}
+        cpu: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(args.rounds + 1):
             for way in list(ways)[:: 1 if number % 2 else -1]:
-                began = time.perf_counter()
+                began, used = time.perf_counter(), sum(process.cpu_times()[:2])
                 calls = (ways[way](prompt(), args.output_tokens) for _ in range(args.streams))
                 done = await asyncio.gather(*calls)
                 if number:  # the first round warms both up
-                    rates[way].append(sum(tokens for _, tokens in done) / (time.perf_counter() - began))
-    report(args, added, rates)
+                    total = sum(tokens for _, tokens in done)
+                    rates[way].append(total / (time.perf_counter() - began))
+                    cpu[way].append((sum(process.cpu_times()[:2]) - used) / total * 1e6)
+    report(args, added, rates, cpu)
 
 
-def report(args: argparse.Namespace, added: list[float], rates: dict[str, list[float]]) -> None:
+def report(
+    args: argparse.Namespace,
+    added: list[float],
+    rates: dict[str, list[float]],
+    cpu: dict[str, list[float]],
+) -> None:
     ratios = [http / grpc for http, grpc in zip(rates["http"], rates["grpc"], strict=True)]
     low, middle, high = np.percentile(ratios, (25, 50, 75))
     more_ms = statistics.median(added) * 1e3
     medians = {way: statistics.median(found) for way, found in rates.items()}
+    cpu_us = {way: statistics.median(found) for way, found in cpu.items()}
     for way, rate in medians.items():
-        print(f"{way}: {rate:.0f} tokens/s at {args.streams} streams")
+        print(f"{way}: {rate:.0f} tokens/s at {args.streams} streams, {cpu_us[way]:.0f} us of CPU per token")
     print(
         f"HTTP: first token {more_ms:+.2f} ms, {middle:.3f} of gRPC's rate (quartiles {low:.3f}, {high:.3f})"
     )
     result = {
         "bench": "http", "model": args.model, "streams": args.streams, "rounds": args.rounds,
         "added_ttft_ms": more_ms, "tokens_per_s": medians, "ratio": middle, "ratio_quartiles": [low, high],
+        "server_cpu_us_per_token": cpu_us,
     }  # fmt: skip
     print(json.dumps(result))
 
 
-async def over_grpc(client: Client, text: str, tokens: int) -> tuple[float, int]:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    began, first, total = time.perf_counter(), 0.0, 0
-    async for delta in client.generate(text, params):
+async def over_grpc(call: Any, text: str, tokens: int) -> tuple[float, int]:
+    """By a client that parses the last message alone."""
+    request = pb.GenerateRequest(text=text)
+    request.sampling.max_tokens, request.sampling.ignore_eos = tokens, True
+    began, first, last = time.perf_counter(), 0.0, b""
+    async for message in call(request):
+        last = message
         first = first or time.perf_counter() - began
-        total += len(delta.token_ids)
-    return first, total
+    return first, pb.GenerateResponse.FromString(last).usage.generated_tokens
 
 
 async def over_http(address: str, text: str, tokens: int) -> tuple[float, int]:
