@@ -121,7 +121,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   }
 }
 
-size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
+size_t key_panel_bytes(int) { return 0; }
 
 // Scales of a block's 16 keys: [keys][runs].
 struct Scales {
@@ -166,9 +166,8 @@ OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* r
   return sum;
 }
 
-// sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on: `keys` are codes, or bytes if
-// kExpanded.
-template <int kRows, int kChunks, bool kExpanded>
+// sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on.
+template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int first, int dim, int d,
                             const uint8_t* keys, const Scales& scales, int first_key, const uint8_t* ahead,
                             __m256 (&sums)[kSums]) {
@@ -182,14 +181,9 @@ OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int fi
   for (int key = 0; key < kKeys; ++key) {
     forget(rows);  // to read rows again costs nothing, to keep them costs registers
     __m256i bytes[2 * kChunks];
-    if constexpr (kExpanded) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 2 * kChunks; ++i) bytes[i] = load256(keys + key * dim + d + 32 * i);
-    } else {
-      const int at = (key * dim + d) / 2;
-      __builtin_prefetch(ahead + at);
-      expand_run<kChunks>(lookup, keys + at, bytes);
-    }
+    const int at = (key * dim + d) / 2;
+    if (first == 0) __builtin_prefetch(ahead + at);
+    expand_run<kChunks>(lookup, keys + at, bytes);
     const int of_key = (first_key + key) * runs + d / kRun;
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -205,12 +199,12 @@ OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int fi
 static_assert(8 * 2 * Nvfp4::kLargestValue * kLargestByte <= INT16_MAX);
 
 // A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
-template <int kDim, int kRows, bool kExpanded>
+template <int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Lookup& lookup, const Queries& queries, int first, int any_dim,
                               const uint8_t* keys, const uint8_t* ahead, const Scales& scales,
                               float* scores) {
   constexpr int kKeys = kSums / kRows;
-  const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
+  const int dim = kDim > 0 ? kDim : any_dim, stride = dim / 2;
   scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256 sums[kSums];
@@ -218,44 +212,18 @@ OCTAVO_INLINE void score_rows(const Lookup& lookup, const Queries& queries, int 
     for (int i = 0; i < kSums; ++i) sums[i] = _mm256_setzero_ps();
     int d = 0;
     for (; d + kRun <= dim; d += kRun)
-      multiply<kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
-                                    ahead + key * stride, sums);
+      multiply<kRows, 2>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                         ahead + key * stride, sums);
     if (d < dim)
-      multiply<kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
-                                    ahead + key * stride, sums);
+      multiply<kRows, 1>(lookup, queries, first, dim, d, keys + key * stride, scales, key,
+                         ahead + key * stride, sums);
     store_scores<kRows>(reduce(sums), scores + key);
-  }
-}
-
-template <int kDim, bool kExpanded>
-void score_block(const Lookup& lookup, const Queries& queries, int num_rows, int dim, const uint8_t* keys,
-                 const uint8_t* ahead, const Scales& scales, float* scores) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4)
-    score_rows<kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  for (; row + 2 <= num_rows; row += 2)
-    score_rows<kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  if (row < num_rows) score_rows<kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-}
-
-template <int kChunks>
-OCTAVO_INLINE void store_run(const Lookup& lookup, const uint8_t* codes, uint8_t* to) {
-  __m256i bytes[2 * kChunks];
-  expand_run<kChunks>(lookup, codes, bytes);
-  for (int i = 0; i < 2 * kChunks; ++i) store256(to + 32 * i, bytes[i]);
-}
-
-void expand_keys(const Lookup& lookup, const uint8_t* codes, int dim, uint8_t* panel) {
-  for (int key = 0; key < 16; ++key, codes += dim / 2, panel += dim) {
-    int d = 0;
-    for (; d + kRun <= dim; d += kRun) store_run<2>(lookup, codes + d / 2, panel + d);
-    if (d < dim) store_run<1>(lookup, codes + d / 2, panel + d);
   }
 }
 
 template <int kDim>
 void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows,
-                uint8_t* panel, float* scores) {
+                float* scores) {
   const RowFormat& format = layout.k;
   const Lookup lookup;
   Scales scales;
@@ -267,22 +235,22 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
     prefetch(k_scale(layout, soon.base, soon.offset), 16 * format.scale_bytes);
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     scales.load(k_scale(layout, block.base, block.offset), format.scale_bytes, format.dim);
-    if (num_rows <= kDirectRows) {
-      score_block<kDim, false>(lookup, queries, num_rows, format.dim, codes, ahead, scales, scores + 16 * b);
-      continue;
-    }
-    prefetch(ahead, 16 * format.row_bytes);
-    expand_keys(lookup, codes, format.dim, panel);
-    score_block<kDim, true>(lookup, queries, num_rows, format.dim, panel, ahead, scales, scores + 16 * b);
+    int row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+      score_rows<kDim, 4>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    for (; row + 2 <= num_rows; row += 2)
+      score_rows<kDim, 2>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    if (row < num_rows)
+      score_rows<kDim, 1>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
   }
 }
 
-void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void*,
            float* scores) {
   const int dim = layout.k.dim;
   const Queries queries(const_cast<void*>(memory), dim, num_rows);
   const auto run = dim == 64 ? score_dims<64> : dim == 128 ? score_dims<128> : score_dims<0>;
-  run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
+  run(layout, tile, queries, num_rows, scores);
 }
 
 constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries, score};

@@ -29,15 +29,14 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   }
 }
 
-// A block's keys as words.
-size_t key_panel_bytes(int dim) { return size_t(dim) * 2 * 16; }
+size_t key_panel_bytes(int) { return 0; }
 
 OCTAVO_INLINE __m256i load_words(const uint8_t* codes) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
 }
 
-// A block's 16 keys against kRows rows; kExpanded: `keys` are words. kDim 0: `any_dim` dims.
-template <int kDim, int kRows, bool kExpanded>
+// A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
+template <int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Queries& queries, int first, int any_dim, const uint8_t* keys,
                               const uint8_t* ahead, const float (&scales)[16], float* scores) {
   constexpr int kKeys = kSums / kRows, kWords = kChunk / 16;
@@ -53,11 +52,10 @@ OCTAVO_INLINE void score_rows(const Queries& queries, int first, int any_dim, co
 #pragma GCC unroll 8
       for (int i = 0; i < kKeys; ++i) {
         const int at = (key + i) * dim + c * kChunk;
-        if constexpr (!kExpanded) __builtin_prefetch(ahead + at);
+        if (first == 0) __builtin_prefetch(ahead + at);
         __m256i words[kWords];
 #pragma GCC unroll 4
-        for (int j = 0; j < kWords; ++j)
-          words[j] = kExpanded ? load256(keys + 2 * (at + 16 * j)) : load_words(keys + at + 16 * j);
+        for (int j = 0; j < kWords; ++j) words[j] = load_words(keys + at + 16 * j);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           __m256i exact = _mm256_madd_epi16(words[0], load256(rows + r * dim));
@@ -75,20 +73,9 @@ OCTAVO_INLINE void score_rows(const Queries& queries, int first, int any_dim, co
 }
 static_assert(int64_t(kChunk) / 8 * 128 * kLargestWord <= INT32_MAX);
 
-template <int kDim, bool kExpanded>
-void score_block(const Queries& queries, int num_rows, int dim, const uint8_t* keys, const uint8_t* ahead,
-                 const float (&scales)[16], float* scores) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4)
-    score_rows<kDim, 4, kExpanded>(queries, row, dim, keys, ahead, scales, scores);
-  for (; row + 2 <= num_rows; row += 2)
-    score_rows<kDim, 2, kExpanded>(queries, row, dim, keys, ahead, scales, scores);
-  if (row < num_rows) score_rows<kDim, 1, kExpanded>(queries, row, dim, keys, ahead, scales, scores);
-}
-
 template <int kDim>
 void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows,
-                uint8_t* panel, float* scores) {
+                float* scores) {
   const RowFormat& format = layout.k;
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block& block = tile.blocks[b];
@@ -99,22 +86,21 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     float scales[16];
     load_halves(k_scale(layout, block.base, block.offset), tile.mask(b), scales);
-    if (num_rows <= kDirectRows) {
-      score_block<kDim, false>(queries, num_rows, format.dim, codes, ahead, scales, scores + 16 * b);
-      continue;
-    }
-    prefetch(ahead, 16 * format.row_bytes);
-    for (int i = 0; i < 16 * format.dim; i += 16) store256(panel + 2 * i, load_words(codes + i));
-    score_block<kDim, true>(queries, num_rows, format.dim, panel, ahead, scales, scores + 16 * b);
+    int row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+      score_rows<kDim, 4>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    for (; row + 2 <= num_rows; row += 2)
+      score_rows<kDim, 2>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    if (row < num_rows) score_rows<kDim, 1>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
   }
 }
 
-void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void*,
            float* scores) {
   const int dim = layout.k.dim;
   const Queries queries(const_cast<void*>(memory), dim, num_rows);
   const auto run = dim == 64 ? score_dims<64> : dim == 128 ? score_dims<128> : score_dims<0>;
-  run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
+  run(layout, tile, queries, num_rows, scores);
 }
 
 constexpr KeySide sides = {query_bytes, key_panel_bytes, load_queries, score};
