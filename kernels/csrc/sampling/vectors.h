@@ -47,17 +47,6 @@ inline Vec at_least(Vec bound, Vec values) {
 #endif
 }
 
-// Returns c - a * b with an exact product: rounded once, fused or not.
-inline Vec less_product(Vec c, Vec a, Vec b) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_fnmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__)
-  return (Vec)_mm256_fnmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return c - a * b;
-#endif
-}
-
 inline Doubles widen(Half values) {
 #if defined(__AVX512F__)
   return (Doubles)_mm512_cvtps_pd((__m256)values);

@@ -121,36 +121,14 @@ struct Weights {
   // Upper bound of the weights of smaller logits; the exponential is not monotonic to the last bit.
   float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
-  // Computes the weights of kWalkBlock logits, bit-identical to exp_within. An exponential is a chain of
-  // dependent operations, and a processor looks only some dozens of operations ahead. So a third of the chain
-  // is computed for all logits, then the next third; the chains are short and many of them are in sight.
-  // Values for logits below the smallest are arbitrary until they are excluded.
+  // Computes the weights of kWalkBlock logits. Values for logits below the smallest are arbitrary until they
+  // are excluded.
   template <class Scale, class Only>
   void weigh(const float* logits, float* to, Scale scale, Only only) const {
-    alignas(kAligned) float rests[kWalkBlock], shifts[kWalkBlock], parts[kWalkBlock];
     const Vec most = Vec{} + largest;
     for (int i = 0; i < kWalkBlock; i += kLanes) {
-      const Vec x = scale(load(logits + i) - most);
-      const Vec shifted = x * cephes::kLog2E + cephes::kRound;
-      const Vec n = shifted - cephes::kRound;
-      store(rests + i, less_product(x, n, Vec{} + cephes::kLn2High) + n * cephes::kLn2Rest);
-      store(shifts + i, (Vec)((UintVec)shifted << 23));
-    }
-    for (int i = 0; i < kWalkBlock; i += kLanes) {
-      const Vec r = load(rests + i);
-      Vec p = Vec{} + cephes::kTerms[0];
-      p = p * r + cephes::kTerms[1];
-      p = p * r + cephes::kTerms[2];
-      store(parts + i, p * r + cephes::kTerms[3]);
-    }
-    for (int i = 0; i < kWalkBlock; i += kLanes) {
-      const Vec r = load(rests + i);
-      Vec p = load(parts + i) * r + cephes::kTerms[4];
-      p = p * r + cephes::kTerms[5];
-      p = p * (r * r) + r + 1.0f;
-      const Vec weight =
-          (Vec)((UintVec)p + (UintVec)load(shifts + i));  // a power of two: the exponent's bits
-      store(to + i, only(weight, load(logits + i)));
+      const Vec logit = load(logits + i);
+      store(to + i, only(exp_within<Vec, UintVec>(scale(logit - most)), logit));
     }
   }
 };
