@@ -9,33 +9,28 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// `Real` is float or a vector of floats, `Bits` the integers of its size.
-template <class Real, class Bits>
-inline Real sigmoid(Real x) {
-  return 1.0f / (1.0f + exp_of<Real, Bits>(-x));
-}
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
 
 // 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, absolute error below 5e-7.
-template <class Real, class Bits>
-inline Real one_plus_erf(Real x) {
-  const Real z = (x < 0.0f ? -x : x) * 0.70710678118654752f;
-  const Real t = 1.0f / (1.0f + 0.3275911f * z);
-  Real p = Real{} + 1.061405429f;
+inline float one_plus_erf(float x) {
+  const float z = (x < 0.0f ? -x : x) * 0.70710678118654752f;
+  const float t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
   p = p * t - 1.453152027f;
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;
-  const Real tail = p * t * exp_of<Real, Bits>(-z * z);  // 1 - erf(z)
+  const float tail = p * t * exp_float(-z * z);  // 1 - erf(z)
   return x < 0.0f ? tail : 2.0f - tail;
 }
 
-template <Activation kind, class Real = float, class Bits = uint32_t>
-inline Real activate(Real x) {
-  if constexpr (kind == Activation::silu) return x * sigmoid<Real, Bits>(x);
-  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf<Real, Bits>(x);
-  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid<Real, Bits>(1.702f * x);
+template <Activation kind>
+inline float activate(float x) {
+  if constexpr (kind == Activation::silu) return x * sigmoid(x);
+  if constexpr (kind == Activation::gelu) return 0.5f * x * one_plus_erf(x);
+  if constexpr (kind == Activation::gelu_sigmoid) return x * sigmoid(1.702f * x);
   // (1 + tanh(u)) / 2 = sigmoid(2 u)
-  return x * sigmoid<Real, Bits>(1.5957691216057308f * (x + 0.044715f * x * x * x));
+  return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
 // Calls body(row) for every row, as many to an item as are worth a thread.
@@ -48,9 +43,6 @@ void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
 }
 
 #if defined(__AVX512BF16__)
-typedef float Lanes __attribute__((vector_size(64)));
-typedef uint32_t LaneBits __attribute__((vector_size(64)));
-
 // silu by what the level has, in two thirds of the time: exp(-x) is exp_of with fused operations, at most
 // 1.7e38.
 inline __m512 silu_vector(__m512 x) {
@@ -72,23 +64,6 @@ inline __m512 silu_vector(__m512 x) {
   const __m512 grown = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), power));
   return _mm512_div_ps(x, _mm512_add_ps(grown, all(1)));
 }
-
-// Whole pairs of vectors of a row of bf16 values, in registers; how many values those are.
-template <Activation kind>
-inline int gate_vectors(const bf16_t* gate, const bf16_t* up, bf16_t* y, int size) {
-  int at = 0;
-  for (; at + 32 <= size; at += 32) {
-    __m512 values[2];
-    for (int i = 0; i < 2; ++i) {
-      const __m512 x = load_bf16(gate + at + 16 * i);
-      if constexpr (kind == Activation::silu) values[i] = silu_vector(x);
-      else values[i] = (__m512)activate<kind, Lanes, LaneBits>((Lanes)x);
-      if (up != nullptr) values[i] = _mm512_mul_ps(values[i], load_bf16(up + at + 16 * i));
-    }
-    store_pair(values[0], values[1], y + at);
-  }
-  return at;
-}
 #endif
 
 // Values become their activations; there is room for whole vectors.
@@ -109,13 +84,7 @@ void activate_floats(float* values, int count) {
 template <Activation kind>
 void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
   float values[kBlock], ups[kBlock];
-  int at = 0;
-#if defined(__AVX512BF16__)
-  if (call.type == Float::bf16)
-    at = gate_vectors<kind>(static_cast<const bf16_t*>(gate), static_cast<const bf16_t*>(up),
-                            static_cast<bf16_t*>(y), size);
-#endif
-  for (; at < size; at += kBlock) {
+  for (int at = 0; at < size; at += kBlock) {
     const int n = size - at < kBlock ? size - at : kBlock;
     load_floats(gate, call.type, at, n, values);
     activate_floats<kind>(values, n);
@@ -227,18 +196,6 @@ void gated(const GateCall& call) {
 
 void gated_here(const GateCall& call) {
   with_activation(call.activation, [&](auto kind) {
-#if defined(__AVX512BF16__)
-    if (call.type == Float::bf16 && call.size % 32 == 0 && call.up.data != nullptr) {
-      const bf16_t *gate = static_cast<const bf16_t*>(call.gate.data),
-                   *up = static_cast<const bf16_t*>(call.up.data);
-      bf16_t* y = static_cast<bf16_t*>(call.y);
-      for (int64_t row = 0; row < call.rows; ++row) {
-        gate_vectors<kind>(gate, up, y, call.size);
-        gate += call.gate.stride, up += call.up.stride, y += call.y_stride;
-      }
-      return;
-    }
-#endif
     for (int64_t row = 0; row < call.rows; ++row) gate_piece<kind>(call, row, 0, call.size);
   });
 }

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <memory>
 
-#include "mlx/allocator.h"
 #include "linear/packed.h"
+#include "mlx/allocator.h"
 #include "mlx/primitives.h"
 #include "program/encoder.h"
 #include "runtime/threads.h"

@@ -111,10 +111,6 @@ inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* pl
 // ---- mxfp4 and nvfp4 ----
 
 inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
-#if defined(__AVX512F__)
-  return mx ? store_e2m1_groups<2>(row, dim, codes, scales, to_e8m0, e8m0)
-            : store_e2m1_groups<1>(row, dim, codes, scales, to_e4m3, e4m3);
-#endif
   alignas(64) float magnitudes[kMxGroup];
   bool storable = true;
   const int group = mx ? kMxGroup : kNvGroup;

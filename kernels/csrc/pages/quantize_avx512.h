@@ -1,6 +1,6 @@
 // Conversion of rows to codes on AVX-512, in registers, bit-equal to pages/quantize.h and
-// pages/quantize_fp5.h. It covers fp4 and fp5 rows with a length that is a power of two from 64 to 256, mxfp4
-// and nvfp4. Internal linkage.
+// pages/quantize_fp5.h. It covers fp4 and fp5 rows with a length that is a power of two from 64 to 256.
+// Internal linkage.
 //
 // Indices of 2^n magnitudes are found by binary search in tables of edges. Edges alternate between ">" and
 // ">=" (ties to the even index); x > e is tested as x >= the float after e.
@@ -342,25 +342,6 @@ inline bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
   }
   planes[0] = best;
   return true;
-}
-
-// Groups of 16 kVectors values in E2M1 codes; `to_scale` makes a group's scale byte, `of_scale` its float.
-template <int kVectors, class ToScale, class OfScale>
-inline bool store_e2m1_groups(const float* row, int dim, uint8_t* codes, uint8_t* scales, ToScale to_scale,
-                              OfScale of_scale) {
-  bool storable = true;
-  for (int at = 0; at < dim; at += 16 * kVectors, ++scales) {
-    const Magnitudes<kVectors> x(row + at);
-    storable &= x.finite;
-    *scales = to_scale(x.largest);
-    const float scale = of_scale(*scales);
-    const ScaledGrid<3> grid(kE2m1Grid, scale);
-    for (int i = 0; i < kVectors; ++i, codes += 8) {
-      const __m512i signed_codes = with_sign(grid.index(x.at[i]), x.negative[i]);
-      store_nibbles(scale == 0 ? _mm512_setzero_si512() : signed_codes, codes);
-    }
-  }
-  return storable;
 }
 
 }  // namespace

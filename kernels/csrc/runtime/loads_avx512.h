@@ -22,17 +22,6 @@ inline __m512 load16(const void* p, Float type, std::size_t at) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// Rounds values as storing them as bf16 and loading them would.
-inline __m512 round_to_bf16(__m512 values) {
-  if (!has_subnormal(values))
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
-  float floats[16];
-  _mm512_storeu_ps(floats, values);
-  for (float& value : floats) value = bf16_to_float(float_to_bf16(value));
-  return _mm512_loadu_ps(floats);
-}
-
 // Converts 32 floats to bf16.
 inline __m512i as_bf16(__m512 low, __m512 high) {
   if (!has_subnormal(low) && !has_subnormal(high)) return (__m512i)_mm512_cvtne2ps_pbh(high, low);
@@ -43,8 +32,6 @@ inline __m512i as_bf16(__m512 low, __m512 high) {
   for (int i = 0; i < 32; ++i) rounded[i] = float_to_bf16(values[i]);
   return _mm512_loadu_si512(rounded);
 }
-
-inline void store_pair(__m512 low, __m512 high, bf16_t* to) { _mm512_storeu_si512(to, as_bf16(low, high)); }
 
 }  // namespace
 }  // namespace octavo
