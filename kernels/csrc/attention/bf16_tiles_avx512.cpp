@@ -91,13 +91,6 @@ struct Values {
   int64_t row_bytes;
   uint32_t halves;  // in which halves of the tile there are any
 
-  // A line of the next tile: of its blocks by turns, as prefetchers follow several pages of memory better
-  // than one. `index` < 4 times the lines of a block.
-  __attribute__((always_inline)) void prefetch_line(int index) const {
-    if (const uint8_t* const from = next[index % kBlocks])
-      __builtin_prefetch(from + 64 * (index / kBlocks), 0, 2);
-  }
-
   Values(const PageLayout& layout, const Tile& tile) : row_bytes(layout.v.row_bytes), halves(0) {
     for (int b = 0; b < kBlocks; ++b) {
       const Tile::Block &block = tile.blocks[b], &after = tile.next[b];
@@ -145,68 +138,6 @@ void load_columns(const Values& values, int part, int count, __m512i* panel) {
   }
 }
 
-// ---- a few rows: what a tile does, by FMAs on values as they are read ----
-
-OCTAVO_INLINE __m512 even_values(__m512i row) { return _mm512_castsi512_ps(_mm512_slli_epi32(row, 16)); }
-OCTAVO_INLINE __m512 odd_values(__m512i row) {
-  return _mm512_castsi512_ps(_mm512_and_si512(row, _mm512_set1_epi32(int(0xffff0000))));
-}
-OCTAVO_INLINE __m512 broadcast(uint16_t value) { return _mm512_set1_ps(bf16_to_float(value)); }
-
-// A tile adds up the products of first positions of pairs, and of second ones, each in turn; both sums are
-// added, and then to what was there (Intel SDM, TDPBF16PS). kParts times 32 dims at a time.
-template <int kRows, int kParts>
-void accumulate_directly(const Values& values, const uint16_t* weights, int parts, int width,
-                         float* accumulators) {
-  int prefetched = 0;
-  for (int part = 0; part < parts; part += kParts, accumulators += kParts * kStepValues) {
-    for (int half = 0; half < 2; ++half) {
-      if (!(values.halves >> half & 1)) continue;
-      __m512 sums[2][kRows][2 * kParts];
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < 2 * kParts; ++v) sums[0][r][v] = sums[1][r][v] = _mm512_setzero_ps();
-      for (int b = 2 * half; b < 2 * half + 2; ++b) {
-        const uint32_t visible = values.visible[b];
-        if (visible == 0) continue;
-        const uint8_t* from = values.rows[b] + 64 * part;
-        for (int t = 0; t < 16; t += 2) {
-#pragma GCC unroll 2
-          for (int i = 0; i < 2; ++i, from += values.row_bytes) {
-            const __mmask32 valid = visible >> (t + i) & 1 ? ~uint32_t(0) : 0;
-#pragma GCC unroll 4
-            for (int p = 0; p < kParts; ++p) {
-              values.prefetch_line(prefetched++);
-              const __m512i row = _mm512_maskz_loadu_epi16(valid, from + 64 * p);
-              const __m512 even = even_values(row), odd = odd_values(row);
-#pragma GCC unroll 4
-              for (int r = 0; r < kRows; ++r) {
-                const __m512 weight = broadcast(weights[r * kTileTokens + 16 * b + t + i]);
-                sums[i][r][2 * p] = _mm512_fmadd_ps(weight, even, sums[i][r][2 * p]);
-                sums[i][r][2 * p + 1] = _mm512_fmadd_ps(weight, odd, sums[i][r][2 * p + 1]);
-              }
-            }
-          }
-        }
-      }
-      add_pairs(sums, width, accumulators);
-    }
-  }
-}
-
-// How so many rows go without a panel; null where they do not.
-using DirectValues = void (*)(const Values&, const uint16_t*, int, int, float*);
-DirectValues direct_values(int num_rows, int parts) {
-  switch (num_rows) {
-    case 1: return parts % 4 == 0 ? accumulate_directly<1, 4> : accumulate_directly<1, 1>;
-    case 2: return parts % 2 == 0 ? accumulate_directly<2, 2> : accumulate_directly<2, 1>;
-    case 3: return accumulate_directly<3, 1>;
-    case 4: return accumulate_directly<4, 1>;
-    default: return nullptr;
-  }
-}
-
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   const int dim = layout.v.dim, parts = dim / kStepValues;
@@ -214,8 +145,6 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   uint16_t* const rounded = reinterpret_cast<uint16_t*>(panels + kPanelParts * kPanelVectors);
   round_to_bf16(weights, num_rows * kTileTokens, rounded);
   const Values values(layout, tile);
-  if (const DirectValues direct = direct_values(num_rows, parts))
-    return flushed_to_zero([&] { direct(values, rounded, parts, width(dim), accumulators); });
   const int64_t stride = width(dim) * int64_t(sizeof(float));
   amx::WeightedSum sum(num_rows);
   for (int part = 0; part < parts; part += kPanelParts) {

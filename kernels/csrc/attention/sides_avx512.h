@@ -62,19 +62,6 @@ inline void round_to_bf16(const float* values, int count, uint16_t* rounded) {
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(values + i)));
 }
 
-// accumulators[row][width] += the sums of first positions of pairs and those of second ones, as tiles add
-// them.
-template <int kRows, int kVectors>
-OCTAVO_INLINE void add_pairs(const __m512 (&sums)[2][kRows][kVectors], int width, float* accumulators) {
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      float* const to = accumulators + r * width + 16 * v;
-      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_add_ps(sums[0][r][v], sums[1][r][v])));
-    }
-}
-
 // Rows of 32-bit words to columns: lane i of word j becomes lane j of word i.
 OCTAVO_INLINE void transpose16(__m512i (&r)[16]) {
   __m512i t[16];

@@ -27,29 +27,6 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
-// The same of up to four rows: only their columns are turned. Bits [128 c, 128 c + 128) of vector m are those
-// of position 4 c + m.
-void turn_few(const float* products, int num_rows, float* scores) {
-  __m512i lines[4];
-#pragma GCC unroll 4
-  for (int m = 0; m < 4; ++m) {
-    const float* const from = products + 16 * m;
-    lines[m] = _mm512_load_si512(from);
-#pragma GCC unroll 3
-    for (int c = 1; c < 4; ++c)  // row 4 c + m of the tile, its first four at lanes 4 c
-      lines[m] = _mm512_mask_loadu_epi32(lines[m], __mmask16(0xf << 4 * c), from + 64 * c - 4 * c);
-  }
-  const __m512i low01 = _mm512_unpacklo_epi32(lines[0], lines[1]),
-                low23 = _mm512_unpacklo_epi32(lines[2], lines[3]);
-  _mm512_storeu_si512(scores, _mm512_unpacklo_epi64(low01, low23));
-  if (num_rows > 1) _mm512_storeu_si512(scores + kPositions, _mm512_unpackhi_epi64(low01, low23));
-  if (num_rows < 3) return;
-  const __m512i high01 = _mm512_unpackhi_epi32(lines[0], lines[1]),
-                high23 = _mm512_unpackhi_epi32(lines[2], lines[3]);
-  _mm512_storeu_si512(scores + 2 * kPositions, _mm512_unpacklo_epi64(high01, high23));
-  if (num_rows > 3) _mm512_storeu_si512(scores + 3 * kPositions, _mm512_unpackhi_epi64(high01, high23));
-}
-
 // The step-th share of a block's rows, of `steps`.
 inline void prefetch_share(const uint8_t* rows, int64_t stride, int step, int steps) {
   if (rows == nullptr) return;
@@ -159,7 +136,7 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
     if (lower <= 0) {
       score_four(keys, from, steps, row == 0, products);
       for (int b = 0; b < 4; ++b)
-        if (blocks >> b & 1) (upper <= 4 ? turn_few : turn)(products + b * kTileFloats, upper, to + 16 * b);
+        if (blocks >> b & 1) turn(products + b * kTileFloats, upper, to + 16 * b);
       continue;
     }
     for (int b = 0; b < 4; b += 2) {
