@@ -26,7 +26,7 @@ Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
-MAX_WAITING_TOKENS = 2**20  # of prompts in the queue; a single prompt is always accepted
+MAX_WAITING_TOKENS = 2**20  # prompt tokens in the queue; a single prompt is always accepted
 KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size, as attention sinks
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12  # service counters are divided by weights and must stay finite

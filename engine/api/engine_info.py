@@ -34,7 +34,7 @@ class MemoryBudget:
 
 
 class AdapterInfo(NamedTuple):
-    """A loaded adapter: its folder, the SHA-256 of its files, its largest rank, and the bytes it takes."""
+    """A loaded adapter: its folder, the SHA-256 of its files, its largest rank, and its bytes."""
 
     name: str
     path: str

@@ -11,7 +11,7 @@ from octavo.block_manager import MediaSpan
 
 from .errors import InvalidRequest
 
-MAX_ASPECT = 200  # longer side by shorter one, as Qwen's own processor allows
+MAX_ASPECT = 200  # longest allowed ratio of sides, as in Qwen's own processor
 
 
 class Size(NamedTuple):
@@ -23,13 +23,13 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """How a picture becomes rows of a prompt, for one model.
+    """Rules for turning an image into rows of a prompt, for one model.
 
-    token                    id of the placeholder that each row of an image has
-    mark                     the placeholder as the chat template writes it, once for each image
-    patch, temporal, merge   pixels of a patch's side, times it is repeated, and patches of a row's side
-    min_pixels, max_pixels   of a picture once it is resized
-    mean, std                by which values of each channel are normalized, from 0 to 1
+    token                    id of the placeholder for each row of an image
+    mark                     the placeholder in the chat template, written once for each image
+    patch, temporal, merge   pixels of a patch's side, repetitions of a patch, and patches of a row's side
+    min_pixels, max_pixels   pixels of a resized image
+    mean, std                normalization of each channel, from 0 to 1
     """
 
     token: int
@@ -48,9 +48,9 @@ class ImageRules:
         return self.patch * self.merge
 
     def size_for(self, size: Size) -> Size:
-        """Return the size to which a picture is resized: whole squares, within the numbers of pixels, and
-        about the picture's own shape (``smart_resize`` of Qwen's processors). InvalidRequest for one that is
-        too long."""
+        """Return the size to which an image is resized, as by ``smart_resize`` of Qwen's processors. It has
+        whole squares, an allowed number of pixels, and about the same aspect ratio. Raises InvalidRequest if
+        the ratio is too large."""
         aspect = max(size) / min(size)
         if aspect > MAX_ASPECT:
             raise InvalidRequest(
@@ -72,7 +72,7 @@ class PromptImage(NamedTuple):
     """An image of a prompt.
 
     start        position of its first row
-    rows, columns  of the squares that rows of the prompt stand for
+    rows, columns  size in squares, each of which is one row of the prompt
     digest       SHA-256 of the pixels, their size and the rules
     pixels       8 bits each of red, green and blue, line by line
     """
@@ -85,13 +85,13 @@ class PromptImage(NamedTuple):
 
     @classmethod
     def of(cls, rules: ImageRules, size: Size, pixels: bytes) -> PromptImage:
-        """Return the image of a picture that was resized to ``size``; its place comes later."""
+        """Return the image for pixels that were resized to ``size``; its start is set later."""
         digest = hashlib.sha256(f"octavo image\0{rules}\0{size}\0".encode() + pixels).digest()
         return cls(0, size.height // rules.side, size.width // rules.side, digest, pixels)
 
     @property
     def length(self) -> int:
-        """Positions of the prompt that it has."""
+        """Number of prompt positions that it takes."""
         return self.rows * self.columns
 
     @property

@@ -73,7 +73,7 @@ class Setting:
                 "names",
                 "texts",
                 "pairs",
-            ):  # of which each letter is one
+            ):  # a text would be read letter by letter
                 remedy = f"write ({value!r},)"
             raise ValueError(_refusal(name, str(kept), _quoted(value), remedy)) from None
         if self.low is not None and not self._holds(taken):

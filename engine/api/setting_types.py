@@ -72,7 +72,7 @@ def _tuple_of(each: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Split NAME=VALUE at the first ``=``. ValueError where one of the two is missing."""
+    """Split NAME=VALUE at the first ``=``; ValueError if one of the two is missing."""
     name, _, value = text.partition("=")
     if not name.strip() or not name.isprintable() or not value:
         raise ValueError(f"must be NAME=VALUE with a name that can be printed, got {text!r:.100}")

@@ -52,7 +52,7 @@ class TenantTokens(NamedTuple):
 
 
 class AdapterLoad(NamedTuple):
-    """How many adapters a step may have, and the names of those with requests that run, and that wait."""
+    """Largest number of adapters in a step, and the names of those with running and waiting requests."""
 
     max_loras: int
     running: tuple[str, ...]
@@ -64,14 +64,17 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """Gauges of the engine as it stands now. ``residual``: 16-bit pages beside quantized ones, ``states``:
-    slots of recurrent layers, and ``store``: of the pages on disk, if there are any, ``swap``: of those in
-    ``swap_memory``. ``pages_pinned``: of those held. ``tenants``: of those who have a name, at most a second
-    old. ``prompts_left``: prompt tokens that are still to be computed of each unfinished request that was
-    begun, by its number; None while it is preempted without a first token. ``adapters``: in use, where the
-    engine may have some.
+    """Current gauges of the engine, in a named tuple because one is made after every step.
 
-    A named tuple: one is made after every step, and a frozen dataclass takes three times as long."""
+    residual      16-bit pages next to quantized ones
+    states        slots of recurrent layers
+    store, swap   pages on disk and in ``swap_memory``, if the engine has these
+    pages_pinned  pages held by pins
+    tenants       loads of named tenants, at most a second old
+    prompts_left  uncomputed prompt tokens of unfinished requests that have begun, by number; None while
+                  preempted without a first token
+    adapters      adapters in use, if the engine may have some
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -90,12 +93,12 @@ class Gauges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Record of one step: what it computed, how long it took, and what happened on the way.
+    """Record of one step: its work, its time, and its events.
 
     hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
     miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
-    drafts                     one entry per sequence that had some in this step
+    drafts                     one entry per sequence with drafts in this step
     tenant_tokens              tokens of each tenant with a name
     predicted_s                seconds that the scheduler expected; None without a latency target
     """

@@ -21,7 +21,7 @@ budget                     others were used more lately
 class StoreCounts:
     """Counts since the start, and the bytes on disk now.
 
-    hits, misses    requests whose first page that was not in memory was on disk, or was not
+    hits, misses    requests whose first page missing in memory was, or was not, on disk
     loaded, written pages read from and written to disk
     dropped         pages by reason, see DROP_REASONS
     num_bytes       bytes of all pages on disk now, as far as this server knows

@@ -25,7 +25,7 @@ class Parameters:
     """Notation of parameters that are written one by one; ``{key}`` in ``before`` is the name.
 
     texts    form of text values: "raw" (unquoted), "json", or the quotes around them
-    nested   form of other values: JSON, or bare keys with those quotes
+    nested   form of other values: JSON, or JSON with bare keys and those quotes
     """
 
     before: str
@@ -56,9 +56,8 @@ class ToolFormat(ABC):
     """A notation of tool calls: ``start``, calls and ``end``.
 
     shape     the notation for a model that must write calls
-    id_style  form of ids, where the notation has none
-    is_bare   nothing but the object itself marks a call, and it is all of the answer: only names of tools
-              that were given make it one
+    id_style  form of generated ids, if the notation has none
+    is_bare   the whole answer is a bare object without marks; only names of given tools make it a call
     """
 
     start: str
@@ -143,7 +142,7 @@ class _Writer:
         return "\n".join([starts, *self._rules]) + "\n"
 
     def _add_bare_rules(self) -> None:
-        """Rules of values that are nearly JSON, with texts between the notation's quotes."""
+        """Add rules of values that are nearly JSON, with the notation's quotes around texts."""
         assert self._shape.parameters is not None
         quote = self._shape.parameters.texts
         self._rules += [f"quoted: {self._texts(quote)} {self._text('quoted', quote)}", *_BARE_RULES]
@@ -170,7 +169,7 @@ class _Writer:
         return f"call_{index}"
 
     def _parameters(self, call: int, schema: Mapping[str, Any]) -> str:
-        """Return the rule of all required parameters in order, and any of the others."""
+        """Return the rule of all required parameters in order, followed by any of the others."""
         parameters = self._shape.parameters
         assert parameters is not None
         properties = schema.get("properties") or {}

@@ -24,10 +24,8 @@ _SHAPE = CallShape(call=(f"{_CHANNEL}commentary to=functions.{{name}} {_KIND}jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyCalls(ToolFormat):
-    """Calls as messages to functions, one in an answer; ``read_messages`` reads whole answers.
-
-    The call's end is an end token, which is never part of the text.
-    """
+    """Calls as messages to functions, one in an answer; ``read_messages`` reads whole answers. An end token,
+    which is never part of the text, ends the call."""
 
     start: str = f"{_CHANNEL}commentary to="
     end: str = ""
@@ -38,15 +36,15 @@ class HarmonyCalls(ToolFormat):
         return (_START, _CHANNEL, _BODY, _END, _KIND)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """A call whose header's beginning has been consumed."""
+        """Read a call; the beginning of its header was consumed."""
         head, _ = yield from source.read_until(_BODY)
         yield from _read_call(source, calls, head.split(_KIND)[0].split()[0])
 
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any
     ) -> str | None:
-        """Return a grammar of all messages of an answer, the analysis first: a call, or without ``is_forced``
-        an answer (of the schema). None where the vocabulary has no tokens for the marks."""
+        """Return a grammar of all messages of an answer, the analysis first. The answer is a call or, without
+        ``is_forced``, may be text (of the schema). None if the vocabulary has no tokens for the marks."""
         ids = {mark: added_id(mark) for mark in self.marks}
         if None in ids.values():
             return None
@@ -78,8 +76,8 @@ def read_messages(
     Other messages are content.
 
     is_thinking   the prompt has opened the analysis
-    has_tools     the request has tools: without any, what is written to one is content
-    was_cut       whether the model had more to say, once the text has ended
+    has_tools     the request has tools; otherwise messages to functions are content
+    was_cut       whether the output was cut, once the text has ended
     """
     has_content = False
     head = f"{_CHANNEL}analysis" if is_thinking else None
@@ -109,7 +107,7 @@ def _read_head(source: TextSource, was_cut: Callable[[], bool], *, is_first: boo
     yield from source.skip_space()
     space = source.taken
     opener = yield from source.starts_with(*_OPENERS)
-    if opener is None and source.rest and is_first:  # no message at all, but text
+    if opener is None and source.rest and is_first:  # text without any message
         if not (was_cut() and any(each.startswith(source.rest) for each in _OPENERS)):
             source.give_back(space)
             while source.rest or (yield from source.more()):
@@ -157,7 +155,7 @@ def _read_or_give_up(
 
 
 def _read_call(source: TextSource, calls: CallWriter, name: str) -> Steps[None]:
-    """The arguments of a call, and the mark that ends it."""
+    """Read the arguments of a call, and the mark that ends it."""
     yield calls.begin(name.removeprefix("functions."))
     yield from source.json_value(calls.arguments)
     yield calls.end()

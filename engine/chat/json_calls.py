@@ -68,11 +68,8 @@ def _unpacked(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls(ToolFormat):
-    """``start``, an object (or a list of them, or several in a row) and ``end``: Hermes, Qwen2.5, Qwen3,
-    Granite, Llama 3.
-
-    between   what may stand between calls
-    """
+    """Calls of ``start``, an object (or a list of objects, or several in a row) and ``end``. Used by Hermes,
+    Qwen2.5, Qwen3, Granite and Llama 3. ``between``: allowed text between calls."""
 
     between: str = ""
 
@@ -96,7 +93,7 @@ class JsonCalls(ToolFormat):
 
 
 def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Raise Malformed unless the object that comes next begins as a call of a tool that was given."""
+    """Raise Malformed unless the next object begins as a call of a given tool."""
     known = tuple(
         f'{{{kind}"name":"{name}"' for name in calls.tool_names for kind in ("", '"type":"function",')
     )
@@ -123,8 +120,7 @@ def end_mark(source: TextSource, end: str) -> Steps[None]:
 
 
 def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps[None]]) -> Steps[None]:
-    """Read one or more calls behind ``start`` each, up to ``end``, which may be missing at the end of the
-    output."""
+    """Read one or more calls, each behind ``start``, up to ``end``, which may be missing at the end."""
     is_first = True
     while True:
         yield from source.skip_space()
@@ -142,12 +138,12 @@ def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedCalls(ToolFormat):
-    """A head with the name, then the arguments as JSON: DeepSeek, Kimi K2, Mistral.
+    """Calls of a head with the name, then the arguments as JSON: DeepSeek, Kimi K2, Mistral.
 
-    call_start, call_end   around each one
-    separators   any of them ends a head
-    name_of      the name and id in a head; None: they are not there
-    fence        what may stand around the arguments
+    call_start, call_end   texts around each call
+    separators   texts that end a head
+    name_of      function from a head to name and id; None: it has none
+    fence        optional texts around the arguments
     """
 
     call_start: str

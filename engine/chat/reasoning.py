@@ -10,11 +10,11 @@ from ..api.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around a model's reasoning. What follows ``end`` is the answer.
+    """The marks around a model's reasoning; the answer follows ``end``.
 
-    header   may stand behind ``start`` and is not part of the reasoning (Gemma 4's "thought")
-    direct   may begin an answer without reasoning, and is not part of it
-    is_harmony   an answer is messages, each with a header
+    header   optional text behind ``start`` that is not part of the reasoning (Gemma 4's "thought")
+    direct   optional begin of an answer without reasoning, not part of the answer
+    is_harmony   an answer consists of messages with a header each
     """
 
     start: str

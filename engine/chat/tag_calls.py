@@ -33,14 +33,14 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCalls(ToolFormat):
-    """``start``, calls and ``end``. Each pair is what stands before and after.
+    """``start``, calls and ``end``, with a pair of texts around each part.
 
-    call       the name of a call; None where the name ends with the first parameter or with ``end``
-    key, value a parameter's name and value
-    call_end   behind the last parameter
-    trim       what does not belong to a value: one line break at each side, or all white space
-    null_word  whether "null" is no value, for texts too
-    parse      mlx-lm's parser, which gives values their types; it is asked again with each parameter
+    call       around a call's name; None if the name ends with the first parameter or with ``end``
+    key, value around a parameter's name and value
+    call_end   after the last parameter
+    trim       text removed from values: one line break at each side, or all white space
+    null_word  whether "null" means no value, also for texts
+    parse      mlx-lm's parser, which gives values their types; called again for each parameter
     """
 
     parse: Parse
@@ -98,7 +98,7 @@ class TagCalls(ToolFormat):
             yield from calls.whole(text, {})
             return
         for call in parsed_calls(self.parse, text, calls.tools):
-            if "raw" in call["arguments"]:  # the parser did not understand it
+            if "raw" in call["arguments"]:  # mlx-lm's parser did not understand it
                 raise Malformed
             yield from calls.whole(str(call["name"]), call["arguments"])
 

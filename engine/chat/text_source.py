@@ -104,9 +104,9 @@ class TextSource:
         return self.is_closed and any(text.startswith(self.rest) for text in texts)
 
     def stream_until(self, *marks: str, wrap: Wrap, holds_space: bool = False) -> Steps[str | None]:
-        """Yield the text up to the first of ``marks`` in pieces; consume the mark and return it, None at the
-        end. What may be the beginning of a mark waits and is left unconsumed at the end; with ``holds_space``
-        white space does, too, and is dropped before a mark."""
+        """Yield the text up to the first of ``marks`` in pieces; consume and return the mark, None at the
+        end. A possible beginning of a mark is held back, and left unconsumed at the end. With ``holds_space``
+        white space is held back as well, and dropped before a mark."""
         while True:
             found = self._first_of(marks)
             if found is not None:
@@ -150,8 +150,8 @@ class TextSource:
         return at, mark
 
     def json_value(self, wrap: Wrap | None = None) -> Steps[str]:
-        """Consume one JSON value after white space, and return its text; with ``wrap`` it is yielded as it
-        comes. Finds where the value ends, not whether it is valid. Raises Malformed or Unfinished."""
+        """Consume one JSON value after white space, and return its text; with ``wrap`` also yield it in
+        pieces. It finds the value's end, without checking the value. Raises Malformed or Unfinished."""
         yield from self.skip_space()
         if not self.rest:
             raise Unfinished

@@ -47,11 +47,11 @@ class ChatTokenizer(Protocol):
 class ToolUse:
     """Effects of a request's tools.
 
-    shown        tools that the chat template gets
-    structured   a constraint of the whole answer behind its reasoning; None: it is free
-    is_whole     the constraint has the reasoning in it, and begins with the first token
-    form         the notation in which calls are read; None: they are not
-    max_calls    calls that an answer may have; None: any number
+    shown        tools for the chat template
+    structured   a constraint of the whole answer after the reasoning; None: no constraint
+    is_whole     the constraint includes the reasoning and begins with the first token
+    form         notation of calls to read; None: calls are not read
+    max_calls    largest number of calls in an answer; None: any
     """
 
     shown: Tools = ()
@@ -97,9 +97,8 @@ def tool_use(
     structured: StructuredOutput | None = None,
     is_bounded: bool = False,
 ) -> ToolUse:
-    """The use of tools that a request asks for, in the form of the OpenAI API. ``structured``: what content
-    must look like otherwise; ``is_bounded``: the reasoning has a budget. InvalidRequest names what cannot be
-    served."""
+    """Return the effects of tools given in the form of the OpenAI API. ``structured``: constraint of content
+    otherwise; ``is_bounded``: the reasoning has a budget. InvalidRequest names an unsupported combination."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
@@ -161,7 +160,7 @@ def _needs_grammar(tools: Tools, structured: StructuredOutput | None, *, is_forc
 
 
 def _schema_of(structured: StructuredOutput) -> Any:
-    """The schema of an answer that may be a call instead. InvalidRequest for other forms."""
+    """Return the schema of an answer that may be a call instead; InvalidRequest for other constraints."""
     if structured.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(
             f"{structured.kind} must not come with tools that may be called or not; give a JSON "

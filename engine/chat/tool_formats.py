@@ -28,8 +28,7 @@ ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
 
 
 def _mlx_parser(name: str) -> Parse:
-    """Return mlx-lm's parser of this name, which is loaded at an answer's first call, when mlx-lm is loaded
-    already."""
+    """Return mlx-lm's parser of this name; it is loaded at an answer's first call."""
 
     @functools.cache
     def module() -> Parse:
@@ -53,7 +52,7 @@ def _mistral_name(head: str) -> tuple[str, str | None]:
 
 
 def _deepseek_name(head: str) -> tuple[str, str | None]:
-    """Return the name in a head; the first models have "function" there and the name on its own line."""
+    """Return the name in a head; the first models write "function" there and the name on the next line."""
     return ("" if head.strip() == "function" else head.strip()), None
 
 
@@ -192,7 +191,7 @@ _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
 
 TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
 
-# Texts of a chat template by parser: all of a row must be in it, and the first match wins.
+# Texts of chat templates, by parser: a template must contain all texts of a row, and the first match wins.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>commentary", "functions."), "harmony"),
     (("<minimax:tool_call>",), "minimax_m2"),

@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _accept_any_encoding()
     if arguments[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
-        # Before anything that takes time: as the first process of a container, which has no default actions,
-        # this one would not hear of it otherwise.
+        # Install this handler first. As the first process of a container, which has no default actions, this
+        # process would otherwise ignore SIGTERM.
         signal.signal(signal.SIGTERM, _leave_at_once)
-    # The image blocks it until here: a signal without a handler would be lost there, a blocked one waits.
+    # The container image blocks the signal until here, because without a handler it would be lost.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
         args = _parser().parse_args(arguments)

@@ -74,7 +74,7 @@ class Answer:
 
     @functools.cached_property
     def samples(self) -> list[Completion]:
-        """Return the text of each sample; call it when everything has come."""
+        """Return the text of each sample; call it after the last delta."""
         return [
             Completion(index=index) if collector.is_empty else completion_of(collector.take())
             for index, collector in enumerate(self._collectors)

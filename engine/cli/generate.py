@@ -31,7 +31,7 @@ from ..client.credentials import ClientCredentials
 from .answer import Answer, Drafts
 from .structured import add_structured_arguments, structured_of
 
-MAX_TOKENS = 128  # unless --max-tokens says otherwise
+MAX_TOKENS = 128  # default of --max-tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             "--image needs a model in this process, for octavo.v1 takes no images; drop --connect"
         )
-    credentials = credentials_of(args)  # also says when they are given without --connect
+    credentials = credentials_of(args)  # also raises if they are given without --connect
     answer = asyncio.run(_generate(args, prompt, params, credentials))
     answer.print_rest()
     print(answer.summary(), file=sys.stderr)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompt_of(args: argparse.Namespace) -> Prompt:
-    """Text, token ids or a chat, as the options say; InvalidRequest when they contradict."""
+    """Return text, token ids or a chat, as set by the options; InvalidRequest if they conflict."""
     images = [{"type": "image", "image": file} for file in args.image or ()]
     chat = args.chat or args.system is not None or images
     if args.prompt_ids is not None:

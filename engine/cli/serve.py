@@ -48,9 +48,7 @@ SWITCH_INTERVAL_S = 0.0005
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
-    deadline = (
-        ExitDeadline()
-    )  # holds beyond the end of the loop, which joins threads: it ends with the process
+    deadline = ExitDeadline()  # outlasts the event loop, whose end joins threads; ends with the process
     deadline.code = asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), deadline))
     return deadline.code
 
@@ -244,7 +242,7 @@ async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
 
 
 async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
-    """Start the engine; False when a signal came first. Raises what loading raises."""
+    """Start the engine; return False if a signal came first. Raises the errors of loading."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)

@@ -25,7 +25,7 @@ def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
-    """Return where KV events go; None: nowhere. InvalidConfig for a replay of nothing."""
+    """Return the destination of KV events, or None; InvalidConfig for a replay without one."""
     if args.kv_events_endpoint is None:
         if args.kv_events_replay_endpoint is not None:
             raise InvalidConfig(

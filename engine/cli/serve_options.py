@@ -40,16 +40,16 @@ class ServeOptions:
     vllm_metrics   export the gauges that gateways read under vLLM's names too
     otlp_endpoint   destination of request spans; None: as set by OTEL_* variables, or off
     otlp_metrics_endpoint   destination of OpenTelemetry's metrics
-    reflection   tell clients what the services are
-    max_message_bytes   of a message that comes in (None: what a prompt of the model's length needs)
-    write_timeout   seconds for which a client need not read its output
-    tls, auth_token_file   who may use gRPC and HTTP; read again on SIGHUP
-    metrics_tls, metrics_token_file   likewise, of the metrics port
-    api_key   a bearer token beside those of the file
-    http      where HTTP listens; None: nowhere
-    allowed_origins   origins of pages that may ask over HTTP from a browser
-    kv_events   where changes of the prefix cache are published; None: nowhere
-    lora_listen   where vLLM's gRPC service listens with an adapter as its model, by the adapter's name
+    reflection   let clients list the services
+    max_message_bytes   limit of an incoming message (None: the size of a prompt of the model's length)
+    write_timeout   seconds for which a client may leave output unread
+    tls, auth_token_file   access to gRPC and HTTP; read again on SIGHUP
+    metrics_tls, metrics_token_file   access to the metrics port; read again on SIGHUP
+    api_key   a bearer token in addition to those of the file
+    http      address of HTTP; None: off
+    allowed_origins   origins of web pages that may send HTTP requests
+    kv_events   destination of changes of the prefix cache; None: off
+    lora_listen   addresses of vLLM's gRPC service with an adapter as its model, by the adapter's name
     """
 
     listen: Address

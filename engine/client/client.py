@@ -95,7 +95,7 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
         finally:
-            call.cancel()  # does nothing when the call has ended
+            call.cancel()  # no effect after the call has ended
 
     async def generate_many(
         self, requests: AsyncIterable[pb.GenerateRequest], *, timeout: float | None = None
@@ -122,7 +122,7 @@ class Client:
         adapter: str | None = None,
     ) -> list[float]:
         """Embed one prompt, like ``LLM.embed``."""
-        SamplingParams(pooling=pooling)  # InvalidRequest
+        SamplingParams(pooling=pooling)  # may raise InvalidRequest
         check_dimensions(dimensions)
         request = pb.EmbedRequest(
             pooling=f"POOLING_{pooling.upper()}",

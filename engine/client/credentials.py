@@ -40,7 +40,7 @@ class ClientCredentials:
         """Return gRPC credentials; None for plain text. Raises InvalidConfig if a file cannot be read."""
         if not self.uses_tls:
             return None
-        import grpc  # here, since the command line reads options without it
+        import grpc  # the command line reads options without importing it
 
         options = {"--tls-ca": self.ca, "--tls-key": self.key, "--tls-cert": self.cert}
         files = [None if path is None else _read_pem(path, option) for option, path in options.items()]

@@ -26,14 +26,14 @@ from .sampling.sampler import Sampled, SampleState
 class RunOutput(NamedTuple):
     """Results of one step.
 
-    samples      one per entry of ``batch.sample_rows``, in that order; a sample whose row, or
-                 one before it of the same sequence, failed has ``token=None`` and says why
-    failed_rows  rows t of the step whose K or V was not finite: whoever owns such a row must
-                 end, whether it sampled or not, and nothing it wrote may be published
-    hidden       [P, D], what the output head gets of each row of ``batch.hidden``; None: nobody asked
-    scores       one per row of ``batch.scored``, in that order; those of failed rows mean nothing
-    void         indices of samples whose row was computed of another token than the step before gave in the
-                 end: they mean nothing, and the row is to be computed again
+    samples      one per entry of ``batch.sample_rows``, in that order; ``token`` is None with an error if its
+                 row or an earlier row of its sequence failed
+    failed_rows  rows t of the step whose K or V was not finite: their sequences must end, sampled or not, and
+                 their pages of this step must not be published
+    hidden       [P, D], inputs of the output head for the rows in ``batch.hidden``; None if there are none
+    scores       one per row of ``batch.scored``, in that order; those of failed rows are meaningless
+    void         indices of samples whose row was computed from a token that the previous step changed in the
+                 end: they are meaningless, and the row must be computed again
     """
 
     samples: tuple[Sampled, ...]
@@ -67,7 +67,7 @@ class Resolved(NamedTuple):
 
 
 class ModelRunner(Protocol):
-    """A loaded model with its page pool. Every call comes from the thread that loaded it."""
+    """A loaded model with its page pool; call it only on the thread that loaded it."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -84,17 +84,16 @@ class ModelRunner(Protocol):
 
     @property
     def images(self) -> Images | None:
-        """The images that prompts can have; None where prompts are text."""
+        """The encoder of prompts' images; None if prompts are text only."""
         ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """Copy pages, run one forward, draw one token per entry of ``batch.sample_rows``: at once, or
-        while the caller does something else.
+        """Copy pages, run one forward, and draw one token per entry of ``batch.sample_rows``.
 
-        ``states[i]`` belongs to ``batch.sample_rows[i]``, and says what its draw needs before this
-        returns. The drawn tokens are not recorded: the caller calls ``states[i].record(token)`` once it
-        has accepted one. ``after`` is the step before, if it is not resolved: it ``feeds``, and gives
-        the tokens that ``batch.sources`` names.
+        This happens at once, or while the caller does other work. ``states[i]`` belongs to
+        ``batch.sample_rows[i]`` and is read before this returns. Drawn tokens are not recorded: the caller
+        calls ``states[i].record(token)`` for each token that it accepts. ``after`` is the previous step if it
+        is not resolved; it must have ``feeds`` set, and gives the tokens named by ``batch.sources``.
         """
         ...
 
@@ -104,15 +103,17 @@ class ModelRunner(Protocol):
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
-        """Key of its page layout: pages with an equal key can be put into its pools."""
+        """Key of the page layout: pages with an equal key can be put into its pools."""
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Bytes of whole pages of one group, a copy: see ``PageStorage.read_pages``. No step is in flight."""
+        """Return copies of whole pages of one group, see ``PageStorage.read_pages``; no step may be in
+        flight.
+        """
         ...
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        """Put bytes as from ``read_pages`` into these pages of a group. No step is in flight."""
+        """Write bytes from ``read_pages`` to these pages of a group; no step may be in flight."""
         ...
 
     def close(self) -> None:
@@ -158,10 +159,10 @@ class Images(Protocol):
 
 
 class HeadRunner(Protocol):
-    """A model's own head for multi-token prediction, with a page pool. Calls come from the runner's thread.
+    """A model's MTP head with a page pool; call it only on the runner's thread.
 
-    num_pages      of ``page_size`` positions
-    max_model_len  positions of a sequence, at most
+    num_pages      pages of ``page_size`` positions
+    max_model_len  largest number of positions of a sequence
     """
 
     @property
@@ -174,9 +175,9 @@ class HeadRunner(Protocol):
     def max_model_len(self) -> int: ...
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """Compute one forward: row t has the hidden state ``hidden[t]`` of a position, and the token after
-        it. A draw per entry of ``batch.sample_rows``, and in ``RunOutput.hidden`` what stands for the hidden
-        state of the position after each."""
+        """Compute one forward; row t has the hidden state ``hidden[t]`` of a position and the token after it.
+        Draws one token per entry of ``batch.sample_rows``. ``RunOutput.hidden`` has the head's estimate of
+        the hidden state at each next position."""
         ...
 
 
@@ -184,11 +185,11 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Samples whose row is a failed one, or comes after one of its sequence, become failures themselves."""
+    """Return samples with failures for each failed row, and for later rows of its sequence."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
-    first_failed: dict[int, int] = {}  # by the sequence that owns it
+    first_failed: dict[int, int] = {}  # first failed row, by sequence
     for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
         first_failed[owner] = min(row, first_failed.get(owner, row))
     rows = batch.sample_rows.tolist()

@@ -28,11 +28,11 @@ Specs = SequenceOf[KVGroupSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """P rows whose logits say how likely the prompt's next token was.
+    """P rows whose logits give the log-probability of the prompt's next token.
 
     rows     [P]  rows of the step, ascending
-    targets  [P]  the token that follows each
-    num_top  [P]  how many of the likeliest tokens are asked for
+    targets  [P]  the token that follows each row
+    num_top  [P]  requested number of likeliest tokens
     """
 
     rows: Ints
@@ -41,10 +41,10 @@ class ScoredRows:
 
 
 class Wanted(NamedTuple):
-    """The outputs that a forward computes, besides the K/V and states that it writes.
+    """The requested outputs of a forward, besides the K/V and states that it writes.
 
-    rows    [R]  rows whose logits are wanted, ascending, each once; None: all rows
-    greedy       only the largest logit of each row, and its place
+    rows    [R]  rows whose logits are wanted, ascending, without repeats; None: all rows
+    greedy       only the largest logit of each row, and its index
     hidden  [P]  rows whose hidden states are wanted, ascending; None: no rows
     """
 
@@ -56,17 +56,16 @@ class Wanted(NamedTuple):
 class Batch(NamedTuple):
     """T tokens of a mixed step.
 
-    token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` names them
-    sample_rows  [S]  rows whose logits become tokens; a row appears once per sample drawn
-                      from it (n > 1 draws several from the prompt's last row). A sequence with
-                      drafts has its last token's row and those of the drafts
-    attention         where each row's K/V goes and what it sees
+    token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` gives the token
+    sample_rows  [S]  rows whose logits become tokens, once per sample (n > 1 draws several from the prompt's
+                      last row). A sequence with drafts has its last token's row and those of the drafts
+    attention         places of each row's K/V, and its visible positions
     copies            pages to copy before anything of this step is written
-    scored            prompt tokens whose probability is asked for
-    hidden       [P]  rows whose hidden states are asked for, ascending
+    scored            prompt tokens whose log-probability is requested
+    hidden       [P]  rows whose hidden states are requested, ascending
     inputs            further inputs of the rows by name, [T, ...] each, for modules that read
                       ``RowInputs``; a step in which all are int32 can be captured
-    sources      [T]  which samples of the step before the input tokens are; None: all tokens are known
+    sources      [T]  indices of the previous step's samples that are the input tokens; None: all known
     """
 
     token_ids: Ints
@@ -117,11 +116,9 @@ class BatchSlice(NamedTuple):
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    """Flatten a planned step. ``groups``: the block manager's, where some are residual windows.
-
-    Python's work is per sequence, never per position: page tables are copied as raw memory and
-    everything per token is NumPy.
-    """
+    """Return a planned step as a batch; ``groups``: the block manager's, if some are residual windows.
+    Python's work is per sequence, never per position: page tables are copied as raw memory, and work per
+    token uses NumPy."""
     if step.plain or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)
@@ -132,9 +129,8 @@ def _is_decode(item: ScheduledChunk) -> bool:
 
 
 def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
-    """Build the batch of a step with one row for each sequence, which gets a token.
-
-    Most steps are like that, and wait for this with cold caches: each sequence is looked at once."""
+    """Build the batch of a step with one row for each sequence, each of which gets a token. Most steps are of
+    this kind and wait for it with cold caches, so each sequence is visited once."""
     token_ids, positions, lengths, tables = [], [], [], []
     known = step.sources is None
     for item in step.work:
@@ -165,7 +161,7 @@ def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 
 
 def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
-    """The rows at these positions of each table; its page table as that of ``in_group`` below."""
+    """Return the rows at these positions of each table, with page tables as in ``in_group`` below."""
     width = max(positions) // page_size + 1
     pages, unused = array("i"), array("i", [0]) * width
     slots = []
@@ -194,8 +190,8 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
-        """Row b of its page table: the pages of ``work[b]`` up to its last position of this step, then
-        zeros."""
+        """Return the group's metadata; row b of its page table has the pages of ``work[b]``. They reach up to
+        its last position of this step and are followed by zeros."""
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
@@ -218,7 +214,7 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 def _with_starts(
     groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
 ) -> tuple[GroupMetadata, ...]:
-    """The groups; residual windows that do not only slide say from which position on each row reads them."""
+    """Return the groups, with the first position that each row reads of residual windows, if needed."""
     if len(specs) < 2:
         return tuple(groups)  # a residual window is the second group of its layers
     afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
@@ -312,7 +308,7 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
 
 
 def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
-    """The states of sequences ``[begin, end)``, and the snapshots among rows ``q_start`` of the step."""
+    """Return the states of sequences ``[begin, end)``, and snapshots among rows ``q_start`` of the step."""
     assert metadata.states is not None
     kept = [
         (sequence - begin, position, slot)
@@ -328,7 +324,7 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 
 
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
-    """Return the rows in rising order, each once, and the place of each of ``rows`` among them."""
+    """Return the rows in ascending order without repeats, and the place of each of ``rows`` among them."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
         return rows, range(len(rows))  # the usual case, a step of decodes
     once, places = np.unique(rows, return_inverse=True)

@@ -21,7 +21,7 @@ class AttentionCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Cache of recurrent states with so many entries, the ``index``-th of its kind."""
+    """A cache of recurrent states with ``size`` entries, the ``index``-th of its kind."""
 
     index: int
     size: int
@@ -36,12 +36,12 @@ never writes."""
 class CacheLayout:
     """Caches of a model, as observed during a forward.
 
-    layers      the attention layers in order of their pool index
+    layers      attention layers in order of their pool index
     caches      kind of each entry in the model's cache list
-    dtype       what the model computes K in
+    dtype       dtype of K
     vocab_size  width of the logits
-    mixers      modules that touch recurrent states; none where the model is attention alone
-    entries     the state arrays of one sequence: the widest that the model was seen to write
+    mixers      modules that touch recurrent states; none in models with attention alone
+    entries     state arrays of one sequence, in the widest observed form
     """
 
     layers: tuple[LayerSpec, ...]

@@ -18,16 +18,15 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 
 class DeviceStep:
-    """``Pending``: the graph of a step, from logits to what the host must hear of it, as one array.
+    """``Pending`` step: its graph, from logits to one array with all results for the host.
 
-    Rows whose draw asks for more than logits as they are (penalties, a bias, log probabilities, a grammar)
-    are drawn by ``sampling`` on the host, from a copy of just these rows, and so are those that the
-    device is not sure of.
+    ``sampling`` draws rows on the host that need more than unchanged logits (penalties, a bias, log
+    probabilities, a grammar) or that the device is unsure of. Only these rows are copied.
 
     logits   [R, V], not evaluated; ``places[i]`` is the row of ``states[i]``
     flags    arrays [T], not evaluated: rows of the step whose K or V is not finite
-    after    the step before, where it is in flight, too
-    feeds    the next step may follow, if every token is drawn here
+    after    the previous step, if it is also in flight
+    feeds    whether the next step may follow, because every token is drawn on the device
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The configuration of a draft model: that of the model it guesses for, as far as it is shared."""
+"""The configuration of a draft model: the shared parts of its target's configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..api.config import EngineConfig
 
 
 def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
-    """Return the configuration of the draft model that ``config`` names, with so many pages."""
+    """Return the configuration of the draft model that ``config`` names, with ``num_pages``."""
     assert config.draft_model is not None
     return replace(
         config.without_residual(),

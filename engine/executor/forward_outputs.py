@@ -24,10 +24,10 @@ class Form(NamedTuple):
 class Outputs(NamedTuple):
     """The outputs of a forward, not evaluated.
 
-    logits   [R, V], of the rows that were wanted
-    choice   the greedy choice of each row, without all of its logits: ids int32 [R] of the largest logits
-             (the lowest among equals), and these logits, float32 [R]: NaN where any of the row is, and then
-             the id means nothing
+    logits   [R, V], of the wanted rows
+    choice   greedy choice of each row without all of its logits: ids int32 [R] of the largest logits
+             (ties by lower id), and these logits, float32 [R]: NaN if any of the row is, and then the id is
+             meaningless
     hidden   float32 [P, D], the inputs of the output head
     """
 
@@ -49,7 +49,7 @@ class Outputs(NamedTuple):
 
 
 def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
-    """The arrays of ``Outputs`` in their order; logits that are not wanted stay without a reader."""
+    """Return the arrays of ``Outputs`` in order; unwanted logits stay without a reader."""
     results: list[mx.array] = []
     if form.greedy:
         if (choice := found.greedy_output) is None:

@@ -1,5 +1,4 @@
-"""Return of freed memory to the system after loading, because MLX, native kernels and the C library would
-keep it."""
+"""Return of freed memory to the system after loading; MLX, kernels and the C library would keep it."""
 
 from __future__ import annotations
 
@@ -23,7 +22,9 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """Make MLX on the CPU free memory at once in this block, which costs nothing with native kernels."""
+    """Make MLX on the CPU free memory at once while the block runs; native kernels do not depend on its
+    cache.
+    """
     if backend_name != "cpu":
         yield
         return

@@ -1,14 +1,14 @@
-"""mlx-lm without what only its own command line needs: its start would take a second of ours.
+"""Import of mlx-lm without the parts that only its command line needs, which saves a second.
 
-``import mlx_lm`` also imports transformers, for tokenizers and text generation. Model code needs none
-of it, so
+``import mlx_lm`` also imports transformers, for tokenizers and text generation. Model code does not need
+them, so
 
-- the package ``mlx_lm`` becomes one whose ``__init__`` runs when something in it is first asked for,
-  which ``mlx_lm.models`` is not: whoever uses mlx-lm in the same process notices nothing;
-- ``utils`` is a copy of ``mlx_lm.utils`` of our own, for ``load_model``, in which what belongs to
-  tokenizers and downloads is ``Absent``.
+- the package ``mlx_lm`` is replaced by one whose ``__init__`` runs at the first use of its names.
+  ``mlx_lm.models`` does not use them. Other code in the process that uses mlx-lm sees no difference;
+- ``utils`` is a separate copy of ``mlx_lm.utils``, for ``load_model``, in which names of tokenizers and
+  downloads are ``Absent``.
 
-Whatever mlx-lm is imported already is used as it is.
+Modules of mlx-lm that are already imported are used unchanged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "mlx_lm"
-_ABSENT = ("huggingface_hub", "tokenizer_utils")  # as ``mlx_lm.utils`` imports them
-_OWN_NAMES = ("__version__", "__all__")  # that an ``__init__`` gives; the import system asks for others
+_ABSENT = ("huggingface_hub", "tokenizer_utils")  # names in the imports of ``mlx_lm.utils``
+_OWN_NAMES = ("__version__", "__all__")  # names that ``__init__`` sets; the import system reads others
 
 
 class Absent:
-    """Stands for what a copy of a module does without; there are no instances."""
+    """Placeholder for names missing in a copy of a module; it has no instances."""
 
     def __new__(cls, *_: object, **__: object) -> Absent:
         raise TypeError("this copy of an mlx-lm module cannot load tokenizers or download models")
@@ -58,7 +58,7 @@ _running = threading.RLock()
 
 
 def _run(package: ModuleType) -> None:
-    """The ``__init__`` of a deferred package, which is a plain one from now on."""
+    """Run the ``__init__`` of a deferred package, which is an ordinary package from then on."""
     assert package.__spec__ is not None
     assert package.__spec__.loader is not None
     package.__class__ = ModuleType
@@ -82,8 +82,8 @@ def defer(name: str) -> None:
 
 
 def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
-    """A copy of the module ``name`` that is nobody else's, in which ``absent`` modules are empty; the
-    module itself, if it is imported already."""
+    """Return a separate copy of a module in which ``absent`` modules are empty. If the module is already
+    imported, it is returned itself."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.find_spec(name)
@@ -102,8 +102,7 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """mlx-lm lowers the process's limit of open files to 2,048 when imported; a server needs
-    its own."""
+    """Keep the process's limit of open files, which mlx-lm lowers to 2,048 when imported."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     original = resource.setrlimit
     resource.setrlimit = lambda *_: None

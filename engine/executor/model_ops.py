@@ -1,6 +1,6 @@
 """Operations of a model besides attention: MLX's own modules, or native ones.
 
-Asked once, of the backend; loading, preparing and sampling then work with whichever it is.
+The backend chooses once; loading, preparing and sampling then work with either.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .sampling.logit_rows import NumpySampler, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Operations of several modules as one: ``set_fused(model, on)`` turns that on or off, ``unfuse(model)``
-    takes it apart for good."""
+    """Fusion of operations of several modules. ``set_fused(model, on)`` turns it on or off, ``unfuse(model)``
+    removes it permanently."""
 
     set_fused: Callable[[Module, bool], None]
     unfuse: Callable[[Module], None]
@@ -44,11 +44,11 @@ class Report:
     """Replacements of a model's modules.
 
     replaced   number of modules made native, by the name of their MLX type
-    kept       the modules with parameters of their own that stay MLX's
+    kept       modules with own parameters that stay MLX's
     functions  names of functions of mlx and mlx-lm that run natively from now on
-    merged     how many groups of linear layers became one, by the last parts of their names
-    apart      groups that were not merged, and why
-    num_bytes  bytes of packed weights, which are not among ``model.parameters()`` any more
+    merged     number of groups of merged linear layers, by the last parts of their names
+    apart      groups that were not merged, and the reasons
+    num_bytes  bytes of packed weights, which are no longer in ``model.parameters()``
     """
 
     replaced: dict[str, int]
@@ -87,9 +87,9 @@ class ModelOps(Protocol):
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Make the loaded model compute with these operations, in place; what became of its modules, or
-        None if they stay MLX's. ``exact`` refuses those that round activations; ``fuse``: several modules
-        may become one. Calls ``reference`` once, while as much of the model is mlx-lm's own as can be."""
+        """Make the loaded model compute with these operations, in place. Returns the replacements, or None if
+        all modules stay MLX's. ``exact`` refuses operations that round activations; ``fuse`` allows merging
+        modules. Calls ``reference`` once, while as much of the model as possible is mlx-lm's own."""
         ...
 
     def weight_bytes(self, model: Module) -> int:

@@ -28,18 +28,18 @@ from .stored_pages import StoredPages
 from .vision.encoder import ImageEncoder
 
 LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits of prompt tokens scored at once
-GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward collects
+GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward gathers
 
 
 class PagedRunner:
     """``ModelRunner`` over a paged KV cache.
 
-    ``gathered_row_bytes`` is what one row of a layer collects per visible position (None: no layer collects
-    index keys): a step is then computed in slices of rows that stay below GATHER_BYTES. With ``fused_argmax``
-    the model's head chooses the tokens of steps in which every token is plainly greedy; ``sampling`` draws
-    those of all others, in NumPy if it is not given. ``on_device``: tokens are drawn where the logits are, in
-    the step's graph, and with ``feeds`` the next step may take them from there. ``head``: the model's own,
-    which guesses. ``adapters``: those that rows can have; ``images``: what encodes those of prompts.
+    ``gathered_row_bytes``: bytes that one row of a layer gathers per visible position (None: no layer gathers
+    index keys); a step is then computed in slices of rows that stay below GATHER_BYTES. ``fused_argmax``: the
+    model's head chooses the tokens of steps with only plain greedy sampling. ``sampling`` draws the tokens of
+    other steps, by default in NumPy. ``on_device``: tokens are drawn in the step's graph; with ``feeds`` the
+    next step may read them there. ``head``: the model's MTP head. ``adapters``: adapters of rows; ``images``:
+    encoder of prompts' images.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class PagedRunner:
         return self._info
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """See ``ModelRunner.submit``. Raises ValueError for token ids or pages that do not exist:
-        neither the embedding nor the kernels check."""
+        """Submit a step, see ``ModelRunner.submit``. Raises ValueError for unknown token ids or pages.
+        Neither the embedding nor the kernels check them."""
         self._check_tokens(batch)
         if batch.copies:
             self._pages.copy(batch.copies)

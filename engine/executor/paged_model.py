@@ -26,22 +26,24 @@ from .recurrent.state_pool import StatePool
 from .recurrent.state_replay import StateReplay
 from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # where no row is wanted: a head of no rows is a case of its own
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # if no row is wanted: a head of no rows is a special case
 ALL_ROWS = Wanted()
 
 
 class UnusedShim:
-    """Stands in for a cache the model never writes; anything done with it is refused."""
+    """Placeholder of a cache that the model never writes; every use of it is refused."""
 
     def __getattr__(self, name: str) -> object:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
 
 
 class PagedModel:
-    """A model and its KV cache. ``selection`` None: the head computes every row; ``replay``: graphs of steps
-    that repeat are replayed where the cache allows it. ``recurrent`` and ``states``: its recurrent layers and
-    their slots, where it has any; what operations write there is not replayed. ``row_inputs``: where its
-    modules read further inputs of the rows."""
+    """A model and its KV cache.
+
+    ``selection`` None: the head computes every row. ``replay``: replay graphs of repeated steps if the cache
+    allows it. ``recurrent`` and ``states``: recurrent layers and their slots, if any; states that MLX's
+    operations write are not replayed. ``row_inputs``: further inputs of the rows, for the model's modules.
+    """
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class PagedModel:
         self.selection = selection
         self.row_inputs = row_inputs or RowInputs()
         self._builds: dict[Form, Build] = {}
-        self._is_computed = False  # the last step's outputs are there, without any evaluation
+        self._is_computed = False  # whether the last outputs need no evaluation
         self._model = model
         self._context = StepContext(kv_cache)
         self._layout = layout
@@ -72,7 +74,9 @@ class PagedModel:
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
-        """All that a step writes to, if it can be captured; states first (``StateReplay.pending``)."""
+        """Return all pools that a step writes if it can be captured; states first, see
+        ``StateReplay.pending``.
+        """
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
@@ -83,7 +87,7 @@ class PagedModel:
         return [] if capture is None else [StateReplay(self.states, capture), *pools]
 
     def _shim(self, place: CachePlace) -> object:
-        """Return what the model gets in place of a cache."""
+        """Return the object that replaces a cache of the model."""
         match place:
             case AttentionCache(layer):
                 shim = LayerCache(self._context, layer, self._layout.layers[layer])

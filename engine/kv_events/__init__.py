@@ -1,1 +1,1 @@
-"""KV events for programs that listen to vLLM's: what the prefix cache holds, over ZMQ."""
+"""KV events for programs that listen to vLLM's: changes of the prefix cache, over ZMQ."""

@@ -4,8 +4,8 @@ Source of the format: vllm/distributed/kv_events.py of vLLM. A message has three
 number (8 bytes, big-endian), and msgpack of a batch with a time, events and the data-parallel rank. vLLM
 wrote structures as arrays until 2026 and writes maps since; readers of one do not read the other.
 
-A page is a block. Its hash is the last 8 bytes of its digest, which serve to find it, not to tell contents
-apart. Sequence numbers are those of the engine's event log, from 0. After a restart they begin again.
+A page is a block. Its hash is the last 8 bytes of its digest, which find it but do not prove its contents.
+Sequence numbers are those of the engine's event log, from 0; they restart with the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..grpc.page_events import PageEventHub
 
 logger = logging.getLogger(__name__)
 
-MEDIUM = "GPU"  # vLLM's word for the pool that attention reads, on every device
+MEDIUM = "GPU"  # vLLM's name of the pool that attention reads, on every device
 REPLAY_MESSAGES = 10_000  # vLLM's buffer_steps
 REPLAY_BYTES = 64 * 2**20
 HEARTBEAT_S = 60.0
@@ -41,13 +41,13 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventOptions:
-    """Where KV events go.
+    """Destination of KV events.
 
-    endpoint   of the PUB socket. As in vLLM, an address with ``*`` and ``ipc://`` are bound; any other is
-               connected to
-    replay     bound by a ROUTER socket that sends lost messages again; None: nowhere
+    endpoint   address of the PUB socket. As in vLLM, it is bound if it contains ``*`` or is ``ipc://``;
+               otherwise the socket connects to it
+    replay     address of a ROUTER socket that sends lost messages again; None: off
     topic      first frame of each message
-    encoding   how structures are written: vLLM's older way or its present one
+    encoding   encoding of structures: vLLM's older or its present one
     """
 
     endpoint: str
@@ -63,7 +63,7 @@ class KvEventPublisher:
     """
 
     def __init__(self, options: KvEventOptions) -> None:
-        """Open the sockets. InvalidConfig where a package is missing or an endpoint cannot be used."""
+        """Open the sockets; InvalidConfig if a package is missing or an endpoint cannot be used."""
         try:
             import msgspec
             import zmq.asyncio
@@ -88,7 +88,7 @@ class KvEventPublisher:
 
         socket = self._context.socket(kind)
         socket.linger = 0
-        # ROUTER drops what exceeds the limit of a reader: a whole replay must fit.
+        # ROUTER drops messages beyond a reader's limit, and a whole replay must fit.
         socket.sndhwm = 2 * REPLAY_MESSAGES
         binds = kind == zmq.ROUTER or "*" in endpoint or endpoint.startswith("ipc://")
         try:
@@ -102,7 +102,7 @@ class KvEventPublisher:
         return socket
 
     def start(self, engine: Engine, hub: PageEventHub) -> None:
-        """Begin to publish. Call it before requests are served: pages stored before are left out."""
+        """Begin to publish. Call it before requests are served, because earlier pages are left out."""
         self._tasks.append(asyncio.create_task(self._publish(engine, hub)))
         if self._router is not None:
             self._tasks.append(asyncio.create_task(self._serve_replays()))
@@ -122,12 +122,12 @@ class KvEventPublisher:
                     except FellBehind as error:
                         logger.warning("KV events: %s; readers get the whole cache again", error)
         except EngineDead:
-            pass  # the server says so itself
+            pass  # the server reports it
         except Exception:
             logger.exception("KV events are published no longer")
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
-        """Send what is cached now, then every change."""
+        """Send the pages cached now, then every change."""
         contents = await engine.ask(GetCachedContents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
@@ -157,8 +157,7 @@ class KvEventPublisher:
         return self._encode([now, [[tag, *fields.values()] for tag, fields in structures], 0])
 
     async def _serve_replays(self) -> None:
-        """A reader sends the first sequence number that it lacks, and gets each kept message from there on,
-        then one that is empty."""
+        """Answer replay requests: each kept message from the requested number on, then an empty one."""
         assert self._router is not None
         while True:
             frames = await self._router.recv_multipart()
@@ -177,7 +176,7 @@ def _frame(sequence: int) -> bytes:
 
 
 def _snapshot(contents: CachedContents) -> list[PageEvent]:
-    """The events after which a reader holds exactly the cached pages whose whole prefix is known."""
+    """Return events that list exactly the cached pages whose whole prefix is known."""
     number = contents.number
     stored = [
         PageEvent(number, "stored", (digest,), page.parent, page.salt, (page.tokens,))
@@ -187,7 +186,7 @@ def _snapshot(contents: CachedContents) -> list[PageEvent]:
 
 
 def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> tuple[str, dict[str, Any]]:
-    """Return vLLM's name of the event and its fields in vLLM's order. ``names``: of adapters by variant."""
+    """Return vLLM's name of an event and its fields in vLLM's order; ``names``: of adapters, by variant."""
     if event.kind == "cleared":
         return "AllBlocksCleared", {}
     hashes = [_block_hash(digest) for digest in event.digests]
@@ -211,8 +210,8 @@ def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> 
 def _extra_keys(
     event: PageEvent, salt: bytes, page_size: int
 ) -> list[list[str | list[str | int]] | None] | None:
-    """What a page's hash is made of besides tokens, per page: the salt, in a sequence's first page, and the
-    digest of each image that the page has rows of, with the place where it begins."""
+    """Return, per page, the parts of its hash other than tokens. These are the salt for a sequence's first
+    page, and for each image with rows in the page its digest and start."""
     keys: list[list[str | list[str | int]]] = [
         [[image.hex(), start] for image, start in media_in(contents, page_size)]
         for contents in event.contents

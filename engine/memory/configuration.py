@@ -13,12 +13,12 @@ _WHOLE_NUMBERS = re.compile(
 )
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
 _SCALED_ALREADY = ("gemma3", "gemma3_text")  # max_position_embeddings counts scaled positions
-_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # of rotary scaling, which depend on the length before it
+_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # kinds of scaling that depend on the length before it
 _WINDOWS_IF_ASKED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _WINDOWS_IN_ALL_LAYERS = (*_WINDOWS_IF_ASKED, "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
-_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")  # that have ``rope_parameters`` by kind alone
+_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")  # that have ``rope_parameters`` by kind only
 _OWN_OF_ROPE = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
-# Defaults of transformers that change what a model computes, where mlx-lm's differ and shapes do not tell.
+# Defaults of transformers that change a model's results, where mlx-lm's differ and shapes do not show it.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 256},
     "phimoe": {"rms_norm_eps": 1e-5},
@@ -33,11 +33,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the configuration with whole numbers as such, rotary settings at the top and transformers'
-    defaults where mlx-lm has others; ModelLoadError naming ``origin`` and a key that makes no sense."""
+    """Return the configuration in one form.
+
+    Whole numbers are integers, rotary settings are at the top, and transformers' defaults replace mlx-lm's.
+    Raises ModelLoadError with ``origin`` and the first invalid key.
+    """
     found = {name: _whole(name, value) for name, value in config.items()}
     if isinstance(nested := found.get("text_config"), dict):
-        # The language model is nested: what stands beside it is about other parts.
+        # The language model is nested; the keys next to it belong to other parts.
         found["text_config"] = normalized(nested, origin)
         if "quantization" in nested:
             found.setdefault("quantization", nested["quantization"])
@@ -48,7 +51,7 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
         and {"group_size", "bits"} <= settings.keys()
         and "quant_method" not in settings
     ):
-        found.setdefault("quantization", settings)  # MLX's own, under the name that transformers gives it
+        found.setdefault("quantization", settings)  # MLX's own settings under transformers' name
     _put_rope_at_the_top(found, origin)
     for name, value in _DEFAULTS.get(str(found.get("model_type")), {}).items():
         found.setdefault(name, value)
@@ -56,7 +59,7 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> Any:
-    """Return a float as a whole number where the name is one of a count, size or id."""
+    """Return a float as an integer if its name is that of a count, size or id."""
     if isinstance(value, list):
         return [_whole(name, one) for one in value]
     is_whole = isinstance(value, float) and value.is_integer() and _WHOLE_NUMBERS.fullmatch(name)
@@ -64,10 +67,9 @@ def _whole(name: str, value: Any) -> Any:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rotary settings by kind of layer, under "" where all layers have the same settings; empty if
-    the configuration has none.
+    """Return the rotary settings by kind of layer, under "" if all layers have the same; empty if none.
 
-    ``rope_scaling`` comes before ``rope_parameters``; the base and the length may stand beside either.
+    ``rope_scaling`` takes precedence over ``rope_parameters``; the base and the length may be next to either.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
@@ -125,12 +127,9 @@ def _is_number(value: object) -> bool:
 
 
 def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
-    """Return the window of each attention layer that the configuration asks for, None for layers that see all
-    positions; empty if it says nothing about windows.
-
+    """Return the configured window of each attention layer, None for full attention; empty if not configured.
     Without ``layer_types``, all layers have the window, or layers from ``max_window_layers`` on if
-    ``use_sliding_window``.
-    """
+    ``use_sliding_window``."""
     flat = text_config(config)
     window, kinds = flat.get("sliding_window"), flat.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
@@ -148,13 +147,12 @@ def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the positions that the model has by default, and the most that it may be given; None if the
-    configuration does not say.
+    """Return the model's default length and its largest allowed length in positions; None if not configured.
 
-    YaRN reaches ``factor`` times the length before scaling, also where ``max_position_embeddings`` is that
-    length. Linear scaling may be given ``factor`` times ``max_position_embeddings``, which some checkpoints
-    have raised already. Dynamic scaling is served up to ``max_position_embeddings``: beyond, it turns pages
-    that were written before. In other kinds it is the scaled length.
+    YaRN extends the length before scaling by ``factor``, also if ``max_position_embeddings`` is that length.
+    Linear scaling may extend ``max_position_embeddings`` by ``factor``, which some checkpoints have done
+    already. Dynamic scaling is served up to ``max_position_embeddings``, because beyond it written pages
+    would change. For other kinds it is the scaled length.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)

@@ -11,7 +11,7 @@ from octavo.kernels.interface import LayerSpec
 from .configuration import text_config
 
 _DIMS = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_BYTES = 2  # of a value in 16 bits
+_BYTES = 2  # bytes of a 16-bit value
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a model: one of ``EMBEDDED``, an existing folder, or a Hugging Face id, downloaded
-    unless cached. ``revision``: of a Hugging Face id. A GGUF file, a folder with one, or ``ID/FILE.gguf`` of
-    Hugging Face is converted, see ``gguf.model_folder``.
+    """Return the folder of a model: one of ``EMBEDDED``, an existing folder, or a Hugging Face id.
+
+    Hugging Face models are downloaded unless cached; ``revision`` applies to them. A GGUF file, a folder with
+    one, or ``ID/FILE.gguf`` of Hugging Face is converted, see ``gguf.model_folder``.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
@@ -52,8 +53,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
 
 def _converted(path: Path) -> Path:
-    """Return the folder made of a GGUF file, or of the only one in a folder without config.json; other paths
-    unchanged."""
+    """Return the converted folder of a GGUF file, or of the only one in a folder; other paths unchanged."""
     if path.is_dir() and not (path / "config.json").exists():
         files = sorted(path.glob("*.gguf"))
         if len(files) > 1:
@@ -70,10 +70,8 @@ def _converted(path: Path) -> Path:
 
 
 def served_name(name: str) -> str:
-    """Return the name of ``resolve_model(name)`` for clients: never a path of this machine.
-
-    The name of a folder; the Hugging Face id of a folder in its cache; other names as they are.
-    """
+    """Return a model's name for clients, which is never a path of this machine. It is a folder's name, the
+    Hugging Face id of a folder in its cache, or another name unchanged."""
     path = Path(name).expanduser()
     if name in EMBEDDED or not path.exists():
         return name
@@ -127,7 +125,7 @@ def _unreachable(name: str) -> ModelLoadError:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the folder's config.json, which has a ``model_type``, as ``normalized`` writes it."""
+    """Return the folder's config.json, ``normalized``; it must have a ``model_type``."""
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -151,11 +149,8 @@ def model_length(
     setting: str = "max_model_len",
     max_kv_size: int | None = None,
 ) -> int:
-    """Return the maximum positions of a sequence: ``wanted``, or the model's length, or 4,096 if unknown.
-
-    Raises InvalidConfig for more than the model was trained for; with ``max_kv_size``, that number is checked
-    instead.
-    """
+    """Return the largest length of a sequence: ``wanted``, or the model's length, or 4,096 if unknown. Raises
+    InvalidConfig for more than the model's length; with ``max_kv_size``, that number is checked instead."""
     lengths = lengths_of(config)
     seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
     if seen is not None and lengths is not None and seen > lengths[1]:

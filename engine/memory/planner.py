@@ -26,13 +26,13 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
-ADAPTER_VALUE_BYTES = 2  # of native kernels for models in 16 bits
+ADAPTER_VALUE_BYTES = 2  # bytes of an adapter's number in native kernels, for models in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
-    """Caches that a model was observed to keep. ``slot_bytes``: of the recurrent state of one sequence;
-    ``adapter_values``: numbers of an adapter of all layers, for each of its ranks."""
+    """Observed caches of a model. ``slot_bytes``: bytes of one sequence's recurrent state;
+    ``adapter_values``: numbers of an adapter in all layers, per rank."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
@@ -52,15 +52,15 @@ def plan(
     adapters: Mapping[str, Any] | None = None,
     observe: Callable[[Path], ObservedCaches],
 ) -> dict[str, Any]:
-    """Pages and sequences of ``context`` positions (None: the model's own length) that fit into
-    ``memory`` bytes beside weights and workspace, per page format; "refused" says why a format
-    cannot hold this model's rows. ``residual``: settings of 16-bit pages as far as they are given, as in
-    EngineConfig.
-    ``max_kv_size``, ``speculate``: as in EngineConfig; a draft model's weights and pages are
-    paid as well, and the pages of a model's own head. ``adapters``: settings of adapters. ``observe``: says
-    what the model in a folder caches.
+    """Return the pages and sequences that fit into ``memory`` bytes with weights and workspace, by page
+    format.
 
-    Raises InvalidConfig or ModelLoadError. ``fits`` is false when not even one page is left.
+    Sequences have ``context`` positions (None: the model's length). "refused" has the reason if a format
+    cannot hold this model's rows. ``residual``: given settings of 16-bit pages; ``max_kv_size``,
+    ``speculate``: as in EngineConfig. Weights and pages of a draft model, or pages of an MTP head, count too.
+    ``adapters``: settings of adapters. ``observe``: function that observes the caches of a model folder.
+
+    Raises InvalidConfig or ModelLoadError. ``fits`` is false if there is not even one page.
     """
     path = resolve_model(model)
     config = read_config(path)
@@ -172,7 +172,7 @@ class _Drafts:
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
-    """Return the window that is read in 16 bits beside such pages."""
+    """Return the window that is read in 16 bits next to such pages."""
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
     return EngineConfig(kv_format=str(pair), **given).residual
@@ -183,7 +183,7 @@ def _format_plan(
 ) -> dict[str, Any]:
     """Return the plan for one format. Pages are those of the first group. "per page" and "per token" are
     bytes of all groups for sequences within their windows, without residual windows. Slots of recurrent
-    states come out of the same budget."""
+    states are in the same budget."""
     states = None
     if observed.slot_bytes and budget:
         states = plan_states(
@@ -298,7 +298,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _adapters(result: Mapping[str, Any]) -> str:
-    """Describe the memory of adapters, if there is any: a step has some of those that fit."""
+    """Describe the memory of adapters, if any; a step uses some of those that fit."""
     if not result["adapter_bytes"]:
         return ""
     rank = result["max_lora_rank"]

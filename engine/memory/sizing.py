@@ -53,8 +53,8 @@ class Sizing:
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Return the pages of each, for ``num_pages`` of those that grow with a sequence's length. Residual
-        windows get what the sequences need that run in so many pages."""
+        """Return the pages of each group, for ``num_pages`` of those that grow with a sequence's length.
+        Residual windows get the pages of the sequences that run in so many pages."""
         return tuple(
             min(
                 num_pages,
@@ -64,7 +64,7 @@ class Sizing:
         )
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
-        """Return the pages of one group for a sequence of so many positions that is being decoded."""
+        """Return the pages of one group for a decoding sequence of ``num_tokens`` positions."""
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
@@ -94,8 +94,8 @@ def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
 
 
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[LayerSpec, ...]:
-    """Add a window to layers that have none: a token sees ``max_kv_size`` positions, the first
-    ``KEPT_TOKENS`` of the sequence among them, as in mlx-lm's ``make_prompt_cache(model, max_kv_size)``."""
+    """Add a window to layers that have none, as mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does. A
+    token sees ``max_kv_size`` positions, including the first ``KEPT_TOKENS`` of the sequence."""
     return tuple(
         replace(layer, window=max_kv_size - KEPT_TOKENS, keep=KEPT_TOKENS) if layer.window is None else layer
         for layer in layers
@@ -103,7 +103,7 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[
 
 
 def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Return the layers with windows where their configuration asks for some and the model computes none."""
+    """Return the layers with the configured windows where the model computes none."""
     if len(windows) != len(layers) or any(layer.window is not None for layer in layers):
         return tuple(layers)
     return tuple(replace(layer, window=window, keep=0) for layer, window in zip(layers, windows, strict=True))
@@ -122,11 +122,9 @@ def sizing(
     residual: ResidualSpec | None = None,
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """Return the sizing. Raises InvalidConfig if a format does not fit a layer's rows.
-
-    Residual windows get the pages that sequences of ``sequence_tokens`` need when they fill the other pages.
-    At most ``max_running`` of these run; the others are cached prefixes.
-    """
+    """Return the sizing. Raises InvalidConfig if a format does not fit a layer's rows. Residual windows get
+    the pages of sequences of ``sequence_tokens`` that fill the other pages. At most ``max_running`` of these
+    run; the others are cached prefixes."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
@@ -200,9 +198,9 @@ def num_pages_for(
 ) -> int:
     """Return the number of pages of the first group's pool; the others follow, see ``Sizing.pages``.
 
-    ``num_pages`` or ``kv_memory`` decide if given. Otherwise: 2,048 tokens for each running
-    sequence or one sequence of the model's full length, whichever is more, within 2 GiB and a
-    quarter of the memory that is available. InvalidConfig if not even one page fits.
+    ``num_pages`` or ``kv_memory`` decide if given. Otherwise it is the larger of 2,048 tokens per running
+    sequence and one sequence of the model's full length, within 2 GiB and a quarter of the available memory.
+    Raises InvalidConfig if not even one page fits.
     """
     if num_pages is not None:
         return num_pages

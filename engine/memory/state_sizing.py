@@ -8,11 +8,11 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
-MIN_SLOTS = 2  # one that runs, and a snapshot
-NUM_DRAFTING = 8  # sequences that draft side by side: where more run, drafts hardly pay
-NUM_GUESSED_FOR = 4  # sequences that a draft model with recurrent layers guesses for side by side
-TOKENS_OF_A_TURN = 512  # a short one: what longer ones bring is told apart by powers of two of that
-TOKENS_PER_SNAPSHOT = 16_384  # of K/V beside each: as good on a recorded trace as 12,288 to 24,576
+MIN_SLOTS = 2  # a running one and a snapshot
+NUM_DRAFTING = 8  # drafting sequences at a time; with more, drafts hardly pay
+NUM_GUESSED_FOR = 4  # sequences at a time for which a recurrent draft model drafts
+TOKENS_OF_A_TURN = 512  # tokens of a short turn; longer turns are classified by powers of two of it
+TOKENS_PER_SNAPSHOT = 16_384  # tokens of K/V per snapshot: as good on a recorded trace as 12,288 to 24,576
 
 
 def plan_states(
@@ -22,13 +22,12 @@ def plan_states(
     page_bytes: int,
     available: int,
 ) -> RecurrentState | None:
-    """The slots of a model whose state takes ``slot_bytes`` per sequence; None if it has none.
+    """Return the slots of a model with ``slot_bytes`` of state per sequence; None for models without states.
 
-    ``state_memory`` decides if given. Otherwise: a slot for each running sequence and as many for
-    snapshots, or more where the pages hold more conversations than that, and with ``speculate`` some for
-    drafts, within half of ``kv_memory``, or of what stands for it. Where a slot is no bigger than a page
-    (``page_bytes``), every page of the pool may have one.
-    InvalidConfig if there is no room for two.
+    ``state_memory`` decides if given. Otherwise there are a slot for each running sequence and as many for
+    snapshots, or more if pages hold more conversations. With ``speculate`` some are added for drafts. All are
+    within half of ``kv_memory``, or of its default. If a slot is no bigger than a page (``page_bytes``),
+    every page of the pool may have one. Raises InvalidConfig if two do not fit.
     """
     if not slot_bytes:
         return None
@@ -66,7 +65,7 @@ def plan_states(
 
 
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
-    """Return the bytes of a draft model's states: of a few sequences, each with states after its drafts."""
+    """Return the bytes of a draft model's states: a few sequences, each with states after its drafts."""
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 

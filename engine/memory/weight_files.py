@@ -15,11 +15,11 @@ _OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.npz", "*.h5", "*.msgpac
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files to read: the ones that the index names, else ``model.safetensors`` or all shards.
+    """Return the files to read: those in the index, else ``model.safetensors`` or all shards.
 
-    An index that does not name the whole file beside it is stale, as it is to transformers; so is one whose
-    files are missing where a complete set of other shards is there. Files such as ``model-mtp.safetensors``
-    belong to the weights where no index says otherwise. ModelLoadError has the name of a missing file.
+    An index is stale, as in transformers, if a whole file exists that it does not name, or if its files are
+    missing and another complete set of shards exists. Without a valid index, files such as
+    ``model-mtp.safetensors`` belong to the weights. ModelLoadError names a missing file.
     """
     whole = path / WHOLE
     named = indexed_files(path)

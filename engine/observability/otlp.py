@@ -40,7 +40,7 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
     return endpoint
 
 
-_EXPORTERS = {  # by the signal: the part of the SDK, and what sends it
+_EXPORTERS = {  # by signal: module of the SDK, and exporter
     "traces": ("trace", "trace_exporter", "OTLPSpanExporter"),
     "metrics": ("metrics", "metric_exporter", "OTLPMetricExporter"),
 }

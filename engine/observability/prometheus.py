@@ -151,7 +151,7 @@ class Metrics:
         self._swap = SwapCollector()
         registry.register(self._store)
         registry.register(self._swap)
-        ProcessCollector(registry=registry)  # descriptors, memory, and when the process began
+        ProcessCollector(registry=registry)  # descriptors, memory and start time of the process
         # Known label values start at 0, so that rates have no gap before the first event.
         for metric, values in (
             (self._requests, FinishReason),
@@ -283,7 +283,7 @@ class Probes(Protocol):
         ...
 
     def ready(self) -> str | None:
-        """Return why no requests should be sent here now; None when they may."""
+        """Return why no requests should be sent now; None if the server takes them."""
         ...
 
 

@@ -1,10 +1,9 @@
-"""OpenTelemetry: one span per request, with what happened on the way as its events.
+"""OpenTelemetry: one span per request, with its stages as events.
 
-Needs the extra ``tracing``. A span begins when the request was submitted and has the events
-``prefill`` (its prompt is computed for the first time; until then it queued) and ``decode`` (its
-first token is known). A caller's own span is its parent when the call carries ``traceparent``
-(W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI where they
-have a name; no text and no token ids are in them.
+Needs the extra ``tracing``. A span begins when the request is submitted. Its events are ``prefill`` (first
+computation of its prompt, after queueing) and ``decode`` (first token). If the call carries ``traceparent``
+(W3C Trace Context), the caller's span is the parent. Attributes follow OpenTelemetry's conventions for
+generative AI where they have a name. Spans contain no text and no token ids.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..api.stats import Observer, RequestRecord, StepRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-MAX_PARENTS = 4096  # parents of requests in flight; refused ones leave theirs behind
+MAX_PARENTS = 4096  # parents of requests in flight; refused requests leave theirs behind
 HEADERS = ("traceparent", "tracestate")
 
 

@@ -1,7 +1,7 @@
-"""Octavo's own counters and histograms a second time, under the names that vLLM has for them.
+"""Octavo's counters and histograms, repeated under vLLM's names.
 
-For dashboards, alerts and gateways that were made for vLLM. Buckets are Octavo's. ``request_success_total``
-counts the endings that vLLM calls success.
+For dashboards, alerts and gateways made for vLLM. Buckets are Octavo's. ``request_success_total`` counts the
+finish reasons that vLLM counts as success.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUCCESS = {"stop", "length", "abort"}
 
 
 def render_mirror(registry: CollectorRegistry, info: EngineInfo, adapters: AdapterLoad | None) -> bytes:
-    """The Prometheus text format, version 0.0.4. ``adapters``: those in use."""
+    """Return the metrics in the Prometheus text format, version 0.0.4; ``adapters``: those in use."""
     families = {family.name: family for family in registry.collect()}
     lines = [line for own, name in NAMES.items() for line in _family(families[own], name, info.name)]
     max_loras, running, waiting = adapters or AdapterLoad(0, (), ())

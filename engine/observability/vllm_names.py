@@ -35,11 +35,9 @@ class DraftCounts:
 
 
 def render_vllm(gauges: Gauges, info: EngineInfo, drafts: DraftCounts) -> bytes:
-    """Gauges and the counters of speculative decoding in the Prometheus text format, version 0.0.4.
-
-    Written here because prometheus_client rewrites colons in names. ``kv_cache_usage_perc`` is a
-    ratio from 0 to 1, whatever its name says, as vLLM's is.
-    """
+    """Return gauges and counters of speculative decoding in the Prometheus text format, version 0.0.4.
+    Written here because prometheus_client rewrites colons in names. ``kv_cache_usage_perc`` is a ratio from 0
+    to 1 in spite of its name, as in vLLM."""
     model = {"model_name": info.name}
     pages = gauges.pages_held + gauges.pages_idle_cached + gauges.pages_idle_empty
     config = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}

@@ -106,11 +106,9 @@ class Drafting:
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
-        """Return how many drafts of a draft model are worth their cost; call ``look`` next.
-
-        ``cost``: as in ``num_drafts``, including the draft model's time. Now and then the result is 1
-        although none pays, because the acceptance rate is only learned from computed drafts.
-        """
+        """Return how many drafts of a draft model are worth their cost; call ``look`` next. ``cost``: as in
+        ``num_drafts``, including the draft model's time. Now and then the result is 1 although none pays,
+        because the acceptance rate is only learned from computed drafts."""
         self._compare(tokens)
         most = min(self._most, room - 1)
         if most < 1:
@@ -131,11 +129,9 @@ class Drafting:
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
-    """Return the number of drafts with the most tokens per second.
-
-    Each is accepted with probability ``hold`` if the one before it is, and costs a share ``cost`` of the
-    step. The result is 0 if the gain is negligible.
-    """
+    """Return the number of drafts with the most tokens per second. Each is accepted with probability ``hold``
+    if the one before it is, and costs a share ``cost`` of the step. The result is 0 if the gain is
+    negligible."""
     tokens = plain = 1.0 + others
     best, count, holds = LEAST_GAIN * plain, 0, 1.0
     for number in range(1, most + 1):

@@ -1,7 +1,7 @@
-"""Chat templates: a conversation as the one text the model was trained to continue.
+"""Chat templates: a conversation as one text in the form that the model was trained on.
 
-Templates are Jinja2 programs that come with the model, so they run in a sandbox. The names
-they may use are those Hugging Face documents ("Chat templates: Writing a chat template").
+Templates are Jinja2 programs that come with the model, so they run in a sandbox. They may use the names that
+Hugging Face documents ("Chat templates: Writing a chat template").
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ChatTemplate:
 
 
 def _for_template(index: int, message: object, *, has_images: bool) -> dict[str, Any]:
-    """A message as templates take it: its content one text, and arguments of calls as objects."""
+    """Return a message in the form of templates: joined text, and arguments of calls as objects."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
@@ -106,8 +106,9 @@ def _one_text(index: int, content: object) -> object:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its reasoning under the name of gpt-oss's template, whose calls have no content next to
-    it."""
+    """Return a message with its reasoning under the name in gpt-oss's template, without content next to
+    calls.
+    """
     reasoning, content = message.get("reasoning_content"), message["content"]
     if not reasoning:
         return message
@@ -171,8 +172,8 @@ class _Generation(jinja2.ext.Extension):
 def load_chat_template(
     path: Path, settings: Mapping[str, Any], instead: Path | None = None
 ) -> ChatTemplate | None:
-    """Return the template of a model folder whose tokenizer has these ``settings``, if there is one, or the
-    template in the file ``instead``."""
+    """Return the template of a model folder whose tokenizer has these ``settings``, or None. The file
+    ``instead``, if given, replaces it."""
     if instead is not None:
         source: object = read_chat_template(instead)
     else:

@@ -8,15 +8,15 @@ from types import MappingProxyType
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders return it for bytes that are not UTF-8 (yet)
 CONTEXT_TOKENS = 5  # prompt tokens that decide whether the first word starts with a space
 MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes, so more than this is not text
-MAX_WINDOW = 32  # tokens decoded at once, should many in a row have no text
+MAX_WINDOW = 32  # tokens decoded at once, if many in a row have no text
 
 
 class Detokenizer:
-    """Turns a stream of token ids into a stream of text whose sum is the whole text.
+    """Decodes a stream of token ids into pieces of text, which together are the whole text.
 
-    Only a short window of tokens is decoded each time, so a token's cost does not depend on how
-    many came before. Characters whose bytes are spread over several tokens come out with their
-    last byte; bytes that never become a character come out as U+FFFD, or not at all at the end.
+    Only a short window of tokens is decoded each time, so a token's cost does not depend on earlier ones. A
+    character whose bytes are spread over several tokens is returned with its last byte. Bytes that never
+    become a character are returned as U+FFFD, or dropped at the end.
     """
 
     def __init__(
@@ -27,14 +27,14 @@ class Detokenizer:
         silent_ids: frozenset[int] = frozenset(),
         shown: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """``decode`` gives the text of ids; ``context`` are the tokens before the first one;
-        ``silent_ids`` have no text (special tokens), but for those in ``shown``."""
+        """``decode`` returns the text of ids; ``context``: the tokens before the first one. ``silent_ids``
+        have no text (special tokens), except those in ``shown``."""
         self._decode = decode
         self._silent_ids = silent_ids
         self._shown = shown
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in silent_ids]
-        self._num_settled = len(self._window)  # tokens of the window whose text is all given out
-        self._num_given = len(decode(self._window)) if self._window else 0  # its characters given out
+        self._num_settled = len(self._window)  # tokens of the window whose text was returned
+        self._num_given = len(decode(self._window)) if self._window else 0  # characters of its text returned
 
     def add(self, token_id: int) -> str:
         """Return the text that became certain with this token; often one word, sometimes empty."""
@@ -59,7 +59,7 @@ class Detokenizer:
         return new
 
     def _rest(self) -> str:
-        """Return undecided text that a token of another kind settles."""
+        """Return held text that a token of another kind completes."""
         text = self._decode(self._window) if self._window else ""
         rest = text[self._num_given :]
         self._num_settled, self._num_given = len(self._window), len(text)
@@ -69,12 +69,12 @@ class Detokenizer:
 class StopChecker:
     """Finds stop strings in a stream of text, however it is cut into pieces.
 
-    Text that may still turn out to be the beginning of a stop string is held back. The match
-    that ends first wins (of two ending together, the longer), so that the outcome does not
-    depend on where the pieces were cut. ``match`` is the stop string found, if any.
+    Text that may be the beginning of a stop string is held back. The match that ends first wins (of two
+    ending together, the longer), so the result does not depend on the pieces. ``match`` is the stop string
+    found, if any.
 
-    Tokens without text of their own may be part of a stop string: ``markers`` has a character for each of
-    these, ``forms`` the stop strings written with them. A marker goes through ``add`` and is never shown.
+    Tokens without text may be part of a stop string: ``markers`` has a character for each of these, and
+    ``forms`` the stop strings written with them. A marker goes through ``add`` and is never shown.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StopChecker:
         markers: Mapping[int, str] | None = None,
         shows_match: bool = False,
     ) -> None:
-        """``shows_match``: the match is part of the text."""
+        """``shows_match``: whether the match is part of the text."""
         self._asked: dict[str, str] = {stop: stop for stop in stops} | dict(forms or {})
         self._shows_match = shows_match
         self._markers = dict(markers or {})

@@ -31,10 +31,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Return ``tokenizer_config.json`` with what ``special_tokens_map.json`` and ``added_tokens.json`` add.
+    """Return ``tokenizer_config.json``, completed by ``special_tokens_map.json`` and ``added_tokens.json``.
 
     Tokenizers saved before ``added_tokens_decoder`` existed keep their special tokens in the map, which then
-    comes first. Beside an ``added_tokens_decoder`` it only fills in tokens that are named nowhere else.
+    takes precedence. With an ``added_tokens_decoder`` the map only adds tokens that are named nowhere else.
     """
     settings = read_json(path / "tokenizer_config.json")
     named = {name: value for name, value in read_json(path / "special_tokens_map.json").items() if value}
@@ -89,12 +89,12 @@ def load_backend(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenize
 
 
 def _convert_backend(path: Path) -> tokenizers.Tokenizer:
-    """Return what transformers makes of older formats (tokenizer.model, vocab.json and merges.txt)."""
+    """Return transformers' conversion of older formats (tokenizer.model, vocab.json and merges.txt)."""
     try:
         from transformers import AutoTokenizer
 
         backend: object = AutoTokenizer.from_pretrained(str(path)).backend_tokenizer
-    except Exception as error:  # whatever its many loaders raise
+    except Exception as error:  # its loaders can raise anything
         reason = str(error).strip().split("\n")[0]
         raise ModelLoadError(
             f"no usable tokenizer in {path}: it has no tokenizer.json, and converting failed ({reason})"
@@ -105,7 +105,7 @@ def _convert_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that ``tokenizer.json`` lacks, with the ids that the settings say."""
+    """Add the tokens that ``tokenizer.json`` lacks, with their ids in the settings."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for index, token in _declared_tokens(settings):
         if token.content in known:
@@ -147,8 +147,8 @@ def _named_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> frozenset[int]:
-    """Return every token that ends an answer, by the model's generation settings, its configuration and its
-    tokenizer; they often name different ones, and all of them mean it."""
+    """Return every token that ends an answer. The model's generation settings, its configuration and its
+    tokenizer often name different ones, all of which count."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         content = read_json(path / name)

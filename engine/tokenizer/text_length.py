@@ -1,5 +1,7 @@
-"""Upper bound of the text per token, from a tokenizer's parts. It lets a text that can never fit be refused
-before its encoding, which takes about 150 bytes per character."""
+"""Upper bound of the text per token, from a tokenizer's parts.
+
+With it, a text that can never fit is refused before encoding, which takes about 150 bytes per character.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import Any
 
 import tokenizers
 
-UNPROVEN_CHARACTERS = 256  # per token, on average, where a tokenizer may drop any amount of text
+UNPROVEN_CHARACTERS = 256  # characters per token, assumed if a tokenizer may drop any amount of text
 
-# Characters of a text that become one, at most. Compositions make one of at most four: the canonical
-# decompositions of Unicode have at most four code points (U+1F82, for one).
+# Largest number of characters that a normalizer joins into one. Compositions join at most four: canonical
+# decompositions in Unicode have at most four code points (U+1F82, for example).
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 _PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "FixedLength"})
-_SPLITTERS = frozenset({"Split", "Punctuation"})  # unless what they split at is removed
+_SPLITTERS = frozenset({"Split", "Punctuation"})  # unless they remove the separators
 _MAX_SHRINKING = 64
 
 
@@ -29,7 +31,7 @@ def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> in
         shrinking is not None
         and all(map(_keeps_text, pre_tokenizers))
         and _covers_text(backend.model, vocab, [*normalizers, *pre_tokenizers])
-        and not any(token.lstrip or token.rstrip for token in added)  # these take the spaces beside them
+        and not any(token.lstrip or token.rstrip for token in added)  # these remove adjacent spaces
     )
     if proven and shrinking is not None:
         return longest * shrinking

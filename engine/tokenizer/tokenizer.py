@@ -24,13 +24,13 @@ from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 from .text_length import longest_token
 from .token_bytes import piece_decoder
 
-LONG_TEXT = 100_000  # characters whose encoding takes memory that is worth giving back, some 15 MB
-# A text is encoded on the thread that asks for it, which the scheduler of the machine can see. The library
-# reads this each time; it has an effect on whoever else uses the library in this process.
+LONG_TEXT = 100_000  # characters: encoding longer texts takes 15 MB or more, which is worth returning
+# A text is encoded on the calling thread, which the machine's scheduler can see. The library reads this
+# variable each time, so it affects other users of the library in this process.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-TAIL_TOKENS = 24  # of a prompt, which tell whether it has opened or closed the reasoning
+TAIL_TOKENS = 24  # last tokens of a prompt, which show whether it has opened or closed the reasoning
 MAX_EXTRA_TOKENS = 512
 """That one of two tokenizers which are called the same may have behind the other's: markers of its own."""
 
@@ -64,8 +64,8 @@ class Tokenizer:
             tool_call_parser=tool_call_parser,
         )
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        # One object per id, which prompts share: an object of its own for each token of a thousand
-        # prompts that wait is several times the memory of the lists, and is given back last.
+        # Share one int object per token id. Separate objects for the tokens of a thousand waiting prompts
+        # would take several times the memory of the lists, and be freed last.
         self._ids = list(range(self.vocab_size))
         self.longest_token = longest_token(backend, vocab)
         self._piece_bytes = piece_decoder(backend)
@@ -101,7 +101,7 @@ class Tokenizer:
                 f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
                 f"{max_tokens} are allowed; shorten it"
             )
-        # Unlike ``encode``, this one releases the interpreter, and does without offsets into the text.
+        # Unlike ``encode``, this function releases the interpreter, and computes no offsets into the text.
         try:
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
@@ -182,7 +182,7 @@ class Tokenizer:
                 tuple(self.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
             )
             found[bare] = None
-            if spaced[-len(bare) :] != bare:  # which are found behind a token that is the space, too
+            if spaced[-len(bare) :] != bare:  # found behind a token that is the space alone, too
                 found[spaced] = None
         return tuple(filter(None, found))
 
@@ -192,7 +192,7 @@ class Tokenizer:
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
-            # A lone surrogate: decoded text has none.
+            # A lone surrogate, because decoded text has none.
             return markers.setdefault(self._special_texts[found[0]], chr(0xD800 + len(markers)))
 
         forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}

@@ -1,1 +1,1 @@
-"""Pictures of chats: found in messages, decoded and resized in a helper process, and set in their places."""
+"""Images of chats: finding them in messages, decoding them in a helper process, and placing their tokens."""

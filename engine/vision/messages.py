@@ -24,8 +24,8 @@ def has_pictures(messages: Sequence[Any]) -> bool:
 
 
 def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes]]:
-    """Return the chat as templates take it, and the files of its pictures in their order. InvalidRequest for
-    a picture that is not there or too large."""
+    """Return the chat in the form of templates, and the image files in order. Raises InvalidRequest for a
+    missing or too large image."""
     pictures: list[bytes] = []
     messages: list[Message] = []
     for message in chat.messages:
@@ -76,8 +76,8 @@ def _text(part: object) -> dict[str, str]:
 
 
 def _bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
-    """The file of a picture: bytes, a ``Path``, a picture of Pillow's, or a data: URL. A text is never a
-    path, for it may be a client's."""
+    """Return an image file's bytes, from bytes, a ``Path``, a Pillow image, or a data: URL. A text is never
+    used as a path, because it may be a client's."""
     given: object = part.get("image_url", part.get("image"))
     if isinstance(given, Mapping):
         given = given.get("url")

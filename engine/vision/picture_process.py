@@ -1,12 +1,12 @@
-"""The helper process that decodes and resizes pictures of clients.
+"""The helper process that decodes and resizes images of clients.
 
-Started as ``python -m octavo.engine.vision.picture_process``, spoken to by ``reader`` over its standard input
-and output in lines of JSON. A picture may be a bomb or hit a bug of its decoder: here that costs one answer.
-Ends when its standard input does.
+Started as ``python -m octavo.engine.vision.picture_process``; ``reader`` sends it lines of JSON over standard
+input and output. An image may be a decompression bomb or hit a bug of its decoder; here that costs one
+answer. The process ends with its standard input.
 
-    <- {"rules": ..., "max_pixels", "memory_bytes"}   once
-    <- {"size"}, and so many bytes of a picture behind the line
-    -> {"height", "width"}, and the pixels behind the line; or {"refused": why}
+<- {"rules": ..., "max_pixels", "memory_bytes"}   once
+<- {"size"}, and that many bytes of an image behind the line
+-> {"height", "width"}, and the pixels behind the line; or {"refused": why}
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import IO, Any
 from ..api.image import ImageRules, Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-NICENESS = 5  # streams that are being served go first
+NICENESS = 5  # streams in progress have priority
 
 
 def main() -> None:
     source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     os.nice(NICENESS)
     limits = json.loads(source.readline())
     rules, most = ImageRules(**limits["rules"]), limits["memory_bytes"]
@@ -45,13 +45,13 @@ def main() -> None:
             _answer(out, size._asdict(), pixels)
         except MemoryError:
             _answer(out, {"refused": "it takes too much memory"})
-        except Exception as error:  # whatever a decoder says of a client's bytes
+        except Exception as error:  # decoders can raise anything for a client's bytes
             _answer(out, {"refused": " ".join(str(error).split())[:200] or type(error).__name__})
 
 
 def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, bytes]:
-    """Decode a picture, turn it upright and resize it; return its size then, and its pixels. ValueError or
-    InvalidRequest for one that is too large, too long, or moves."""
+    """Decode an image, turn it upright and resize it; return its new size and its pixels. Raises ValueError
+    or InvalidRequest for an image that is too large, too long, or animated."""
     from PIL import Image, ImageOps
 
     picture = opened(data, max_pixels=max_pixels)
@@ -64,7 +64,7 @@ def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, b
 
 
 def opened(data: bytes, *, max_pixels: int) -> Any:
-    """Return the picture, whose header alone was read. ValueError for one that is too large or moves."""
+    """Return the image with only its header read; ValueError if it is too large or animated."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -73,7 +73,7 @@ def opened(data: bytes, *, max_pixels: int) -> Any:
         raise ValueError(f"it must be one of {', '.join(FORMATS)}") from None
     if (count := picture.width * picture.height) > max_pixels:
         raise ValueError(f"it must have at most {max_pixels} pixels, got {count}; scale it down")
-    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # MPO: JPEG of a camera
+    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # MPO: JPEGs of a camera
         raise ValueError(f"it must have one frame, got {frames}; send the frame that is meant")
     return picture
 

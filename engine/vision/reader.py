@@ -1,4 +1,4 @@
-"""Pictures of clients as images of prompts, decoded by a helper process."""
+"""Images of clients, decoded for prompts by a helper process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from ..api.errors import InvalidRequest, RequestFailed
 from ..api.image import ImageRules, PromptImage, Size
 from ..structured_output.helper_process import HelperEnded, HelperLate, HelperProcess
 
-MAX_IMAGES = 64  # of one prompt
+MAX_IMAGES = 64  # images of one prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLimits:
-    """The most that one picture may take: bytes as it is sent, pixels as it is decoded, seconds, and memory
-    of the helper process."""
+    """Limits of one image: bytes sent, pixels decoded, seconds, and memory of the helper process."""
 
     max_bytes: int = 20 * 1024**2
     max_pixels: int = 36_000_000
@@ -27,7 +26,7 @@ class PictureLimits:
 
 
 class PictureReader(HelperProcess):
-    """One helper process, started when it is first needed and again after each death. Any thread may call."""
+    """A helper process, started at its first use and restarted after each end; any thread may call it."""
 
     _module = "octavo.engine.vision.picture_process"
     _patience_s = 0.0
@@ -38,8 +37,8 @@ class PictureReader(HelperProcess):
         self._lock = threading.Lock()
 
     def read(self, data: bytes) -> PromptImage:
-        """Return the image of a picture file's bytes. InvalidRequest for one that cannot be used,
-        RequestFailed without a helper process."""
+        """Return the image in a file's bytes. Raises InvalidRequest for an unusable file, RequestFailed
+        without a helper process."""
         limits = self.limits
         if not data or len(data) > limits.max_bytes:
             raise InvalidRequest(
@@ -57,9 +56,9 @@ class PictureReader(HelperProcess):
         return PromptImage.of(self.rules, Size(answer["height"], answer["width"]), pixels)
 
     def close(self) -> None:
-        """End the helper process, for good."""
+        """End the helper process permanently."""
         self._is_closed = True
-        self.interrupt()  # a read that waits for it fails
+        self.interrupt()  # a waiting read fails
         with self._lock:
             self._end()
 
