@@ -1,4 +1,4 @@
-// Prefetching: the next blocks, while one is computed.
+// Prefetching of the next blocks while one is computed.
 #pragma once
 
 #include "attention/rows.h"
@@ -8,19 +8,19 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Blocks between what is computed and what is prefetched, where a tile of K and V would fill the L1.
+// Blocks between the computed and the prefetched one, if a tile of K and V would fill the L1.
 constexpr int kDistance = 2;
 
-// A block that comes soon, K or V, prefetched bit by bit while another is computed: all at once, its lines
-// would wait for each other, and other loads behind them.
+// A later block of K or V, prefetched in parts while another block is computed. Prefetched at once, its lines
+// would wait for each other, and other loads for them.
 struct Ahead {
   const uint8_t* codes = nullptr;
   int64_t bytes = 0;
 
-  // `step`: 0 to 3 are the tile's blocks of K, the next four those of V, then those of the next tile.
+  // `step`: 0 to 3 are the tile's blocks of K, the next four its blocks of V, then those of the next tile.
   Ahead(const PageLayout& layout, const Tile& tile, int step) : Ahead(layout, tile, step, 0) {}
 
-  // The `distance`-th after it of those that are there: of a tile may be seen two blocks only.
+  // The `distance`-th existing block after it; a tile may have only two visible blocks.
   Ahead(const PageLayout& layout, const Tile& tile, int step, int distance) {
     const auto block = [&](int i) -> const Tile::Block& {
       return i < 2 * kBlocks ? tile.blocks[i % kBlocks] : tile.next[i % kBlocks];
@@ -33,7 +33,7 @@ struct Ahead {
     bytes = 16 * (is_key ? layout.k.row_bytes : layout.v.row_bytes);
   }
 
-  // The part-th of `parts` parts.
+  // Prefetches part `part` of `parts`.
   __attribute__((always_inline)) void prefetch_part(int part, int parts) const {
     const int64_t size = bytes / parts;
     for (int64_t i = 0; i < size; i += 64) prefetch_byte(part * size + i);
@@ -41,7 +41,7 @@ struct Ahead {
   __attribute__((always_inline)) void prefetch_line(int line) const { prefetch_byte(int64_t{64} * line); }
 
  private:
-  // A step reads it once. Not into the first cache, whose few lines under way are for loads.
+  // A step reads it once. Not into L1, whose few outstanding lines are for loads.
   __attribute__((always_inline)) void prefetch_byte(int64_t byte) const {
     if (codes == nullptr) return;
     if (kCore == Core::zen5) __builtin_prefetch(codes + byte, 0, 0);

@@ -1,12 +1,12 @@
-// Paged attention and quantize-and-write: what the MLX primitives, the work planner and the kernels of
-// each instruction set agree on. Plain data only; a table of functions per level.
+// Paged attention and quantize-and-write: the interface between MLX primitives, the work planner and the
+// kernels of each instruction set. Plain data only; a table of functions per level.
 //
 // A layer's pool is one uint8 array [num_pages, kv_heads, head_bytes]. One (page, head) is contiguous:
 //
-//     K codes [page_size] | K scales [page_size] | V codes [page_size] | V scales [page_size]
+//   K codes [page_size] | K scales [page_size] | V codes [page_size] | V scales [page_size]
 //
-// so that reading one head of one page is one run of memory. The bytes of codes and scales are those
-// of octavo.kernels.formats, which docs/spec/page-formats.md defines bit by bit.
+// so reading one head of one page is one run of memory. The bytes of codes and scales are those of
+// octavo.kernels.formats, which docs/spec/page-formats.md defines bit by bit.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace octavo {
 
 enum class CodeType : int { bf16, fp16, int8, int4, fp4, fp5, mxfp4, nvfp4, affine8, affine4 };
 
-// Rows of K (or of V): `dim` values each, stored as codes and, but for bf16 and fp16, scales.
+// Rows of K (or of V): `dim` values each, stored as codes and, except for bf16 and fp16, scales.
 struct RowFormat {
   CodeType codes;
   int dim;
@@ -64,18 +64,18 @@ struct GatherArgs {
   void *keys, *values;  // [num_sequences, num_heads, length, dim]
 };
 
-// Which positions a call reads, where rows lie in two pools: quantized in one, 16 bits in the other, the
-// residual pages. Row t reads the positions from starts[t] on, which begin a page, and the `keep` first ones
-// from those, and the others as quantized rows. `window`: those of queries that read the fewest.
+// Positions that a call reads if rows are in two pools, quantized in one and with 16 bits in the other, the
+// residual pages. Row t reads positions from starts[t], a page boundary, and the first `keep` ones from
+// residual pages, and the others as quantized rows. `window`: that of the queries that read the fewest.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;
   const int32_t* starts;  // [num_tokens]
 };
 
-// A mask [num_tokens, 1 or num_query_heads, length] in place of causality and window, contiguous along
-// positions: `seen`, 0 where a row does not see a position; or `added` to its logits, kHidden and below
-// where it sees nothing; neither: no mask. Strides are counted in elements, 0 where heads share a row.
+// A mask [num_tokens, 1 or num_query_heads, length] instead of causality and window, contiguous along
+// positions. `seen` is 0 where a row does not see a position. Or `added` is added to its logits, kHidden and
+// below where it sees nothing. Neither: no mask. Strides are counted in elements, 0 if heads share a row.
 struct MaskView {
   const uint8_t* seen;
   const float* added;
@@ -86,12 +86,12 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
-// A logit that contributes nothing, yet keeps differences finite (log2 domain).
+// A logit that contributes nothing but keeps differences finite (log2 domain).
 inline constexpr float kLowest = -1e30f;
 
-// Of latent layers: K rows are latents, which are V too, and what is stored as V are rotary keys. Dot
-// products of further queries with these, scaled by whoever gives them, join the scaled logits. All query
-// heads share one KV head; it is given as several (`layout.num_heads`) that lie at one place.
+// For latent layers: K rows are latents, which are also V, and the stored V are rotary keys. Scaled dot
+// products of further queries with these are added to the scaled logits. All query heads share one KV head;
+// it is given as several (`layout.num_heads`) at one address.
 struct RotaryPart {
   RowFormat format;
   int64_t codes, scales;  // byte offsets inside one page
@@ -100,8 +100,8 @@ struct RotaryPart {
   explicit operator bool() const { return queries.data != nullptr; }
 };
 
-// Rows of what was summed up, as floats in the order of dims, not divided by their sums of weights, and what
-// these are relative to: 2^maximum. Those of token t and query head h are at t * num_heads + h - first.
+// Rows of sums as floats in the order of dims, not divided by their sums of weights, and relative to
+// 2^maximum. Those of token t and query head h are at t * num_heads + h - first.
 struct FloatRows {
   float *rows, *maxima, *sums;  // [.., v.dim], [..], [..]; or null
   int num_heads;
@@ -110,7 +110,7 @@ struct FloatRows {
   explicit operator bool() const { return rows != nullptr; }
   int64_t at(int64_t token, int head) const { return token * num_heads + head - first; }
 
-  // In `memory` of num_rows * (dim + 2) floats.
+  // Uses `memory` of num_rows * (dim + 2) floats.
   static FloatRows in(float* memory, size_t num_rows, int dim, int num_heads, int64_t first) {
     float* const maxima = memory + num_rows * size_t(dim);
     return {memory, maxima, maxima + num_rows, num_heads, first};
@@ -133,23 +133,23 @@ struct AttendArgs {
   int window, keep;      // window 0: none
   MaskView mask;
   RotaryPart rotary;
-  Residency residency;  // all: one pool
-  FloatRows part;       // what results become in place of `out`, where they are a part of the result
-  FloatRows other;      // the part of another pool, which is joined with this one before the sinks
+  Residency residency;  // all positions: one pool
+  FloatRows part;  // replaces `out` if results are a part of the result
+  FloatRows other;  // results of another pool, joined with these before the sinks
 };
 
-// Tokens are attended to in tiles of this many positions, aligned to it, and pages of fewer than
-// kShortestPage are copied first.
+// Tiles have this many positions, aligned to it; pages of fewer than kShortestPage positions are copied
+// first.
 inline constexpr int kTileTokens = 64;
 inline constexpr int kShortestPage = 16;
 
-// A row's sums are cut where positions are multiples of this, and the parts are folded in order: whether an
-// item of its own has each part, or one item has them all, makes no difference to the bits.
+// A row's sums are split at positions that are multiples of this, and the parts are folded in order. So the
+// bits do not depend on whether one item computes all parts or each has its own.
 inline constexpr int kPartTokens = 1024;
 
-// Some query tokens of one sequence, all query heads of some KV heads, over some of the tiles they see.
-// Several KV heads take turns at each tile, because their pages lie side by side: memory is read in longer
-// runs.
+// Some query tokens of one sequence, all query heads of some KV heads, and some of their visible tiles.
+// Several KV heads are interleaved at each tile, because their pages are adjacent, so memory is read in
+// longer runs.
 struct AttendItem {
   int sequence, kv_head, num_heads;
   int first_token, num_tokens;  // rows of the batch
@@ -158,10 +158,10 @@ struct AttendItem {
   int64_t partial_stride;       // from one KV head's partial to the next one's
 };
 
-// Rows (query heads of all KV heads, times tokens) of an item with several KV heads, at most.
+// Largest number of rows (query heads of all KV heads, times tokens) of an item with several KV heads.
 inline constexpr int kRowsInTurn = 32;
 
-// Rows of an item whose KV range was split: their partials lie one after the other.
+// Rows of an item whose KV range was split; their partials are adjacent.
 struct MergeItem {
   int kv_head, first_token, num_tokens;
   int num_partials;

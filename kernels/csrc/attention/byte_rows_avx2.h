@@ -1,8 +1,8 @@
-// Rows of V as bytes, of each two positions interleaved, so that the 16-bit lanes of VPMADDUBSW are products
-// of both.
+// Rows of V as bytes, with two positions interleaved, so that the 16-bit lanes of VPMADDUBSW sum products of
+// both.
 //
-//   Of vector j (of four to 64 dims), lane i is dim 2 b + j % 2 of the chunk, where b is the byte of codes
-//   that `Code::arranged` gives at i / 8 * 16 + j / 2 * 8 + i % 8.
+//   Lane i of vector j (of four to 64 dims) is dim 2 b + j % 2 of the chunk. b is the byte of codes that
+//   `Code::arranged` gives at i / 8 * 16 + j / 2 * 8 + i % 8.
 #pragma once
 
 #include "attention/bytes_avx2.h"
@@ -12,7 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kStretch = 32;  // positions that are added up in 16-bit lanes
+constexpr int kStretch = 32;  // positions summed in 16-bit lanes
 constexpr int kStretches = kTileTokens / kStretch;
 constexpr int kPairs = kStretch / 2;
 
@@ -21,11 +21,10 @@ using Lookup = ByteLookup<Code, 0, 2>;
 
 inline int value_width(int dim) { return dim; }
 
-// The panel of a stretch: [pairs of positions][chunks][4 vectors]. A tile's stretches lie one after the
-// other.
+// The panel of a stretch: [pairs of positions][chunks][4 vectors]. A tile's stretches are adjacent.
 inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
 
-// A chunk of the 16 rows of a block, from a pair of them on; kDim 0: rows of `any_dim` dims.
+// A chunk of the 16 rows of a block, in pairs of rows; kDim 0: rows of `any_dim` dims.
 template <class Code, int kDim>
 struct Rows {
   const uint8_t *codes, *planes;
@@ -39,7 +38,7 @@ struct Rows {
         any_dim(layout.v.dim),
         dim(dim) {}
 
-  // Vectors 2 * half and 2 * half + 1 of the pair.
+  // Expands vectors 2 * half and 2 * half + 1 of the pair.
   __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
     lookup.expand(
         interleave(Code::arranged(load256(codes)), Code::arranged(load256(codes + stride())), half),
@@ -52,13 +51,13 @@ struct Rows {
  private:
   int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
 
-  // The lower (upper: half 1) bytes of each 128 bits, by turns.
+  // Interleaves the lower (upper: half 1) bytes of each 128 bits.
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
     return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
   }
 };
 
-// What the rows of a stretch are added up from.
+// Inputs of a stretch's sums.
 template <class Code>
 struct Values {
   const PageLayout& layout;
@@ -68,7 +67,7 @@ struct Values {
   int stretch;
 
   const Tile::Block& block(int i) const { return tile.blocks[2 * stretch + i]; }
-  // A line of codes of the block that follows block i, for each pair and chunk of that one.
+  // Returns a line of codes of the block after block i; each pair and chunk of block i gets one.
   const uint8_t* ahead(int i, int dim) const {
     const Tile::Block& next =
         tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
@@ -79,8 +78,8 @@ struct Values {
   }
 };
 
-// 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones. As the upper
-// halves of 32 bits they are 2^16 times as large, which floats lose nothing of.
+// Adds 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones. As the
+// upper halves of 32 bits they are scaled by 2^16, which is exact in floats.
 OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
   const __m256 unit = _mm256_mul_ps(factor, _mm256_set1_ps(0x1p-16f));
   const __m256i even = _mm256_slli_epi32(sums, 16), odd = _mm256_and_si256(sums, _mm256_set1_epi32(-65536));
@@ -109,7 +108,7 @@ void expand_stretch(const Values<Code>& values) {
 }
 
 // An accumulator of a chunk is [4 vectors][even lanes, odd lanes]. Lanes 2 i and 2 i + 1 of 128 bits of two
-// vectors are four dims, one after the other, which `Code` has beside those of lanes 2 i + 2 or 2 i + 4.
+// vectors are four consecutive dims, which `Code` puts next to those of lanes 2 i + 2 or 2 i + 4.
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
   constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;

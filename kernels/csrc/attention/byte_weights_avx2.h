@@ -1,8 +1,8 @@
-// Softmax weights in 8-bit fixed point, for products of bytes that are summed up in 16-bit lanes.
+// Softmax weights as 8-bit fixed point, for products of bytes summed in 16-bit lanes.
 //
-// They are rounded so that no mass is lost: of the eight in a vector each lane hands its rounding error on to
-// the same lane of the next vector. The largest becomes at most 254, and the sum of a stretch as much as 16
-// bits hold, multiplied by the largest of the codes' integers.
+// Rounding loses no mass: each of the eight lanes in a vector passes its rounding error on to its lane in the
+// next vector. The largest becomes at most 254. The sum of a stretch, times the largest integer of the codes,
+// fits into 16 bits.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr float kLargestWeight = 254;  // what rounding hands on may add one
+constexpr float kLargestWeight = 254;  // a passed-on rounding error may add one
 
-// Of a stretch's weights; half a unit for each lane of a vector may come from rounding.
+// Limit of the sum of a stretch's weights; each lane of a vector may round up by half a unit.
 template <class Code>
 constexpr float kLargestSum = float(INT16_MAX / Code::kLargestValue - 4);
 
-// weights * scales of a stretch as bytes; returns what a unit stands for
+// Converts weights * scales of a stretch to bytes; returns the value of one unit.
 template <class Code>
 OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint32_t* pairs) {
   __m256 scaled[4];

@@ -6,17 +6,17 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The value is in a register here: nothing that uses it comes before, no copy in memory takes its place.
+// Keeps the value in a register here: its uses stay behind, and no copy in memory replaces it.
 OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
 
-// sum += products of neighbouring bytes, in this order: as trees, which the compiler is free to make of sums,
-// they would leave too many products waiting for the registers.
+// Adds products of neighbouring bytes to sum, in this order. Compilers may reorder sums into trees, in which
+// too many products would wait for registers.
 OCTAVO_INLINE void add_products(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
   sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes, signed_bytes));
   hold(sum);
 }
 
-// What was read from there before may have changed, for all that the compiler knows.
+// Tells the compiler that this memory may have changed since it was read.
 template <class T>
 OCTAVO_INLINE void forget(const T*& pointer) {
   asm volatile("" : "+r"(pointer));
@@ -31,8 +31,8 @@ OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
   return _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(Code::plane(planes, dim))), spread);
 }
 
-// Looks up value + kShift of each nibble, low ones and high ones apart. `kEach` neighbours in a vector of
-// codes are of one place in their rows: the bits of `plane_bytes` move on so often.
+// Looks up value + kShift of each nibble, low and high ones separately. `kEach` neighbours in a vector of
+// codes are of one place in their rows: the bits of `plane_bytes` advance that often.
 template <class Code, int kShift, int kEach>
 struct ByteLookup {
   __m256i table = byte_table<[](int code) { return Code::value(code) + kShift; }>();

@@ -1,5 +1,5 @@
-// Queries over pages of codes (attention/codes_avx512.h) in fixed point: of their row's largest element, or
-// of that of each few dims.
+// Queries for pages of codes (attention/codes_avx512.h) in fixed point, relative to the largest element of
+// their row or of each few dims.
 #pragma once
 
 #include <algorithm>
@@ -11,24 +11,22 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Codes with scales by groups belong to rows that are not rotated: in one byte of its largest, a large dim
-// would leave the others of a query few steps. There, each group has a factor of its own; else a row has one,
-// and one step.
+// Codes with scales by groups belong to rows that are not rotated, where one large dim would leave the others
+// few steps of a byte. So each group has a factor there; otherwise a row has one factor and one step.
 template <class Code>
 OCTAVO_INLINE int num_steps(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
-// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums of steps with
-// factors of their own begin with kMagicBits, and are floats: a multiplication by the factor, less kMagic
-// times the factor, takes the place of a conversion. Both products are exact, because factors end with
-// kFactorZeros zeros.
+// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums that begin with
+// kMagicBits are floats. Multiplying by the factor and subtracting kMagic times the factor replaces a
+// conversion. Both products are exact, because factors end with kFactorZeros zeros.
 constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
 static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 
-// Per row `dim` high bytes, then `dim` low bytes (of two parts); then the factors and the sums of its steps
-// (where codes have groups: what the products of a step begin with).
+// Per row: `dim` high bytes, then `dim` low bytes (if kParts is 2), then factors and sums of steps (for codes
+// with groups, the initial values of a step's products).
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
@@ -47,14 +45,14 @@ size_t query_bytes(int dim, int num_rows) {
   return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 8 * num_steps<Code>(dim);
 }
 
-// The largest magnitude of a row padded with zeros to whole vectors; NaNs do not count.
+// Returns the largest magnitude of a row padded with zeros to whole vectors, without NaNs.
 OCTAVO_INLINE float largest_of(const float* row, int dim) {
   __m512 top = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
   return _mm512_reduce_max_ps(top);
 }
 
-// The next larger float of a positive one that ends with kFactorZeros zeros.
+// Returns the next float above a positive one that ends with kFactorZeros zeros.
 OCTAVO_INLINE float with_zeros(float factor) {
   constexpr uint32_t kEnd = (1u << kFactorZeros) - 1;
   uint32_t bits;
@@ -72,7 +70,7 @@ OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
   return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
 }
 
-// One row of them, as floats and vectors of zeros after them, and its largest magnitude.
+// A row as floats, padded with vectors of zeros, and its largest magnitude.
 template <class Code>
 OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
   const int steps = num_steps<Code>(dim), in_step = dim / steps;
@@ -105,12 +103,12 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
     queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? kMagicBits - sum * Code::kOffset : sum;
     factors[step] = factor;
   }
-  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // what comes after a row overwrites what is past it
+  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // later rows overwrite the padding of a row
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                      in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
 }
 
-// Rows at a time are turned before any becomes integers: one row's steps wait for each other.
+// Rotates several rows before converting them, because the steps of one row depend on each other.
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   constexpr int kMostRows = 8, kFloats = 2 * (kMaxDim + 16);

@@ -1,4 +1,4 @@
-// Codes of 4 bits, and of 4 bits and a plane of lowest bits: what they stand for, and their rows' scales.
+// Codes of 4 bits, and of 4 bits with a plane of lowest bits: their values, and their rows' scales.
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChunk = 64;  // dims that are expanded together: 32 bytes of codes
+constexpr int kChunk = 64;  // dims expanded together: 32 bytes of codes
 
 OCTAVO_INLINE __m256i load256(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
@@ -29,14 +29,13 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
-// Bytes of a chunk of V in the order in which they lie: `byte_at` is which one comes at a place.
+// Bytes of a chunk of V in memory order: `byte_at` is the byte at a place.
 struct InOrder {
   OCTAVO_INLINE __m256i arranged(__m256i codes) { return codes; }
   static constexpr int byte_at(int place) { return place; }
 };
 
-// What a code stands for, times kScale, is an integer of at most kLargestValue; with a lowest bit, `added` to
-// it.
+// A code's value times kScale is an integer of at most kLargestValue; a lowest bit adds `added` to it.
 struct Nibble : InOrder {
   static constexpr bool kPlanes = false;
   static constexpr int added(int) { return 0; }
@@ -57,13 +56,13 @@ struct Fp5 : InOrder {
   static constexpr bool kPlanes = true;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // Half of what the last bit of E2M1 is worth: with exponents 0 and 1 a quarter, then a half and 1.
+  // Half of the last bit of E2M1: a quarter for exponents 0 and 1, then a half and 1.
   static constexpr int added(int code) {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return code & 8 ? -half : half;
   }
 
-  // The lowest bits of the 64 dims from `dim` on of a row.
+  // Returns the lowest bits of a row's 64 dims from `dim` on.
   OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
     uint64_t bits;
     std::memcpy(&bits, planes + dim / 8, 8);
@@ -77,7 +76,7 @@ struct Fp5 : InOrder {
 };
 static_assert(kFp5Coarse == 8);
 
-// What `of` gives for the class of these codes; null for codes without one.
+// Returns the result of `of` for the class of these codes; null for codes without one.
 template <class Side, class Of>
 const Side* side_of(CodeType codes, Of of) {
   switch (codes) {
@@ -88,7 +87,7 @@ const Side* side_of(CodeType codes, Of of) {
   }
 }
 
-// kOf(code) of each code, in both halves, as a shuffle looks up; worked out by the compiler.
+// kOf(code) of each code, in both halves, as a table for shuffles, made at compile time.
 template <auto kOf>
 OCTAVO_INLINE __m256i byte_table() {
   struct Bytes {

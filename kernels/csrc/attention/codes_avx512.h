@@ -1,10 +1,10 @@
-// Pages of codes by integer dot products (VNNI): codes stand for small integers, so products with integer
+// Pages of codes by integer dot products (VNNI): codes represent small integers, so products with integer
 // queries and weights are exact, and scales are applied to scores, or to weights, as float factors.
 //
-// Queries and softmax weights become 16-bit fixed point in two bytes, each byte a row of its own for
-// vpdpbusd: their rounding, 2^-16 of the largest element, is far below bf16's. Of 16-bit rows over pages of
-// 4 and 5 bits one byte is kept, unless they are to be exact: its rounding is small beside the pages'. Exact
-// rows over nvfp4 are floats.
+// Queries and softmax weights become 16-bit fixed point in two bytes, with a row of vpdpbusd for each byte.
+// Their rounding, 2^-16 of the largest element, is far below bf16's. For 16-bit rows over pages of 4 and 5
+// bits one byte is kept, unless results must be exact, because its rounding is small compared with the
+// pages'. Exact rows over nvfp4 are floats.
 #pragma once
 
 #include <cstring>
@@ -17,16 +17,16 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Are rows multiplied on AMX tiles, where the CPU has them? Integer products have the same bits either way,
-// so it is a matter of speed alone (measured on a Sapphire Rapids).
+// Whether rows are multiplied on AMX tiles, if the CPU has them. Integer products have equal bits either way,
+// so this only affects speed (measured on a Sapphire Rapids).
 template <typename Code>
 bool takes_tiles(int num_rows) {
   constexpr int kTiledRows = Code::kParts == 1 ? 20 : Code::kBits == 8 ? 16 : 8;
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
-// 1 / kScale of the integers is what the codes stand for. Adding kOffset makes them unsigned, as K has them;
-// its share of a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
+// A code's value is its integer / kScale. Adding kOffset makes integers unsigned, as K has them; its share of
+// a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
 struct Nibble {
   static constexpr int kBits = 4, kGroup = 0;
   static constexpr int kParts = 2;  // bytes of a query's element, and of a weight
@@ -44,7 +44,7 @@ struct Fp5 : Nibble {
   static constexpr int kScale = 4, kOffset = 28;
   static constexpr bool kPlanes = true;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // With the lowest bit: half of what the last bit of E2M1 is worth more.
+  // With the lowest bit: half of the last bit of E2M1 more.
   static constexpr int value_above(int code) {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return value(code) + (code & 8 ? -half : half);
@@ -57,13 +57,13 @@ struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
 };
 
-// The same codes under queries and weights of one byte.
+// The codes with queries and weights of one byte.
 template <class Code>
 struct InBytes : Code {
   static constexpr int kParts = 1;
 };
 
-// of(code) + offset of each code, in every 128 bits, as a shuffle looks up.
+// of(code) + offset of each code, in every 128 bits, as a table for shuffles.
 template <class Of>
 OCTAVO_INLINE __m512i table(Of of, int offset) {
   alignas(16) int8_t bytes[16];
@@ -74,8 +74,8 @@ OCTAVO_INLINE __m512i table(Of of, int offset) {
 OCTAVO_INLINE __m512i low_nibbles(__m512i codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
 OCTAVO_INLINE __m512i high_nibbles(__m512i codes) { return low_nibbles(_mm512_srli_epi16(codes, 4)); }
 
-// Vectors of nibbles become integers plus kShift; `planes`: their lowest bits, those of byte i of a word in
-// bits 2 i (of low nibbles) and 2 i + 1 of each of its bytes.
+// Converts vectors of nibbles to integers plus kShift. `planes`: their lowest bits; those of byte i of a word
+// are bits 2 i (of low nibbles) and 2 i + 1 of each of its bytes.
 template <class Code, int kShift>
 struct Lookup {
   __m512i values = table([](int code) { return Code::value(code); }, kShift);
@@ -84,7 +84,7 @@ struct Lookup {
     else return _mm512_setzero_si512();
   }();
 
-  // `low_bit`: of each byte of four, which bit of the planes is that of its low nibble.
+  // `low_bit`: for each byte of four, the bit of the planes that belongs to its low nibble.
   __attribute__((always_inline)) void expand(__m512i codes, __m512i planes, __m512i low_bit, __m512i& low,
                                              __m512i& high) const {
     const __m512i low_codes = low_nibbles(codes), high_codes = high_nibbles(codes);
@@ -148,7 +148,7 @@ OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to
   }
 }
 
-// Byte `byte` of each lane's word as a number of its own.
+// Returns byte `byte` of each lane's word.
 OCTAVO_INLINE __m512i byte_of(__m512i words, int byte) {
   return _mm512_and_si512(_mm512_srli_epi32(words, unsigned(8 * byte)), _mm512_set1_epi32(255));
 }
@@ -157,8 +157,7 @@ OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
 }
 
-// The scales of 16 rows, by groups: E4M3 bytes as what the integers of the codes are multiplied with, 0 in
-// rows that are not visible.
+// Loads the scales of 16 rows by groups: the factors of codes' integers from E4M3 bytes, 0 in invisible rows.
 OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
                                      __m512* scales, int step) {
   __m512i columns[kMaxDim / kNvGroup / 4];
@@ -170,7 +169,7 @@ OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int gr
   }
 }
 
-// One scale per row, of 16 rows.
+// Loads one scale per row, of 16 rows.
 template <class Code>
 OCTAVO_INLINE __m512 load_row_scales(const uint8_t* from, int64_t stride, __mmask16 visible) {
   if constexpr (!Code::kPlanes) return halves(from, visible);

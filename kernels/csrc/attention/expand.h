@@ -1,6 +1,6 @@
-// Rows of codes as floats: what dequantize_row gives, to the bit, on AVX2 16 values at a time.
+// Rows of codes as floats: bit-identical to dequantize_row, on AVX2 16 values at a time.
 //
-// Of E2M1 twice the value is a small integer, which half the scale multiplies: the same real product, and so
+// Twice a value of E2M1 is a small integer, which is multiplied by half the scale: the same real product, so
 // the same rounding.
 #pragma once
 
@@ -39,7 +39,7 @@ OCTAVO_INLINE void store_scaled(__m128i integers, __m256 scale, __m256 bias, flo
   }
 }
 
-// `count` values of nibbles that stand for what `table` says.
+// Converts `count` nibbles to their values in `table`.
 OCTAVO_INLINE void expand_nibbles(const uint8_t* codes, int count, __m128i table, float scale, float* to) {
   const __m256 factor = _mm256_set1_ps(scale);
   for (int i = 0; i < count; i += 16)

@@ -13,8 +13,8 @@
 namespace octavo {
 namespace {
 
-// A part of a row's sums joins those of the parts before it. The same code for all who fold, so that the
-// compiler fuses the same operations.
+// Adds a part of a row's sums to those of earlier parts. Not inlined, so that the compiler fuses the same
+// operations for all callers.
 [[gnu::noinline]] void fold_part(const float* accumulator, int width, float maximum, float sum, float* total,
                                  float& total_maximum, float& total_sum) {
   const float top = std::max(total_maximum, maximum);
@@ -25,8 +25,8 @@ namespace {
   total_maximum = top;
 }
 
-// A row of another pool joins what a row has from this one, and sinks are folded in. The same code for all
-// who join, so that the compiler fuses the same operations.
+// Joins a row of another pool with this one, and folds sinks in. Not inlined, so that the compiler fuses the
+// same operations for all callers.
 [[gnu::noinline]] void join_rows(const FloatRows& others, int64_t other, float maximum, float sum,
                                  const float* sink, int dim, float* row) {
   const float of_sink = sink != nullptr ? *sink * kLog2E : kLowest;
@@ -39,14 +39,14 @@ namespace {
   for (int i = 0; i < dim; ++i) row[i] = from[i] * a + row[i] * b;
 }
 
-// Where a result lies in `out`, in rows.
+// Returns the index of a result's row in `out`.
 inline int64_t output_row(const AttendArgs& args, int token, int head) {
   return int64_t(token) * args.num_query_heads + head;
 }
 
-// Fold the partials of one item's rows, in order, and the sinks once, undo the rotation of V and write the
-// output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order
-// of head dimensions.
+// Folds the partials of an item's rows in order, and the sinks once, undoes V's rotation and writes the
+// output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order of head
+// dimensions.
 template <class ToNatural>
 void merge_partials(const AttendArgs& args, const MergeItem& item, const float* partials, int width,
                     ToNatural to_natural) {
@@ -71,13 +71,13 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     for (int p = 0; folded && p < item.num_partials; ++p)
       fold_part(accumulator + p * stride, width, statistics[p * stride], statistics[p * stride + num_rows],
                 total, top, sum);
-    if (!folded) {  // what folding it into nothing gives, sooner: 0 + x
+    if (!folded) {  // faster than folding into nothing, with equal bits: 0 + x
       top = statistics[0];
       sum = statistics[num_rows];
     }
     const float* parts = folded ? total : accumulator;
     if (!args.part && !args.other) {
-      float weight = 1;  // of what the positions gave
+      float weight = 1;  // weight of the positions' sum
       if (args.sinks != nullptr) {
         const float sink = args.sinks[head] * kLog2E, of_positions = top;
         top = std::max(top, sink);

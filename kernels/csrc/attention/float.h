@@ -1,5 +1,5 @@
-// The float32 sides of attention, for every page format, head dimension and level: rows of codes become
-// floats, either on their way into a register (16-bit codes) or once per tile in a panel.
+// The float32 sides of attention, for every page format, head dimension and level. Rows of codes become
+// floats, either while they are loaded into a register (16-bit codes) or once per tile in a panel.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectFloatRows = 32;  // up to so many rows read codes themselves; more share a panel
+constexpr int kDirectFloatRows = 32;  // up to this many rows read codes themselves; more share a panel
 
-// Sums of neighbouring elements, within each 128 bits: those of a, then those of b.
+// Adds neighbouring elements, within each 128 bits: those of a, then those of b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
   IntVec even, odd;
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -111,15 +111,15 @@ OCTAVO_INLINE void for_rows(int num_rows, Body body) {
   if (row < num_rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// Floats from one row of a panel to the next: not a multiple of 2 KiB, or the rows of a block would share two
+// Returns the floats between rows of a panel: not a multiple of 2 KiB, or the rows of a block would share two
 // sets of the L1.
 inline int panel_stride(int dim) {
   const int padded = padded_dim(dim);
   return padded % 512 == 0 ? padded + kStep : padded;
 }
 
-// Rows of a block as floats, zeros past the dimension and where `visible` has a 0. A codec that reads the
-// codes themselves stores whole vectors, in its own order, where they fill a row.
+// Converts rows of a block to floats, zeros past the dimension and where `visible` has a 0. A codec that
+// reads codes itself stores whole vectors, in its own order, if they fill a row.
 template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
                   float* panel) {
@@ -147,7 +147,7 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
   }
 }
 
-// Codec: how few rows read the codes themselves; void where they never do.
+// Codec: reads codes directly for few rows; void if never.
 template <class Codec>
 struct FloatSides {
   static constexpr bool kDirect = !std::is_void_v<Codec>;

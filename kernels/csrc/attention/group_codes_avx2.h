@@ -8,13 +8,13 @@ namespace {
 
 constexpr int kSlots = kChunk / kNvGroup;  // groups of a chunk
 
-// A code is worth its scale times Code::value / kScale.
+// A code's value is its scale times Code::value / kScale.
 struct Nvfp4 : Fp4 {
-  // Scales are E4M3, which are the upper bits of halves that are 2^8 times as small.
+  // Scales are E4M3: the upper bits of halves that are 2^8 times as small.
   static constexpr float kScale = 2 * 0x1p-8f;
-  // Near 1: of small scales products would be subnormal, which take a hundred times as long.
+  // Near 1: small scales would give subnormal products, which take a hundred times as long.
   static constexpr int kAnyScale = 56;
-  // Two bytes of either group of 128 bits by turns.
+  // Interleaves two bytes of either group of 128 bits.
   OCTAVO_INLINE __m256i arranged(__m256i codes) {
     return _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
                                                                                 5, 12, 13, 6, 7, 14, 15)));
@@ -37,7 +37,7 @@ struct Nvfp4 : Fp4 {
     const __m128i all = _mm_cvtsi32_si128(four);
     return decode(_mm_unpacklo_epi8(all, all));
   }
-  // Of the groups of two times 16 rows, those of the first ones in even lanes and of the second ones in odd
+  // Scales of the groups of two times 16 rows, those of the first in even lanes and of the second in odd
   // lanes.
   OCTAVO_INLINE void tile_scales(const uint8_t* first, const uint8_t* second, int stride, float* to) {
     for (int i = 0; i < 16 * stride; i += 8, to += 16) {

@@ -1,4 +1,4 @@
-// Sums of products of kRows rows with 8 / kRows keys as floats: a vector each, which become scores together.
+// Sums of products of kRows rows with 8 / kRows keys, one vector each, which are reduced to scores together.
 #pragma once
 
 #include <cstring>
@@ -8,9 +8,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kSums = 8;  // what is summed up together: kRows rows times 8 / kRows keys
+constexpr int kSums = 8;  // sums reduced together: kRows rows times 8 / kRows keys
 
-// Sums of the eight lanes of each of eight vectors.
+// Returns the sums of the eight lanes of each of eight vectors.
 OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
   __m256 two[4], four[2];
 #pragma GCC unroll 4
@@ -25,7 +25,7 @@ OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
                        _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
 
-// A number per row, as often as there are keys; of rows that lie `stride` apart.
+// Returns a number per row, repeated for the keys; rows are `stride` apart.
 template <int kRows>
 OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
   float all[kSums];
@@ -33,7 +33,7 @@ OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
   return _mm256_loadu_ps(all);
 }
 
-// A number per key, once for each row.
+// Returns a number per key, repeated for the rows.
 template <int kRows>
 OCTAVO_INLINE __m256 spread_keys(const float* of_keys) {
   if constexpr (kRows == 1) return _mm256_loadu_ps(of_keys);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kBlockRows = kShortestPage;
 
 // Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
-// Rotary keys, if there are any, come last.
+// Rotary keys come last.
 PageLayout block_layout(const PageLayout& layout, RotaryPart& rotary) {
   PageLayout blocks = layout;
   blocks.page_size = kBlockRows;
@@ -35,7 +35,7 @@ PageLayout block_layout(const PageLayout& layout, RotaryPart& rotary) {
   return blocks;
 }
 
-// A call in which rotary keys stand for K, to score them by a key side of their own.
+// Returns a call in which rotary keys replace K, for scoring them with their own key side.
 AttendArgs rotary_args(const AttendArgs& args) {
   AttendArgs rotary = args;
   rotary.layout.k = args.rotary.format;
@@ -43,7 +43,8 @@ AttendArgs rotary_args(const AttendArgs& args) {
   return rotary;
 }
 
-// Where a key side finds rotary keys as K, in a tile whose bases are `rotary.codes` further on.
+// The layout in which a key side finds rotary keys as K, in a tile whose bases are advanced by
+// `rotary.codes`.
 PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
   PageLayout keys = layout;
   keys.k = keys.v = rotary.format;
@@ -54,13 +55,13 @@ PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
 
 struct Workspace {
   bool small_pages;
-  RotaryPart rotary;  // where the sides read
-  PageLayout layout;  // what the sides read
+  RotaryPart rotary;  // as the sides read it
+  PageLayout layout;  // as the sides read it
   uint8_t *queries, *key_panel, *value_panel, *blocks, *rotary_queries;
   float *scores, *result, *rotary_scores;
   size_t query_bytes, result_floats, rotary_bytes;  // of one KV head
 
-  // `results` of each row: its part of the sums, and the parts before it if there are several.
+  // `results` of each row: its current part of the sums, and earlier parts if there are several.
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
             int results)
       : small_pages(args.layout.page_size < kBlockRows),
@@ -105,7 +106,7 @@ struct Workspace {
   }
 };
 
-// Where the blocks of the tile lie; a block that `bits` leaves out is not looked up at all.
+// Finds the tile's blocks; a block without `bits` is not looked up.
 void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits,
             Tile::Block (&blocks)[kBlocks]) {
   const PageLayout& layout = args.layout;
@@ -118,7 +119,7 @@ void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t 
   }
 }
 
-// The same for small pages, whose visible rows are copied; what is not visible stays as it was.
+// Finds the blocks of small pages, whose visible rows are copied; other rows keep their old contents.
 void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits, const Workspace& work,
            Tile::Block (&blocks)[kBlocks]) {
   const PageLayout &from = args.layout, &to = work.layout;
@@ -149,7 +150,7 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
   }
 }
 
-// The visible tiles of an item in order, each with the place of the one after it.
+// The visible tiles of an item in order, each with the address of the next one.
 class TileWalk {
  public:
   TileWalk(const AttendArgs& args, const AttendItem& item, const TileList& tiles, const Workspace& work)
@@ -157,7 +158,7 @@ class TileWalk {
     look_ahead();
   }
 
-  // The next tile, which starts at position `start`; false after the last.
+  // Advances to the next tile, which starts at position `start`; returns false after the last.
   bool advance(Tile& tile, int& start) {
     if (index_ == item_.first_tile + item_.num_tiles) return false;
     start = start_;
@@ -171,7 +172,7 @@ class TileWalk {
   }
 
  private:
-  // To the next tile of which some row sees anything.
+  // Finds the next tile with a visible position.
   void look_ahead() {
     for (Tile::Block& block : next_) block = {nullptr, 0};
     for (bits_ = 0; index_ < item_.first_tile + item_.num_tiles; ++index_) {
@@ -192,12 +193,12 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// The rows of an item under one of its KV heads: their queries, and what they have so far.
+// The rows of an item under one of its KV heads: their queries, and their sums so far.
 struct HeadRows {
   AttendItem item;  // of this head alone
   uint8_t* queries;
-  float *result, *maxima, *sums;  // of the part they are at
-  float* total;                   // as `result`, of the parts before it; null where an item has one part
+  float *result, *maxima, *sums;  // of the current part
+  float* total;  // of earlier parts, like `result`; null if an item has one part
 
   void begin_part(int num_rows) const {
     std::fill(result, maxima, 0.0f);
@@ -213,11 +214,11 @@ struct HeadRows {
   }
 };
 
-// The tile of the head-th of `num_heads` heads, of which `first` is that of the first one. Next comes the
-// same tile of the next head, and after the last head the first one's next tile.
+// Returns the tile of the head-th of `num_heads` heads, given that of the first. Its next tile is that of the
+// next head, and after the last head the first head's next tile.
 Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads, bool rotary) {
   Tile tile = first;
-  if (rotary) return tile;  // all heads lie at one place
+  if (rotary) return tile;  // all heads are at one address
   for (int b = 0; b < kBlocks; ++b) {
     const uint8_t* const base = first.blocks[b].base;
     if (base != nullptr) tile.blocks[b].base = base + head * layout.head_bytes;
@@ -257,11 +258,11 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
                  [&](const float* accumulator, float* row) { values.to_natural(dim, accumulator, row); });
 }
 
-// Scores of the tile at `start` become weights.
+// Turns scores of the tile at `start` into weights.
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
-  // A mask that only says what is seen changes no bit of what all rows see anyway.
+  // A mask that only hides positions changes no bit of rows that see all of them.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {
@@ -283,7 +284,7 @@ void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int
   }
 }
 
-// Dot products of the rotary queries of some rows with the tile's rotary keys, added to their scores.
+// Adds dot products of some rows' rotary queries with the tile's rotary keys to their scores.
 class RotaryScores {
  public:
   RotaryScores(const AttendArgs& args, const Workspace& work)
@@ -358,7 +359,7 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   }
 }
 
-// Of a call that has both sides.
+// Returns the kernel of a call that has both sides.
 AttendKernel tile_kernel(const AttendArgs& args) {
   return {attend, merge, value_side(args)->width(args.layout.v.dim)};
 }

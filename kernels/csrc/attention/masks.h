@@ -1,4 +1,4 @@
-// Masks of the caller's own: which of a tile's positions a row sees, and what is added to their logits.
+// Masks of the caller: which of a tile's positions a row sees, and what is added to their logits.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,15 @@ inline uint64_t mask_bits(const MaskView& mask, int64_t token, int head, int sta
   const int count = std::min(end - start, kTileTokens);
   const int64_t at = mask_at(mask, token, head, start);
   uint64_t bits = 0;
-  if (mask.added != nullptr)  // a NaN is seen: it is not to be lost
+  if (mask.added != nullptr)  // NaN counts as visible, so that it is noticed
     for (int i = 0; i < count; ++i) bits |= uint64_t(!(mask.added[at + i] <= kHidden)) << i;
   else
     for (int i = 0; i < count; ++i) bits |= uint64_t(mask.seen[at + i] != 0) << i;
   return bits;
 }
 
-// What is added to the logits of the tile's positions: a pointer into the mask, or to `copy` where the
-// tile goes past `end`; null if the mask only says what is seen.
+// Returns the values added to the logits of the tile's positions: a pointer into the mask, or to `copy` if
+// the tile goes past `end`; null if the mask only hides positions.
 inline const float* mask_added(const MaskView& mask, int64_t token, int head, int start, int end,
                                float (&copy)[kTileTokens]) {
   if (mask.added == nullptr) return nullptr;

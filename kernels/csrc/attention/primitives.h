@@ -1,4 +1,4 @@
-// What the MLX primitives of attention and of the pages share: checks, strided views, the layout object.
+// Common parts of the MLX primitives of attention and pages: checks, strided views, the layout object.
 #pragma once
 
 #include <optional>
@@ -15,15 +15,15 @@ namespace mx = mlx::core;
 
 std::string shape_text(const mx::Shape& shape);
 
-// std::invalid_argument (ValueError in Python) with the text of `message()` unless `holds`. The text is
-// put together only when it is needed: these checks run for every layer of every step.
+// Throws std::invalid_argument (ValueError in Python) with `message()` unless `holds`. The text is built only
+// when needed, because these checks run for every layer of every step.
 template <class Message>
 inline void require(bool holds, Message message) {
   if (!holds) throw std::invalid_argument(message());
 }
 
-// The layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
-// std::invalid_argument names a format, dimension or page size that the kernels do not have.
+// Returns the layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
+// std::invalid_argument names a format, dimension or page size that the kernels do not support.
 PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
                        int k_dim, const std::string& v_format, int v_dim);
 
@@ -40,7 +40,7 @@ void require_rows(const char* name, const mx::array& rows, int num_heads, int di
 void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
                   int num_query_heads, mx::Stream stream);
 
-// Adds an optional mask [T, 1 or Hq, any], bool or float, to a call's inputs; and what it looks like there.
+// Adds an optional mask [T, 1 or Hq, any], bool or float, to a call's inputs; returns its view.
 void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
               mx::Stream stream);
 MaskView view_mask(const mx::array& mask);
@@ -50,18 +50,18 @@ MaskView view_mask(const mx::array& mask);
 void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
                 const PageLayout& layout, const mx::array& queries, float softcap);
 
-// To be called when the array has its data: views of any strides.
+// Returns a view with any strides; the array must have its data.
 RowsView view_rows(const mx::array& rows);
 const int32_t* view_ints(const mx::array& array);
 
-// Makes `args` the call over latents, of a layer whose pages hold them as K and rotary keys as V.
+// Turns `args` into a latent call, for a layer whose pages hold latents as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 
-// Carry out one call on the thread pool, from the thread that evaluates (attention/attention.cpp).
+// Carries out one call on the thread pool, from the evaluating thread (attention/attention.cpp).
 void run_attention(const AttendArgs& args);
 
-// Both calls over rows of two pools, which the second one joins: into `second.out`, with `second.sinks`. What
-// one item computes of either goes from one to the other in its thread's memory.
+// Carries out calls over rows of two pools, joined by the second: into `second.out`, with `second.sinks`. An
+// item passes its results from one call to the other in its thread's memory.
 void run_attention(const AttendArgs& first, const AttendArgs& second);
 
 }  // namespace octavo

@@ -1,5 +1,5 @@
-// One row of activations as floats, the Hadamard rotation, and where a page's rows lie.
-// Portable code that each level compiles for itself (internal linkage).
+// A row of activations as floats, the Hadamard rotation, and addresses of a page's rows. Portable code that
+// each level compiles for itself (internal linkage).
 #pragma once
 
 #include <cmath>
@@ -17,10 +17,10 @@
 namespace octavo {
 namespace {
 
-// Dims of a row, at most.
+// Largest number of dims of a row.
 inline constexpr int kMaxDim = 1024;
 
-// Row (token, head) of activations as `dim` floats.
+// Loads row (token, head) of activations as `dim` floats.
 inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim, float* row) {
   const int64_t at = token * view.row_stride + head * view.head_stride;
   if (view.dim_stride == 1) return load_floats(view.data, view.type, size_t(at), dim, row);
@@ -28,8 +28,8 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
-// Prefetches row (token, head) before it is loaded, or, with kWrite, stored: tokens lie far apart, and the
-// processor's own prefetchers do not foresee them.
+// Prefetches row (token, head) before it is loaded or, with kWrite, stored. Tokens are far apart, and the
+// processor's prefetchers do not foresee them.
 template <bool kWrite = false>
 inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
   const char* const from = static_cast<const char*>(data) + at * int64_t(float_size(type));
@@ -39,14 +39,14 @@ inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
 
 inline constexpr int kRowsAhead = 8;
 
-// The pairs (i, i + h) of one vector, h < kLanes. A vector no wider than the level's registers: compilers
-// take the shuffles of wider ones apart into single elements.
+// The pairs (i, i + h) of one vector, h < kLanes. The vector is no wider than the level's registers, because
+// compilers split shuffles of wider ones into single elements.
 inline Vec hadamard_lanes(Vec x) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
 #pragma GCC unroll 4
   for (int h = 1; h < kLanes; h *= 2) {
-#if defined(__AVX512F__)  // one rounding, because a product by 1 or -1 has none
+#if defined(__AVX512F__)  // one rounding, because a product by 1 or -1 is exact
     const IntVec one_or_minus = (lane & h) != 0 ? IntVec{} - 0x40800000 : IntVec{} + 0x3f800000;
     x = (Vec)_mm512_fmadd_ps((__m512)x, (__m512)one_or_minus, (__m512)__builtin_shuffle(x, lane ^ h));
 #else
@@ -58,7 +58,7 @@ inline Vec hadamard_lanes(Vec x) {
 }
 
 #if defined(__AVX512F__)
-// Rows of 16 kVectors values, a power of two, in registers: the same operations.
+// Rotates rows of 16 kVectors values, a power of two, in registers, with the same operations.
 template <int kVectors>
 inline void hadamard_in_registers(float* row) {
   Vec x[kVectors];
@@ -79,10 +79,10 @@ inline void hadamard_in_registers(float* row) {
 }
 #endif
 
-// In place, in blocks of the largest power of two b that divides dim: each pair (i, i + h) with
-// i & h == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then one multiplication by
-// float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is
-// its own inverse.
+// Rotates in place, in blocks of the largest power of two b that divides dim. Each pair (i, i + h) with i & h
+// == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then everything is multiplied once by
+// float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is its
+// own inverse.
 inline void hadamard(float* row, int dim) {
 #if defined(__AVX512F__)
   if (dim == 128) return hadamard_in_registers<8>(row);

@@ -9,7 +9,7 @@ namespace octavo::OCTAVO_ISA {
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 
-// The same of nvfp4, whose scales are of groups. Null for other codes.
+// nvfp4 in 8-bit fixed point, with scales of groups. Null for other codes.
 const KeySide* group_keys(CodeType codes);
 const ValueSide* group_values(CodeType codes);
 

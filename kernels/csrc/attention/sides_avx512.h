@@ -1,4 +1,4 @@
-// What the sides of AVX-512 share.
+// Common parts of AVX-512's sides.
 #pragma once
 
 #include <immintrin.h>
@@ -11,21 +11,21 @@ namespace octavo::OCTAVO_ISA {
 extern const KeySide bf16_keys;
 extern const ValueSide bf16_values;
 
-// The same, and latents in bf16, on AMX tiles. Null where the CPU has none, and for other calls.
+// The sides above, and latents in bf16, on AMX tiles. Null if the CPU has none, and for other calls.
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
 
-// Codes whose integers are multiplied as such, queries and weights in fixed point of 16 bits, as good as
-// float32, or of 8 (codes_avx512.h). Null for other formats.
+// Codes multiplied as integers, with queries and weights in fixed point of 16 bits, as good as float32, or of
+// 8 (codes_avx512.h). Null for other formats.
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
-// The same of V in nvfp4, which has a scale for each group of dims. Null for other formats.
+// V in nvfp4, which has a scale for each group of dims. Null for other formats.
 const ValueSide* group_values(const AttendArgs& args);
 
 namespace {
 
-// body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
+// Calls body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
 template <class Body>
 OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   int row = 0;
@@ -34,8 +34,8 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
 }
 
 // 32 words of an accumulator in the order of `first`, as VPERMT2D takes them from its two vectors: 16 of
-// them, and those 8 lanes further on. Whole vectors: a row is read again at once, and what was stored in
-// parts would have to reach the cache first.
+// them, and those 8 lanes further on. Whole vectors are stored, because a row is read again at once, and
+// partial stores would have to reach the cache first.
 struct Merged {
   __m512i low, high;
 };
@@ -45,7 +45,7 @@ OCTAVO_INLINE Merged merge(const float* accumulator, __m512i first) {
           _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd)};
 }
 
-// Row [dim, and up to the next 32] of an accumulator whose every 32 words are merged so.
+// Copies row [dim, and up to the next 32] of an accumulator merged in this way.
 inline void merge_row(int dim, const float* accumulator, const int32_t* order, float* row) {
   const __m512i first = _mm512_load_si512(order);
   for (int to = 0; to < dim; to += 32) {
@@ -55,14 +55,14 @@ inline void merge_row(int dim, const float* accumulator, const int32_t* order, f
   }
 }
 
-// Softmax weights or queries, a multiple of 16, to bf16: zeros below 2^-126.
+// Rounds softmax weights or queries, a multiple of 16, to bf16, with zeros below 2^-126.
 inline void round_to_bf16(const float* values, int count, uint16_t* rounded) {
   for (int i = 0; i < count; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),
                         (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(values + i)));
 }
 
-// Rows of 32-bit words to columns: lane i of word j becomes lane j of word i.
+// Transposes 16 vectors of 32-bit words: lane i of word j becomes lane j of word i.
 OCTAVO_INLINE void transpose16(__m512i (&r)[16]) {
   __m512i t[16];
 #pragma GCC unroll 8

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kVectors = kTileTokens / kLanes;
 
-// Weights are 2^(logit - maximum) with a running maximum that is raised only where logits exceed it by more
-// than this (log2 domain): nearly every tile has a slightly larger logit, and raising it means to shrink what
-// was summed up. Weights are up to 2^kHeadroom then, of which floats lose nothing.
+// Weights are 2^(logit - maximum) with a running maximum that is raised only if logits exceed it by more than
+// this (log2 domain). Nearly every tile has a slightly larger logit, and raising the maximum rescales all
+// sums. So weights are up to 2^kHeadroom, which is exact in floats.
 constexpr float kHeadroom = 8;
 
-// The running maximum becomes `top`, and the sum and the accumulator shrink with it.
+// Raises the running maximum to `top`, and scales the sum and the accumulator down.
 inline void raise_maximum(float top, float* accumulator, int width, float& maximum, float& sum) {
   const float shrink = scalar_exp2(maximum - top);
   sum *= shrink;
@@ -25,20 +25,20 @@ inline void raise_maximum(float top, float* accumulator, int width, float& maxim
   maximum = top;
 }
 
-// Lanes of the i-th vector of a tile that `bits` has.
+// Returns lanes of the i-th vector of a tile that are set in `bits`.
 inline IntVec seen_lanes(uint64_t bits, int i) {
   IntVec lane_bit;
   for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane;
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Vectors [kFirst, kEnd) of a tile: all that any of some rows sees.
+// Vectors [kFirst, kEnd) of a tile have all positions that any of some rows sees.
 template <int kFirst, int kEnd>
 struct Span {
   static constexpr uint64_t kAll = (~uint64_t(0) >> (64 - (kEnd - kFirst) * kLanes)) << (kFirst * kLanes);
   static constexpr bool kWhole = kEnd - kFirst == kVectors;
 
-  // The largest of the logits scores * factor that the row sees.
+  // Returns the largest of the visible logits scores * factor.
   static float largest(float factor, uint64_t bits, const float* scores) {
     Vec highest[2] = {Vec{} + kLowest, Vec{} + kLowest};
     if (bits == kAll) {
@@ -55,8 +55,8 @@ struct Span {
     return largest_lane(largest_of(highest[0], highest[1]));
   }
 
-  // Scores of one row become weights 2^(logit - maximum), 0 where the row sees nothing; their sum. Two sums
-  // where it sees the whole tile, and else one: its bits do not depend on the span.
+  // Turns scores of one row into weights 2^(logit - maximum), 0 for invisible positions, and returns their
+  // sum. Two sums if the row sees the whole tile, else one, so that bits do not depend on the span.
   static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
     Vec total[2] = {};
 #pragma GCC unroll 16
@@ -81,7 +81,7 @@ struct Span {
   }
 };
 
-constexpr int kSoftmaxRows = 16;  // at once, at most
+constexpr int kSoftmaxRows = 16;  // largest number at once
 
 template <class Seen>
 inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows, float* scores,
@@ -96,10 +96,10 @@ inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows
     sums[row] += Seen::weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
 }
 
-// Raw scores of some rows become weights; their running maxima (log2 domain) and sums are brought up to date.
-// The maxima of all are found before any is raised: whether one is is a branch that may be foreseen wrongly,
-// and would hold up the rows after it. `factor` makes a score a logit. Halves of the tile that no row sees
-// hold anything before, and zeros after it.
+// Turns raw scores of some rows into weights, and updates their running maxima (log2 domain) and sums. All
+// maxima are found before any is raised, because that branch may be mispredicted and would delay the rows
+// after it. `factor` turns a score into a logit. Halves of the tile that no row sees may hold anything
+// before, and hold zeros afterwards.
 inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
                                 float* accumulators, int width, float* maxima, float* sums) {
   uint64_t seen = 0;
@@ -110,7 +110,7 @@ inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows
   update(factor, bits, num_rows, scores, accumulators, width, maxima, sums);
 }
 
-// Raw scores of a row whose logits are capped or added to become logits (log2 domain); `added` may be null.
+// Turns raw scores of a row with capped or biased logits into logits (log2 domain); `added` may be null.
 inline void make_logits(const AttendArgs& args, const float* added, float* scores) {
   for (int i = 0; i < kVectors; ++i) {
     const Vec raw = load(scores + i * kLanes);

@@ -1,5 +1,5 @@
-// Which positions a query sees, as tiles and bit masks. Included inside each level's own namespace, so
-// nothing here is ever shared between instruction sets.
+// Visible positions of a query, as tiles and bit masks. Included inside each level's own namespace, so
+// nothing here is shared between instruction sets.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,15 @@ inline int row_position(const AttendArgs& args, int sequence, int token) {
   return args.kv_len[sequence] - args.q_start[sequence + 1] + token;
 }
 
-// Where the residual pages begin that a query at `position` reads, beside the kept ones.
+// Returns the first residual position that a query at `position` reads, apart from the kept ones.
 inline int residual_start(const AttendArgs& args, int sequence, int position) {
   return args.residency.starts[position - row_position(args, sequence, 0)];
 }
 
 inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
 
-// What the rows at positions first..last see, all together: positions t < keep or t >= from, and t < end.
-// Under a mask, what they may see.
+// Positions visible to any row at positions first..last: t < keep or t >= from, and t < end. Under a mask, an
+// upper bound.
 struct Visible {
   int from, keep, end;
 
@@ -42,10 +42,10 @@ struct Visible {
   }
 };
 
-// The tiles of what rows at positions first..last see, in order: those of the `keep` first positions,
-// then those of the window.
+// Tiles visible to rows at positions first..last, in order: those of the `keep` first positions, then those
+// of the window.
 //
-//     0 |keep|..........skipped..........|  window of first ... last | end
+//   0 |keep|..........skipped..........|  window of first ... last | end
 struct TileList {
   Visible visible;
   int num_keep, window_tile, count;
@@ -56,15 +56,15 @@ struct TileList {
     count = num_keep + std::max(0, (visible.end + kTileTokens - 1) / kTileTokens - window_tile);
   }
 
-  // First position of the index-th visible tile.
+  // Returns the first position of the index-th visible tile.
   int start(int index) const {
     return kTileTokens * (index < num_keep ? index : index - num_keep + window_tile);
   }
 
-  // Which part of a row's sums the index-th visible tile belongs to.
+  // Returns the part of a row's sums that contains the index-th visible tile.
   int part(int index) const { return start(index) / kPartTokens; }
 
-  // The index after the last tile of the part that the index-th tile belongs to.
+  // Returns the index after the last tile in the part of the index-th tile.
   int part_end(int index) const {
     const int end_tile = (part(index) + 1) * (kPartTokens / kTileTokens);
     if (index < num_keep && end_tile <= window_tile) return std::min(end_tile, num_keep);
@@ -72,7 +72,7 @@ struct TileList {
   }
 };
 
-// Bits of the tile that starts at `start` for positions low <= t < high.
+// Returns bits of the tile that starts at `start` for positions low <= t < high.
 inline uint64_t position_bits(int start, int low, int high) {
   low = std::max(low - start, 0);
   high = std::min(high - start, kTileTokens);
@@ -81,13 +81,13 @@ inline uint64_t position_bits(int start, int low, int high) {
   return below_high & ~((uint64_t(1) << low) - 1);
 }
 
-// Of the tile that starts at `start`, what is visible: nothing else must be read as K or V.
+// Returns the visible positions of the tile that starts at `start`; no others may be read as K or V.
 inline uint64_t tile_bits(const Visible& visible, int start) {
   return position_bits(start, visible.from, visible.end) |
          position_bits(start, 0, std::min(visible.keep, visible.end));
 }
 
-// What any row of the item sees in the tile that starts at `start`; `visible` is of all its rows.
+// Returns what any row of the item sees in the tile that starts at `start`; `visible` covers all its rows.
 inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const Visible& visible, int start) {
   const uint64_t bits = tile_bits(visible, start);
   if (!args.mask) return bits;
@@ -100,7 +100,7 @@ inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const 
   return bits & seen;
 }
 
-// What the row at `position` sees in the tile; under a mask, what it may see.
+// Returns the positions that the row at `position` sees in the tile; under a mask, an upper bound.
 inline uint64_t row_bits(const AttendArgs& args, int sequence, int start, int position) {
   const bool causal = args.window <= 0 && !args.mask && args.residency.part == Residency::all;
   if (causal) return position_bits(start, 0, position + 1);
@@ -111,7 +111,7 @@ inline int64_t page_offset(const PageLayout& layout, const int32_t* table, int p
   return (int64_t(table[position >> layout.page_shift]) * layout.num_heads + head) * layout.head_bytes;
 }
 
-// The same of a call, in which latents lie at one place for all heads.
+// Returns the offset of a page in a call in which latents are at one address for all heads.
 inline int64_t page_offset(const AttendArgs& args, const int32_t* table, int position, int head) {
   if (!args.rotary) return page_offset(args.layout, table, position, head);
   return int64_t(table[position >> args.layout.page_shift]) * args.layout.head_bytes;

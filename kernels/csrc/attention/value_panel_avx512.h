@@ -15,7 +15,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Dims of 64 code bytes; a row's accumulator is that many floats for each.
+// Dims of 64 code bytes; a row's accumulator has that many floats for each.
 template <class Code>
 constexpr int kChunkDims = 512 / Code::kBits;
 
@@ -24,7 +24,7 @@ int value_width(int dim) {
   return (dim + kChunkDims<Code> - 1) / kChunkDims<Code> * kChunkDims<Code>;
 }
 
-// Bytes of four rows, one of each in a word: lane 4 c + k of vector m is byte 16 c + 4 m + k.
+// Interleaves bytes of four rows, one of each in a word: lane 4 c + k of vector m is byte 16 c + 4 m + k.
 OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
   const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
   const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
@@ -34,8 +34,8 @@ OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
   quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
 }
 
-// Planes of four rows, from the byte of their first value on: word m of 128 bits c holds byte 4 c + m of each
-// row.
+// Loads planes of four rows, from the byte of their first value on: word m of 128 bits c holds byte 4 c + m
+// of each row.
 OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
   __m512i rows;
   if (stride == 16) {
@@ -54,8 +54,9 @@ OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t l
   return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // the first byte is the row's scale
 }
 
-// Four rows of code bytes to vectors of four signed bytes each, one byte per row; those of the lower (upper:
-// kHalf 1) bytes of each 128 bits. Of nibbles, lane 4 c + k of vector 2 m + n is dim 2 (16 c + 4 m + k) + n.
+// Converts four rows of code bytes to vectors of four signed bytes each, one byte per row, from the lower
+// (upper: kHalf 1) bytes of each 128 bits. For nibbles, lane 4 c + k of vector 2 m + n is dim 2 (16 c + 4 m +
+// k) + n.
 template <class Code, int kHalf>
 OCTAVO_INLINE void expand_half(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
                                __m512i* to) {
@@ -120,7 +121,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Where the values of a quad of positions come from, four vectors at a time.
+// Source of the values of four positions, four vectors at a time.
 struct PanelValues {
   const __m512i* panel;
   int num_vectors;
@@ -132,8 +133,8 @@ struct PanelValues {
   }
 };
 
-// Read from pages, each time: the vectors that a panel would have. What comes next is prefetched, a line or
-// a few with each quad.
+// Reads the vectors that a panel would have from pages, each time. Later ones are prefetched, a line or a few
+// with each quad.
 template <class Code>
 struct DirectValues {
   static constexpr int kHalves = 8 / Code::kBits;  // of 64 bytes: four vectors each
@@ -144,7 +145,7 @@ struct DirectValues {
   Ahead aheads[kBlocks];
   Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
 
-  // `first`: of the rows that read this tile.
+  // `first`: whether these rows are the first to read this tile.
   DirectValues(const PageLayout& layout, const Tile& tile, bool first)
       : layout(layout),
         tile(tile),

@@ -1,4 +1,4 @@
-// Rows with adapters, as the kernels see them. No MLX.
+// Rows with adapters in the kernels' form. No MLX.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace octavo {
 
-// What an adapter adds to one matrix, or to those of `experts` experts, in the kernels' layout:
+// An adapter's part of one matrix, or of the matrices of `experts` experts, in the kernels' layout:
 //
 //   d_o = scale sum_r (sum_i x_i A[r, i]) B[r, o]
 //
-// DoRA's gain g [outputs] then multiplies all but the bias: y_o becomes g_o (y_o - bias_o + d_o) + bias_o.
-// Rows of A and of B are whole vectors, filled with zeros; ranks have no padding.
+// DoRA's gain g [outputs] then multiplies everything except the bias: y_o becomes g_o (y_o - bias_o + d_o) +
+// bias_o. Rows of A and of B are whole vectors, padded with zeros; ranks have no padding.
 struct AdapterFactors {
   std::size_t num_bytes() const;
 
@@ -30,15 +30,15 @@ struct AdapterFactors {
 struct AdapterGroup {
   const AdapterFactors* factors;
   int expert;
-  int part_offset;   // of its outputs in a row of y
+  int part_offset;  // offset of its outputs in a row of y
   int first, count;  // rows order[first], ...
-  std::size_t z;     // where its products with A begin
+  std::size_t z;  // offset of its products with A
 };
 
 struct AdapterCall {
   const void* x;
   Float x_type;
-  const std::size_t* x_offsets;  // values from x to each row; null: rows follow one another
+  const std::size_t* x_offsets;  // values from x to each row; null: rows are adjacent
   void* y;
   Float y_type;
   int inputs, y_stride;

@@ -1,4 +1,4 @@
-// How kernels on AMX tiles write results. Internal linkage: see numeric.h.
+// Writing of results by kernels on AMX tiles. Internal linkage: see numeric.h.
 #pragma once
 
 #include "linear/amx_tiles.h"
@@ -6,11 +6,12 @@
 namespace octavo::amx {
 namespace {
 
-// How a thread writes results of rows from `first_row` on. Lines of y come from far, some from another core:
-// gates are kept near until their partners come, and results of many rows go past the caches.
+// Writes a thread's results of rows from `first_row` on. Lines of y are far away, some in another core's
+// cache. So gates are kept near until their partners are computed, and results of many rows bypass the
+// caches.
 class Results {
  public:
-  // Of memory to keep the gates of some rows in.
+  // Bytes of memory for the gates of some rows.
   static std::size_t bytes(const LinearCall& call, int rows) {
     return call.gate ? row_bytes(call) * rows : 0;
   }
@@ -20,19 +21,19 @@ class Results {
         row_bytes_(row_bytes(call)),
         gates_(call.gate ? static_cast<char*>(memory) : nullptr),
         stream_(call.rows > kTileRows && can_stream(call)) {}
-  // What went past the caches is there before what this thread writes next.
+  // Makes results that bypassed the caches visible before this thread's next writes.
   ~Results() { _mm_sfence(); }
   Results(const Results&) = delete;
   Results& operator=(const Results&) = delete;
 
-  // Of rows from `row` on.
+  // Returns the writing of rows from `row` on.
   Writing at(int row) const {
     return {gates_ == nullptr ? nullptr : gates_ + row_bytes_ * (row - first_row_), stream_};
   }
 
  private:
   static std::size_t row_bytes(const LinearCall& call) { return kPanel * float_size(call.y_type); }
-  // Panels of rows of y begin where lines do.
+  // Whether panels of rows of y begin at cache lines.
   static bool can_stream(const LinearCall& call) {
     const int outputs = call.weight->shape.outputs / (call.gate ? 2 : 1);
     return call.y_type == Float::bf16 && outputs % 32 == 0 && reinterpret_cast<uintptr_t>(call.y) % 64 == 0;

@@ -19,9 +19,9 @@ constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
 constexpr int kBlockRows = 32;
 constexpr int kWordBytes = 4 * kPanel;              // four bytes of inputs of a panel
-constexpr int kStepBytes = kTileRows * kWordBytes;  // what a panel has for a whole tile of activations
+constexpr int kStepBytes = kTileRows * kWordBytes;  // weights of a panel for a whole tile of activations
 
-// The layout _tile_loadconfig wants (Intel SDM, LDTILECFG).
+// The layout for _tile_loadconfig (Intel SDM, LDTILECFG).
 struct TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -31,11 +31,11 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// What was stored is in memory before tiles are loaded: the compiler's intrinsics for loading tiles and
-// their layout do not tell it what they read, so it may drop or move stores that look unused (GCC 12 does).
+// Orders stores before loads of tiles. The compiler's intrinsics do not say what tiles read, so it may drop
+// or move stores that look unused (GCC 12 does).
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
-// Tiles of `upper` and, if there are any, `lower` rows: steps of `step_bytes` per row of activations, four
+// Configures tiles of `upper` and, if not 0, `lower` rows: steps of `step_bytes` per row of activations, four
 // bytes per row of weights.
 inline void load_config(int upper, int lower, int step_bytes = 64) {
   TileConfig config;
@@ -51,7 +51,7 @@ inline void load_config(int upper, int lower, int step_bytes = 64) {
   _tile_loadconfig(&config);
 }
 
-// The tile registers, in use for the life of the object.
+// The tile registers, occupied while the object lives.
 class Tiles {
  public:
   Tiles() = default;
@@ -59,7 +59,7 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // As load_config has it for `rows` rows, unless that is what there is.
+  // Calls load_config for `rows` rows, unless they are configured already.
   void configure(int rows, int step_bytes = 64) {
     const int upper = std::min(rows, kTileRows), lower = rows - upper;
     if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
@@ -75,7 +75,7 @@ class Tiles {
   int step_bytes_ = 0;
 };
 
-// The steps of a product of up to 32 rows: runs of `steps` tiles of activations, and what they meet in a
+// The steps of a product of up to 32 rows: runs of `steps` tiles of activations, and their weights in a
 // panel.
 struct Steps {
   const void* x;
@@ -83,8 +83,8 @@ struct Steps {
   std::size_t x_step;             // bytes from step to step
   const uint8_t* weights;
   int steps, step_bytes = kStepBytes;            // bytes of weights of a step
-  int runs = 1;                                  // of steps,
-  std::size_t x_stride = 0, weights_stride = 0;  // and bytes from one to the next
+  int runs = 1;  // runs of steps
+  std::size_t x_stride = 0, weights_stride = 0;  // bytes from one run to the next
 
   // body(x of the first row, weights) for each step, in order.
   template <class Body>
@@ -97,8 +97,8 @@ struct Steps {
   }
 };
 
-// Activations in bf16: row-major, or tile after tile: [rows / 32][inputs / 32][2][16][32], the two tiles of a
-// block side by side. Rows a power of two apart would all fall into the same few sets of the cache, and a
+// Activations in bf16: row-major, or tile after tile: [rows / 32][inputs / 32][2][16][32], with the two tiles
+// of a block adjacent. Rows at a distance of a power of two would share few sets of the cache, and a
 // prefetcher follows one stream better than two.
 struct Activations {
   const bf16_t* data;
@@ -107,7 +107,8 @@ struct Activations {
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
 
-  // All steps from row `first` on, by the weights of a panel. In tiles, `first` is a multiple of kBlockRows.
+  // Returns all steps from row `first` on, with the weights of a panel. In tiles, `first` is a multiple of
+  // kBlockRows.
   Steps steps(int first, const uint8_t* weights) const {
     const std::size_t size = sizeof(bf16_t);
     return {.x = data + first * inputs,
@@ -139,8 +140,8 @@ inline void start_sums() {
   _tile_zero(3);
 }
 
-// TILESTORED takes a quarter of a microsecond where none went before it for some 0.6 (Granite Rapids): what
-// the next steps would do meanwhile waits. So long products store a tile now and then that nobody reads.
+// Stores a tile now and then during long products, although it is not read. TILESTORED takes a quarter of a
+// microsecond if there was none for about 0.6 (Granite Rapids), and the next steps wait for it.
 class Awake {
  public:
   void step(int index) {
@@ -152,8 +153,8 @@ class Awake {
   alignas(64) uint8_t spare_[kTileRows * 64];
 };
 
-// A quarter of a step's bytes of weights, prefetched into L2 while those before are multiplied: loads of
-// tiles alone keep too few lines under way.
+// Prefetches a quarter of a step's weights into L2 while earlier ones are multiplied, because loads of tiles
+// alone keep too few lines outstanding.
 inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
   constexpr int kAhead = 2048;  // bytes
   const uint8_t* const from = weights + kAhead + kStepBytes / 4 * quarter;
@@ -167,8 +168,8 @@ inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights,
   if constexpr (std::is_same_v<Sum, float>) _tile_dpbf16ps(sums, x, w); \
   else _tile_dpbsud(sums, x, w)
 
-// out [rows][64] of up to 16 rows: all four columns of tiles at once. kFetches: weights are prefetched as
-// they lie in memory, see fetch_quarter; steps have kStepBytes then.
+// out [rows][64] of up to 16 rows, with all four columns of tiles at once. kFetches: weights are prefetched
+// in memory order, see fetch_quarter; steps then have kStepBytes.
 template <bool kFetches, class Sum, class Between>
 inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
@@ -197,8 +198,8 @@ inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   _tile_stored(3, out + 48, kWordBytes);
 }
 
-// The same of 17 to 32 rows: two by two tiles, the two halves of the panel in turn. What is loaded need not
-// stay in the first-level cache: loads from the second are faster so, by a quarter.
+// out [rows][64] of 17 to 32 rows: two by two tiles, one half of the panel after the other. Loaded data need
+// not stay in L1: loads from L2 are faster so, by a quarter.
 template <class Sum, class Between>
 inline void multiply_both(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
@@ -236,12 +237,12 @@ inline void multiply(const Steps& steps, int rows, Sum* out, Between&& between) 
   else multiply_upper<kFetches>(steps, out, between);
 }
 
-// Sums [rows][64] of one block and panel that become results while the next are multiplied, some rows at a
-// time: lines of results come from far, and written all at once, tiles would wait for them.
+// Sums [rows][64] of one block and panel, which become results while the next are multiplied, some rows at a
+// time. Lines of results come from far away, and tiles would wait for them if all were written at once.
 template <class Sum>
 class Finish {
  public:
-  // finish(panel, first row, rows, sums), in the order in which blocks came.
+  // Calls finish(panel, first row, rows, sums) in the order of `put`.
   template <class Body>
   void some(Body&& finish) {
     constexpr int kRows = 2;  // after each step
@@ -255,7 +256,7 @@ class Finish {
     if (left_ > 0) finish(panel_, row_, left_, next_);
     left_ = 0;
   }
-  // Where the next sums go; they are handed over by `put`, after the rest of the last.
+  // Returns the memory for the next sums, which `put` hands over after the rest of the last.
   Sum* sums() { return sums_[turn_]; }
   void put(int panel, int row, int rows) {
     panel_ = panel, row_ = row, left_ = rows, next_ = sums_[turn_];
@@ -275,10 +276,9 @@ inline void for_blocks(int first_row, int last_row, Body&& body) {
     body(first, std::min(first + kBlockRows, last_row));
 }
 
-// Weights that come next, prefetched into L2, evenly over all steps: read at once when they are needed, they
-// come at DRAM's rate, and tiles wait. Parts of them are prefetched by turns: beside loads of tiles the
-// processor's own prefetcher follows what is read in one page of memory only slowly, but it follows many
-// pages.
+// Prefetches the next weights into L2, evenly over all steps. Read only when needed, they arrive at DRAM's
+// rate, and tiles wait. Parts of them are prefetched alternately: next to loads of tiles, the processor's own
+// prefetcher follows reads in one page of memory slowly, but it follows many pages.
 class Ahead {
  public:
   // `bytes` from `from` on, nothing if it is null, over `steps` calls of step().

@@ -1,4 +1,4 @@
-// How the work of a layer on AMX tiles is cut, and who does which part. Internal linkage: see numeric.h.
+// Division of a layer's work on AMX tiles among threads. Internal linkage: see numeric.h.
 #pragma once
 
 #include <atomic>
@@ -10,19 +10,18 @@
 namespace octavo::amx {
 namespace {
 
-// Blocks of rows that stay in the second-level cache while runs of panels pass, one after the other. Of a
-// row's results a thread writes what a run has of them in one go: two threads meet in a line of memory only
-// where runs do.
+// Blocks of rows stay in L2 while runs of panels pass, one after the other. A thread writes all of a row's
+// results in a run at once, so two threads share a cache line only at ends of runs.
 //
-// Many rows are shared out: all runs of a block of rows are one thread's, who lays them out itself, because
-// rows that another core has laid out come slowly. Both then read all weights. Few rows are every thread's,
-// and weights are shared out.
+// Many rows are divided: one thread computes all runs of a block of rows and lays the rows out itself,
+// because rows laid out by another core arrive slowly. All threads then read all weights. Few rows are shared
+// by all threads, and weights are divided.
 class Work {
  public:
   struct Item {
-    int first_panel, last_panel;  // without partners
+    int first_panel, last_panel;  // without gates' partners
     int first_row, last_row;
-    int next_panel;  // what this thread most likely begins with after it, or -1
+    int next_panel;  // panel with which this thread most likely continues, or -1
   };
 
   // `row_bytes`: of activations.
@@ -67,7 +66,7 @@ class Work {
       lay_out(own * block_, std::min(rows_, (own + 1) * block_));
       shares[own].is_laid_out.store(true, std::memory_order_release);
       take(own, shares[own], body);
-      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // first those that nobody has begun with
+      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // blocks without a thread come first
       for (int other = 0; other < blocks(); ++other)
         if (shares[other].is_laid_out.load(std::memory_order_acquire)) take(other, shares[other], body);
     });
@@ -75,15 +74,15 @@ class Work {
 
   bool is_one_block() const { return blocks() == 1; }
 
-  // body(item, whether it is the first that this thread has) for every item of rows that are one block. A
-  // thread takes its next item before it begins with one, so that the weights it prefetches are those it will
-  // read: short items then cost little, and threads end at about the same time. (Up to 16 rows are multiplied
-  // by weights prefetched as they lie in memory: each item ends with some that nobody reads.)
+  // Calls body(item, whether it is this thread's first) for every item, if all rows are one block. A thread
+  // takes its next item before it begins one, so that it prefetches the weights that it will read. Short
+  // items then cost little, and threads end at about the same time. (For up to 16 rows, weights are
+  // prefetched in memory order, so each item ends with some that are not read.)
   template <class Body>
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
     const int size = std::clamp(panels_ / wanted, 1, kMostPanels), count = (panels_ + size - 1) / size;
-    const bool early = count >= 2 * threads;  // else some thread would get nothing
+    const bool early = count >= 2 * threads;  // otherwise some thread would get nothing
     std::atomic<int> next{0};
     const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
     parallel_for(threads, [&](int) {
@@ -97,8 +96,8 @@ class Work {
     });
   }
 
-  // body(panel, the weights after it) for the panels of an item, a gate before what it is multiplied by; null
-  // if nothing is known of what comes after.
+  // Calls body(panel, the weights after it) for the panels of an item, each gate before its partner; null if
+  // the next weights are unknown.
   template <class Body>
   void each_panel(const PackedWeight& weight, const Item& item, Body&& body) const {
     for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
@@ -112,9 +111,9 @@ class Work {
  private:
   static constexpr std::size_t kRowBytes = 768 * 1024;
   static constexpr int kMostPanels = 16;
-  // Rows are shared out if they are so many, a thread has a block of them, and outputs, whose weights all
-  // threads then read, are no more than so many for each row (measured with 2, 4, 8 and 16 threads: one core
-  // gives rows to another about as slowly as memory gives weights).
+  // Rows are divided if they are this many, each thread gets a block of them, and there are at most
+  // kOutputsPerRow outputs per row, whose weights all threads then read. (Measured with 2, 4, 8 and 16
+  // threads: one core passes rows to another about as slowly as memory delivers weights.)
   static constexpr int kLeastRows = 256, kLeastOfThread = kBlockRows, kOutputsPerRow = 12;
 
   // A block of rows, and its next run.

@@ -1,4 +1,4 @@
-// What the linear kernels of all instruction sets share. Internal linkage: see numeric.h.
+// Common parts of the linear kernels of all instruction sets. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace octavo {
 namespace {
 
-// Rows of a call in tiles of at most `most`: as few as possible, as even as possible. Activations are laid
-// out tile by tile, [inputs][rows of the tile], so that a kernel reads them in a row.
+// Divides a call's rows into tiles of at most `most`, as few and as equal as possible. Activations are laid
+// out tile by tile, [inputs][rows of the tile], so that a kernel reads them sequentially.
 struct RowTiles {
   int rows;
   int count;
@@ -27,8 +27,8 @@ struct RowTiles {
   int size(int tile) const { return first(tile + 1) - first(tile); }
 };
 
-// Panels in a row that a thread takes at once when each is used only once: reading on through memory is
-// what prefetchers are good at. Not so many that threads would wait for the last one.
+// Returns the number of consecutive panels for a thread if each is used only once. Prefetchers work best on
+// sequential reads. Not so many that threads would wait for the last one.
 inline int panels_in_a_run(const PackedShape& shape, int panels) {
   constexpr int kRunsPerThread = 16;
   constexpr std::size_t kRunBytes = 512 * 1024;
@@ -79,7 +79,7 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
   return {most, start + place};
 }
 
-// What is added to a panel's sums before they are rounded; null: nothing.
+// Values added to a panel's sums before rounding; null: none.
 struct Added {
   const float* bias;     // [64]
   const void* residual;  // of y's type, rows `stride` values apart

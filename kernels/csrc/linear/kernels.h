@@ -1,8 +1,7 @@
 // The kernels of linear layers: y = x W^T (+ bias) (+ residual).
 //
-// Every row of y is computed by the same operations in the same order whatever the number of rows and
-// of threads: a request's numbers do not depend on who shares its batch. (They do depend on the
-// instruction set.)
+// Every row of y is computed by the same operations in the same order for any number of rows and threads, so
+// a request's numbers do not depend on its batch. (They do depend on the instruction set.)
 #pragma once
 
 #include <optional>
@@ -12,8 +11,8 @@
 
 namespace octavo {
 
-// The largest of some results of a row, the first of equals. Keys order as their floats do, a NaN above
-// all of them (see ordered_key).
+// The largest of some results of a row, the first of equals. Keys have the order of their floats, with NaN
+// above all (see ordered_key).
 struct Largest {
   int32_t key;
   int32_t output;
@@ -27,9 +26,9 @@ struct LinearCall {
   Float x_type;
   Float y_type;  // also the residual's
   int rows;
-  // Keep activations in the precision they come in, and weights too. Otherwise, unless y is float32, a kernel
-  // may round them: activations to bf16, or before quantized weights to 8 bits per row and group of inputs
-  // (per row before weights of one scale per output); both to fixed point per group.
+  // Whether to keep the precision of activations and weights. Otherwise, unless y is float32, a kernel may
+  // round them: activations to bf16, or for quantized weights to 8 bits per row and group of inputs (per row
+  // for weights with one scale per output), or both to fixed point per group.
   bool exact;
   // If set, nothing is written to y, but here: [panels][rows], the largest result of each panel, rounded
   // to y's type like any result.
@@ -38,14 +37,14 @@ struct LinearCall {
   // activation(gate) * what the second half has, each rounded to y's type first. No residual then.
   std::optional<Activation> gate = std::nullopt;
 
-  // Panels from a gate's to that of what it is multiplied by; 0: none. One thread takes both, in this order.
+  // Panels from a gate's to its partner's; 0: no gates. One thread takes both, in this order.
   int partner() const { return gate ? weight->shape.num_panels() / 2 : 0; }
 };
 
 // Run a call on the level in use: its own kernels where it has them, else its portable path.
 void run_linear(const LinearCall& call);
 
-// The portable paths: float32 throughout, right for every weight.
+// The portable paths: float32 throughout, correct for every weight.
 namespace generic {
 void linear_float32(const LinearCall& call);
 }

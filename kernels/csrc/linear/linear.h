@@ -31,19 +31,19 @@ Packed pack_fp4(const std::vector<mx::array>& codes, const std::vector<mx::array
 // The inverse: [weight], [codes, scales, biases] or [codes, scales].
 std::vector<mx::array> unpack(const Packed& weight);
 
-// Of a dense weight, or of affine scales; bfloat16, as MLX dequantizes them, for fp4.
+// Returns the type of a dense weight, or of affine scales; bfloat16 for fp4, as MLX dequantizes it.
 mx::Dtype packed_dtype(const PackedWeight& weight);
 
-// Of x W^T: the common type of x and the weight; that of x if the weight has no float type of its own.
+// Returns the type of x W^T: the common type of x and the weight, or of x if the weight has no float type.
 mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 
 // x [..., inputs] -> x W^T + bias + residual, [..., outputs] of result_dtype.
 mx::array linear(const mx::array& x, const Packed& weight, const std::optional<mx::array>& residual,
                  bool exact, mx::StreamOrDevice stream);
 
-// activation(gate) * up [..., outputs / 2], where `both` [..., outputs] is a result of `linear` without a
-// residual that nobody has computed yet: the gate, then what it is multiplied by. The same bits as if `both`
-// were computed first. None if `both` is something else, or its halves are not whole panels.
+// Returns activation(gate) * up [..., outputs / 2], if `both` [..., outputs] is an unevaluated result of
+// `linear` without a residual: the gate, then its partner. The bits are those of evaluating `both` first.
+// None if `both` is something else, or its halves are not whole panels.
 std::optional<mx::array> linear_gated(const mx::array& both, Activation activation,
                                       mx::StreamOrDevice stream);
 

@@ -1,4 +1,4 @@
-// Arrays that lie in a file, read when they are used.
+// Arrays in a file, read when they are used.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// A file in the process's address space, as long as it or one of its arrays lives. It must not be cut off
-// meanwhile. std::runtime_error says why a file cannot be mapped.
+// A file mapped into the address space while it or one of its arrays exists. It must not be truncated
+// meanwhile. std::runtime_error tells why a file cannot be mapped.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   explicit MappedFile(const std::string& path);
@@ -20,8 +20,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // The bytes from `offset` on as an array, which must not be written to. What was read of it leaves the
-  // process's memory with the array. std::invalid_argument unless it lies in the file, not at its start.
+  // Returns the bytes from `offset` on as a read-only array. Pages read through it are released with the
+  // array. std::invalid_argument unless it is inside the file, and not at its start.
   mx::array view(int64_t offset, const mx::Shape& shape, mx::Dtype dtype);
 
  private:
@@ -30,11 +30,11 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   std::size_t size_ = 0;
 };
 
-// The array without gaps between its values: itself, if it has none. (mx::contiguous also copies where a
-// buffer looks much larger than the array; in a file it takes the weights in front for that size.)
+// Returns a contiguous array: `array` itself if it is one. (mx::contiguous also copies if a buffer looks much
+// larger than the array; in a file it counts the weights before it.)
 mx::array evaluated(const mx::array& array);
 
-// The same values in memory of their own.
+// Returns the values in newly allocated memory.
 mx::array copy_of(const mx::array& array);
 
 }  // namespace octavo

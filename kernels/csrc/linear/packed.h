@@ -32,8 +32,8 @@ constexpr int kFixedGroup = 128;  // inputs of a bf16 weight that share a step i
 
 enum class WeightKind { bf16, f16, f32, affine, mxfp4, nvfp4 };
 
-// Zeroed memory aligned to a cache line; large ones ask for huge pages, which spares a streaming
-// kernel a page walk every 4 KiB.
+// Zeroed memory aligned to a cache line. Large buffers request huge pages, which saves a streaming kernel a
+// page walk every 4 KiB.
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes);
@@ -51,8 +51,8 @@ class Buffer {
   uint8_t* data_;
 };
 
-// Zeroed memory of one weight. Small weights share buffers of many huge pages: alone, what does not fill
-// a huge page would lie in small ones, which no prefetcher crosses. A buffer goes with its last weight.
+// Zeroed memory of one weight. Small weights share buffers of many huge pages: separately, the remainder of a
+// huge page would be in small pages, which no prefetcher crosses. A buffer is freed with its last weight.
 class Slice {
  public:
   Slice() = default;
@@ -74,11 +74,11 @@ struct PackedShape {
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
   int bits = 0;   // of a code; 0 for a dense weight
-  // Blocks are codes alone, and the scales and biases of all blocks come after the last panel: where kernels
-  // have no use for them, a step would read them from memory with the codes all the same.
+  // Whether blocks have only codes, and all scales and biases follow the last panel. If kernels do not use
+  // them, a step would otherwise read them from memory together with the codes.
   bool scales_last = false;
 
-  // Of the matrix, however it is laid out.
+  // Compares the matrices, not their layouts.
   bool operator==(const PackedShape& other) const {
     return kind == other.kind && scale_type == other.scale_type && outputs == other.outputs &&
            inputs == other.inputs && group == other.group && bits == other.bits;
@@ -96,7 +96,7 @@ struct PackedShape {
     return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
   }
   std::size_t code_bytes() const { return plane_bytes(group, bits); }
-  // Of a group's scales and biases.
+  // Bytes of a group's scales and biases.
   std::size_t parameter_bytes() const { return affine() ? 2 * kPanel * float_size(scale_type) : kPanel; }
   // From a group's codes to the next one's.
   std::size_t block_bytes() const { return code_bytes() + (scales_last ? 0 : parameter_bytes()); }
@@ -104,14 +104,14 @@ struct PackedShape {
     if (quantized()) return block_bytes() * num_groups();
     return static_cast<std::size_t>(padded_inputs()) * kPanel * (kind == WeightKind::f32 ? 4 : 2);
   }
-  // Where the codes of a group of a panel begin, and its scales and biases: bytes from the first panel on.
+  // Offsets of a group's codes in a panel, and of its scales and biases, in bytes from the first panel.
   std::size_t codes_at(int panel, int group) const { return panel_bytes() * panel + block_bytes() * group; }
   std::size_t parameters_at(int panel, int group) const {
     if (!scales_last) return codes_at(panel, group) + code_bytes();
     return panel_bytes() * num_panels() +
            parameter_bytes() * (static_cast<std::size_t>(panel) * num_groups() + group);
   }
-  // Of all panels, and of what comes after them.
+  // Bytes of all panels and of the data after them.
   std::size_t num_bytes() const {
     const std::size_t last = scales_last ? parameter_bytes() * num_groups() : 0;
     return (panel_bytes() + last) * num_panels();
@@ -141,7 +141,7 @@ struct PackedWeight {
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
 
-  // Of a quantized weight: the codes of a group of a panel, and its scales, then biases if it is affine.
+  // Return the codes of a group of a panel of a quantized weight, and its scales, followed by affine biases.
   const uint8_t* codes(int panel, int group) const { return panels.data() + shape.codes_at(panel, group); }
   const uint8_t* parameters(int panel, int group) const {
     return panels.data() + shape.parameters_at(panel, group);
@@ -170,7 +170,7 @@ struct PackedWeight {
     return panels.size() + steps.size() + factor_bytes.size() +
            sizeof(float) * (bias.size() + channel_scales.size());
   }
-  // Of these, what products do not read, but for exact ones.
+  // Bytes of these that only exact products read.
   std::size_t num_unread_bytes() const {
     return shape.scales_last ? shape.parameter_bytes() * shape.num_groups() * shape.num_panels() : 0;
   }

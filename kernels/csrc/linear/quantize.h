@@ -1,4 +1,4 @@
-// Weights to MLX's affine format, declared once per instruction set.
+// Quantization of weights to MLX's affine format, declared for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace octavo {
 
 struct QuantizeCall {
-  // What is quantized, [rows, inputs]: floats, or in MLX's affine format of as many bits.
+  // Input, [rows, inputs]: floats, or MLX's affine format with equal bits.
   const void* weights;  // floats, or codes
   const void* scales;   // of codes, else null
   const void* biases;
@@ -17,7 +17,7 @@ struct QuantizeCall {
   int inputs, group;  // whole groups of 32, 64 or 128
   int bits;           // 2, 4 or 8
 
-  // The results, as MLX has them.
+  // Results in MLX's form.
   uint32_t* new_codes;
   void* new_scales;
   void* new_biases;
