@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,3 +112,25 @@ async def test_an_evaluation_gets_the_log_probabilities_of_mlx_lm(tmp_path: Path
             wanted = sum(scores[at - 1, ids[at]].item() for at in range(len(first), len(ids)))
             # bf16 logits are rounded by up to 0.06 each, at every level in another way
             assert float(reply[0]) == pytest.approx(wanted, rel=0.05, abs=0.05)
+
+
+@pytest.mark.skipif(shutil.which("guidellm") is None, reason="guidellm, which needs torch, is not installed")
+async def test_guidellm_counts_every_token_of_its_streams(tmp_path: Path) -> None:
+    async with demo_http() as served:
+        command = ["guidellm", "run", "--disable-console-interactive"]
+        command += ["--backend", f"kind=openai_http,target=http://{served.address},model=demo"]
+        command += ["--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4"]
+        command += ["--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=8"]
+        command += [
+            "--tokenizer",
+            f"kind=hf_auto,model={DEMO}",
+            "--output",
+            f"kind=json,path={tmp_path}/x.json",
+        ]
+        own = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+        await asyncio.to_thread(subprocess.run, command, check=True, cwd=tmp_path, env=os.environ | own)
+    [found] = json.loads((tmp_path / "x.json").read_text())["benchmarks"]
+    assert found["metrics"]["request_totals"] == {"successful": 4, "errored": 0, "incomplete": 0, "total": 4}
+    for request in found["requests"]["successful"]:
+        assert (request["output_tokens"], request["output_metrics"]["text_tokens"]) == (8, 8)
+        assert 0 < request["time_to_first_token_ms"] < request["request_latency"] * 1e3
