@@ -285,7 +285,7 @@ class RecurrentState:
     num_slots        size of the pool: a slot may be running or hold a snapshot
     slot_bytes       bytes of the state of all these layers
     every_page       take a snapshot at every page, because a slot is no bigger than a page
-    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_policy.py``; one is off in
+    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_order.py``; one is off in
                      comparisons
     step_down        evict a snapshot early if a longer one of its sequence exists
     page_bytes       bytes of a page of K/V, which a snapshot needs to be of use

@@ -1,9 +1,15 @@
-"""Choice of the attention backend at start, with the reason."""
+"""Choice of the attention backend at start, with the reason.
+
+MLX's C++ interface changes with each patch, so an extension for another version would crash or compute wrong
+results. The package therefore requires one exact version, but pip lets a later command install another.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,9 +17,33 @@ import mlx.core as mx
 
 from .cpus import allowed_cpus, available_threads
 from .interface import AttentionBackend
-from .mlx_pin import wrong_mlx
 from .reference.backend import ReferenceBackend
 from .verify.selftest import first_failure
+
+_REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
+
+
+def wrong_mlx() -> str | None:
+    """Return one line about a wrong version of MLX and the remedy; None if it is right or unknown."""
+    try:
+        pinned = pinned_version(importlib.metadata.requires("octavo") or ())
+        installed = importlib.metadata.version("mlx")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if pinned is None or installed == pinned:
+        return None
+    return (
+        f"it is built for MLX {pinned}, and {installed} is installed, whose C++ interface differs; run: "
+        f"pip install 'mlx[cpu]=={pinned}'"
+    )
+
+
+def pinned_version(requirements: Iterable[str]) -> str | None:
+    """Return the version of MLX in a package's requirements, in the form of its metadata."""
+    found = (match for text in requirements if (match := _REQUIREMENT.match(text)) is not None)
+    match = next(found, None)
+    return None if match is None else match.group(1)
+
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
 """0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device

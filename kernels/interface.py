@@ -30,7 +30,7 @@ class LayerSpec:
     window   a query at position p sees positions > p - window (None: all up to p)
     keep     the first ``keep`` positions always stay visible (attention sinks)
     chunked  the window does not slide: a query sees the positions of its own chunk of ``window`` positions,
-             up to p (chunked.py)
+             up to p (kv_cache.py)
     """
 
     num_kv_heads: int

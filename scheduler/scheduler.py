@@ -11,19 +11,17 @@ from octavo.block_manager import BlockManager
 from .arrivals import Arrivals
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
-from .draft_times import DraftTimes
-from .drafts import draft_rows, drop_rejected, plan_drafts
+from .draft_times import DraftTimes, draft_rows, drop_rejected, plan_drafts
+from .latency_target import Targets
 from .limits import Limits, SequenceTooLong
 from .pages import Pages
-from .plan_ahead import next_tokens
 from .preemption import lost_work
 from .prompt_pace import Deadlines, PromptPace
 from .resources import Resource, Resources
 from .resumption import Resumption, RoomOfLoads
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
-from .step_draft import StepDraft
-from .targets import Targets
+from .step_draft import StepDraft, next_tokens
 from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
 from .waiting import WaitingQueue
 

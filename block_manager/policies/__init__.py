@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .base import POLICIES, EvictionPolicy, make_policy, register
-from .lru import LRU
+from .base import LRU, POLICIES, EvictionPolicy, make_policy, register
 
 DEFAULT_POLICY = "lru"
 

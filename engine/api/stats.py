@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 from octavo.block_manager import PageCounts
 
 from .outputs import FinishReason
-from .store_counters import StoreCounts
-from .swap_counters import SwapCounts
+from .store_counters import StoreCounts, SwapCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

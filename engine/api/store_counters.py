@@ -56,3 +56,12 @@ class StoreCounters:
     def read(self, num_bytes: int) -> StoreCounts:
         with self._lock:
             return StoreCounts(**self._counts, dropped=dict(+self._dropped), num_bytes=num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapCounts:
+    """Pages copied out of the pool and back since the start, and the bytes of copies now."""
+
+    num_out: int = 0
+    num_in: int = 0
+    num_bytes: int = 0

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _observe(path: Path) -> ObservedCaches:
     """Observe the caches of a model."""
-    from ..executor.load.observe import observe_caches  # imports MLX
+    from ..executor.load.loader import observe_caches  # imports MLX
 
     return observe_caches(path)
 

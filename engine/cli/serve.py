@@ -21,7 +21,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import OctavoError
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
-from ..frontend.daemon_call import call_on_daemon
+from ..frontend.text_executor import call_on_daemon
 from .metrics_port import MetricsSecurity
 from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options

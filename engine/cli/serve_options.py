@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,6 @@ from ..arguments.security import (
 )
 from ..arguments.sources import CONFIG_FLAG
 from ..arguments.usage import Parser, checked, seconds
-from .serve_http import add_http_arguments, http_address
-from .serve_kv_events import add_kv_event_arguments, kv_event_options
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
@@ -197,4 +196,78 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
         allowed_origins=tuple(args.allowed_origins),
         kv_events=kv_event_options(args),
         lora_listen=of_adapters,
+    )
+
+
+DEFAULT = Address("127.0.0.1", 8000)
+
+
+def add_http_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("HTTP (the OpenAI API)").add_argument
+    add("--http", type=checked(parse_address), metavar="HOST:PORT",
+        help="address on which the HTTP APIs listen; port 0 picks a free port (off)")  # fmt: skip
+    add("--host", metavar="HOST", help=f"host for HTTP, instead of --http HOST:PORT ({DEFAULT.host})")
+    add("--port", type=_port, metavar="PORT", help="port for HTTP, instead of --http HOST:PORT "
+        f"({DEFAULT.port})")  # fmt: skip
+    add("--api-key", type=_key, metavar="KEY",
+        help="bearer token that clients must send, or one of --auth-token-file (none)")  # fmt: skip
+    add("--allowed-origins", type=_origin, nargs="+", default=[], metavar="ORIGIN",
+        help="origins whose pages may ask from a browser, such as http://localhost:3000; * allows all pages "
+        "(none)")  # fmt: skip
+
+
+def _key(text: str) -> str:
+    if not (text.isascii() and text.isprintable() and text) or " " in text:
+        raise argparse.ArgumentTypeError("must be a token of printable ASCII characters without spaces")
+    return text
+
+
+def _origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", text):
+        raise argparse.ArgumentTypeError(f"must be * or SCHEME://HOST:PORT without a path, got {text!r:.60}")
+    return text
+
+
+def http_address(args: argparse.Namespace) -> Address | None:
+    """Return the address of HTTP; None: no HTTP. Raises InvalidConfig if it is given twice."""
+    if args.host is None and args.port is None:
+        listen: Address | None = args.http
+        return listen
+    if args.http is not None:
+        raise InvalidConfig(f"--http {args.http} must not come with --host or --port; give one or the other")
+    return Address(args.host or DEFAULT.host, DEFAULT.port if args.port is None else args.port)
+
+
+def _port(text: str) -> int:
+    return checked(parse_address)(f"127.0.0.1:{text}").port
+
+
+def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("KV events over ZMQ, for routers that read vLLM's").add_argument
+    add("--kv-events-endpoint", metavar="ADDRESS",
+        help="publish every change of the prefix cache: tcp://*:PORT and ipc://PATH are bound, "
+        "tcp://HOST:PORT is connected to, as in vLLM (extra `zmq`; nowhere)")  # fmt: skip
+    add("--kv-events-replay-endpoint", metavar="ADDRESS",
+        help="bind a socket there that sends lost events again (nowhere)")  # fmt: skip
+    add("--kv-events-topic", metavar="TEXT", default="",
+        help="first frame of each event's message; llm-d expects kv@POD@MODEL (empty)")  # fmt: skip
+    add("--kv-events-encoding", choices=("array", "map"), default="array",
+        help="write an event as an array, like vLLM until 2026, or as a map, like vLLM since")  # fmt: skip
+
+
+def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
+    """Return the destination of KV events, or None; InvalidConfig for a replay without one."""
+    if args.kv_events_endpoint is None:
+        if args.kv_events_replay_endpoint is not None:
+            raise InvalidConfig(
+                "--kv-events-replay-endpoint sends again what --kv-events-endpoint sent; give both of them"
+            )
+        return None
+    from ..kv_events.zmq_publisher import KvEventOptions
+
+    return KvEventOptions(
+        endpoint=args.kv_events_endpoint,
+        replay=args.kv_events_replay_endpoint,
+        topic=args.kv_events_topic,
+        encoding=args.kv_events_encoding,
     )

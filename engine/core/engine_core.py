@@ -24,8 +24,7 @@ from .grammars import Grammars
 from .image_part import ImagePart
 from .live_samples import Draws, LiveSamples
 from .overlap import may_overlap
-from .prompt_embeddings import PromptEmbeddings
-from .prompt_logprobs import PromptScores
+from .prompt_parts import PromptEmbeddings, PromptScores
 from .request import Request, Update
 from .request_builder import RequestBuilder
 from .step_parts import NONE_HELD, NOTHING_ASKED, AskedRows, StepPart, StepParts

@@ -24,10 +24,8 @@ from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.errors import InvalidRequest, NotFound, RequestFailed
-from ..kv_store.chains import Chain, chains
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
-from ..kv_store.page_runs import PageLayoutKey, PagePart, PageRun
-from ..kv_store.segments import segments
+from ..kv_store.page_runs import Chain, PageLayoutKey, PagePart, PageRun, chains, segments
 from ..kv_store.transfer import CachedPrefix, Inserted
 from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
 

@@ -20,7 +20,7 @@ from .base import Pending, Resolved, RunOutput, joined, with_failed_rows
 from .batch import Batch, Wanted, each_once
 from .device_step import DeviceStep
 from .forward_outputs import Outputs
-from .mtp.runner import MTPRunner
+from .mtp.head import MTPRunner
 from .paged_model import PagedModel
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import Sampled, SampleState, greedy_samples

@@ -22,8 +22,7 @@ from .capture.graph_runner import Build, GraphRunner
 from .forward_outputs import Form, Outputs, results_of
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
-from .recurrent.state_pool import StatePool
-from .recurrent.state_replay import StateReplay
+from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)  # if no row is wanted: a head of no rows is a special case

@@ -24,13 +24,12 @@ from ..core.engine_core import EngineCore
 from ..core.engine_process import EngineProcess
 from ..core.engine_thread import EngineThread
 from ..tokenizer.tokenizer import Tokenizer
-from .daemon_call import call_on_daemon
 from .input_processor import InputProcessor, check_params
 from .notifier import Notifier
 from .output_streams import OutputStreams
 from .request_limiter import refusal_label
 from .tenant_share import TenantShares
-from .text_executor import TextExecutor
+from .text_executor import TextExecutor, call_on_daemon
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 

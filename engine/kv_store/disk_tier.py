@@ -16,10 +16,9 @@ from octavo.block_manager.digests import root
 from octavo.scheduler import SchedulerOutput, Sequence, Status
 
 from ..api.store_counters import StoreCounters, StoreCounts
-from .adoption import adopt
 from .folder import ShardFolder
 from .page_runs import PagePart, PageRun
-from .prefetch import PrefetchJob
+from .prefetch import PrefetchJob, adopt
 from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter

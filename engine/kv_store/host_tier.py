@@ -12,11 +12,9 @@ from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import KVConnector, NoConnector, SchedulerOutput, Sequence
 
 from ..api.errors import InvalidConfig
-from ..api.swap_counters import SwapCounts
+from ..api.store_counters import SwapCounts
 from ..memory.budget import available_memory, format_size
-from .adoption import adopt
-from .prefetch import FetchedPage, PrefetchJob
-from .rate import Rate
+from .prefetch import FetchedPage, PrefetchJob, Rate, adopt
 from .transfer import PageAccess, PageTransfer
 
 STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step

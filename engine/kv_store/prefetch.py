@@ -6,10 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo.block_manager import BlockManager, Digest, KVGroupSpec, MediaSpan, RecurrentState
 from octavo.block_manager.digests import root
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence as Served
+
+from .transfer import PageTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,67 @@ class PrefetchJob:
         if there is None:
             there = self._there[group][index] = has(self.digests[index], group)
         return there
+
+
+def adopt(
+    transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
+) -> tuple[int, bool]:
+    """Put a prompt's next pages into the pools as cached pages without a holder. Returns the number of new
+    pages, and False if it cannot continue because pages are short or an earlier page is gone."""
+    num_new = 0
+    for run in _runs(pages):
+        group, first = run[0].group, run[0].index
+        inserted = transfer.insert(
+            fetch.tokens,
+            np.stack([page.data for page in run]),
+            salt,
+            first=first,
+            group=group,
+            digests=fetch.digests[: first + len(run)],
+            media=fetch.media,
+        )
+        num_new += inserted.num_new
+        if inserted.num_skipped:
+            return num_new, False
+    return num_new, True
+
+
+def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
+    """Split where the group changes or a page is missing."""
+    runs: list[list[FetchedPage]] = []
+    for page in pages:
+        last = runs[-1][-1] if runs else None
+        if last is not None and (last.group, last.index + 1) == (page.group, page.index):
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return runs
+
+
+FADING = 0.98  # factor of a transfer's weight per later transfer; about fifty count
+HOPE = 0.9  # factor of the measured time each time it decides against the store
+
+
+class Rate:
+    """Seconds per byte of recent transfers. One thread observes; another may read."""
+
+    def __init__(self) -> None:
+        self._seconds = self._bytes = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Record a transfer."""
+        self._seconds = FADING * self._seconds + seconds
+        self._bytes = FADING * self._bytes + num_bytes
+
+    def seconds(self, num_bytes: int) -> float:
+        """Return the expected seconds for ``num_bytes``; 0 before the first transfer, so that one is
+        tried."""
+        return num_bytes * self._seconds / self._bytes if self._bytes else 0.0
+
+    def is_within(self, num_bytes: int, limit_s: float) -> bool:
+        """Whether ``num_bytes`` are expected to take less than ``limit_s``. If not, the estimate is lowered a
+        little, so that a slow store is tried again."""
+        if self.seconds(num_bytes) < limit_s:
+            return True
+        self._seconds *= HOPE
+        return False

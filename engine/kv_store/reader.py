@@ -13,8 +13,7 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.store_counters import StoreCounters
 from .folder import ShardFolder
 from .page_files import BadPages
-from .prefetch import FetchedPage, Parts, PrefetchJob
-from .rate import Rate
+from .prefetch import FetchedPage, Parts, PrefetchJob, Rate
 
 logger = logging.getLogger(__name__)
 

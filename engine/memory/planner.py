@@ -21,7 +21,6 @@ from .budget import (
     workspace_bytes,
 )
 from .configuration import sliding_windows, text_config
-from .latents import latent_caches
 from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
@@ -318,3 +317,30 @@ def _of_formats(remarks: Iterable[tuple[str, str]]) -> list[str]:
     for name, remark in remarks:
         names.setdefault(remark, []).append(name)
     return [f"{', '.join(of)}: {remark}" for remark, of in names.items()]
+
+
+_DIMS = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_BYTES = 2  # bytes of a 16-bit value
+
+
+@dataclass(frozen=True, slots=True)
+class LatentCaches:
+    """Layers that cache latents, with bytes per token in 16 bits of all of them, and of K and V of every
+    head."""
+
+    layers: int
+    bytes_per_token: int
+    dense_bytes_per_token: int
+
+
+def latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> LatentCaches | None:
+    """Return the latent caches of observed layers; None if no layer caches latents, or config.json lacks the
+    sizes of its heads."""
+    flat = text_config(config)
+    shape = (flat.get("kv_lora_rank"), flat.get("qk_rope_head_dim"))
+    latent = [spec for spec in layers if spec.num_kv_heads == 1 and (spec.head_dim, spec.value_dim) == shape]
+    if not latent or any(not isinstance(flat.get(name), int) for name in _DIMS):
+        return None
+    heads, *dims = (int(flat[name]) for name in _DIMS)
+    own = sum(_BYTES * (spec.head_dim + spec.value_dim) for spec in latent)
+    return LatentCaches(len(latent), own, len(latent) * _BYTES * heads * sum(dims))

@@ -36,8 +36,7 @@ from ..api.stats import DraftRecord, Gauges, StepRecord
 from .shared_answer import SharedAnswer
 from .store_metrics import StoreCollector, SwapCollector
 from .tenant_metrics import TenantMetrics
-from .vllm_mirror import render_mirror
-from .vllm_names import DraftCounts, render_vllm
+from .vllm_mirror import DraftCounts, render_mirror, render_vllm
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
 # at 5 ms would hide every improvement below.

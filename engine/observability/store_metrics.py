@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..api.store_counters import DROP_REASONS, StoreCounts
-from ..api.swap_counters import SwapCounts
+from ..api.store_counters import DROP_REASONS, StoreCounts, SwapCounts
 
 
 class StoreCollector(Collector):

@@ -7,9 +7,8 @@ from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
 from .allotment import LEAST_GAIN, allot, least_hold
-from .drafter import Drafter, Proposal
+from .drafter import Drafter, ModelDrafter, Proposal
 from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
-from .model_drafter import ModelDrafter
 from .ngram import NgramDrafter
 from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs

@@ -9,8 +9,8 @@ from octavo.scheduler import Sequence as Served
 
 from ..executor.sampling.sampler import SampleState
 from .draft_tables import Ask, Average, BatchDrafter, Guesses
+from .drafter import ModelDrafter
 from .drafting import Drafting
-from .model_drafter import ModelDrafter
 
 
 class Guessed(Protocol):

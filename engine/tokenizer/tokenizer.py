@@ -7,10 +7,12 @@ transformers. Folders without a ``tokenizer.json`` are converted by transformers
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -22,7 +24,6 @@ from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 from .text_length import longest_token
-from .token_bytes import piece_decoder
 
 LONG_TEXT = 100_000  # characters: encoding longer texts takes 15 MB or more, which is worth returning
 # A text is encoded on the calling thread, which the machine's scheduler can see. The library reads this
@@ -237,3 +238,57 @@ def load_tokenizer(
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
     )
+
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the printable stand-ins of ByteLevel tokenizers for the 256 bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+    """Return a function from a token, as the vocabulary spells it, to its bytes within a text."""
+    steps = list(_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__())))
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        alphabet = byte_alphabet()
+
+        def of_bytes(piece: str) -> bytes:
+            if all(character in alphabet for character in piece):
+                return bytes(alphabet[character] for character in piece)
+            return piece.encode(errors="replace")  # an added token, with its literal text
+
+        return of_bytes
+    replaced = [
+        (step["pattern"]["String"], step["content"])
+        for step in steps
+        if step["type"] == "Replace" and "String" in step["pattern"]
+    ]
+    replaced += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+    prefixes = [step["prefix"] for step in steps if step["type"] == "WordPiece"]
+
+    def of_text(piece: str) -> bytes:
+        if "ByteFallback" in kinds and (found := _BYTE_PIECE.fullmatch(piece)):
+            return bytes([int(found[1], 16)])
+        for before, after in replaced:
+            piece = piece.replace(before, after)
+        for prefix in prefixes:
+            piece = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+        return piece.encode(errors="replace")
+
+    return of_text
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    """Yield the decoders of which a decoder consists."""
+    if decoder is None:
+        return
+    if decoder["type"] == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    else:
+        yield decoder

@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from .base import FORMATS, PageFormat
-from .pair import RECIPE, FormatPair, format_pair
+from .base import FORMATS, RECIPE, FormatPair, PageFormat, format_pair
 from .rotation import hadamard, rotation_block
 
 FORMATS_WITH_KERNELS = ("bf16", "fp16", "int8", "int4", "fp4", "fp5", "mxfp4", "nvfp4", "affine8", "affine4")

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
 from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
-from .packing import pack, unpack
-from .tree_sum import tree_sum
+from .packing import pack, tree_sum, unpack
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales are the row's absmax times these, tried in this order. Chosen by search

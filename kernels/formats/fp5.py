@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from . import e2m1
 from .base import Array, Bools, Floats, PageFormat, check_multiple, register
-from .packing import pack, unpack
-from .tree_sum import tree_sum
+from .packing import pack, tree_sum, unpack
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """The values of E2M2 codes 0..15; even ones are those of E2M1."""

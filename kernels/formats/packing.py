@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array
+from .base import Array, Floats
 
 
 def pack(codes: Array, bits: int) -> NDArray[np.uint32]:
@@ -20,3 +20,17 @@ def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     """Return the codes in packed words; the inverse of ``pack``."""
     codes = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits)).astype(np.uint8)
+
+
+def tree_sum(values: Floats) -> Floats:
+    """Return the sum over the last axis, [..., D] -> [..., 1], in a fixed order. The row is zero-padded to P,
+    a power of two. Then the upper half is added to the lower half, P/2, P/4, ..., 1, with one rounding per
+    addition."""
+    width = 1 << (values.shape[-1] - 1).bit_length()
+    if width != values.shape[-1]:
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])]
+        values = np.pad(values, padding)
+    while width > 1:
+        width //= 2
+        values = values[..., :width] + values[..., width:]
+    return values

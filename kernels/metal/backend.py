@@ -7,8 +7,7 @@ import logging
 from ..interface import PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
-from .in_place import InPlacePool
-from .in_place_check import copies_pages, overlaps_steps
+from .in_place import InPlacePool, copies_pages, overlaps_steps
 from .launch import KernelLibrary
 from .pool import MetalPool
 from .recurrent import MetalRecurrences

@@ -12,21 +12,81 @@ must let kernels write their inputs: see ``in_place_check``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interface import PoolSpec
+from ..formats import page_format
+from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_write, layer_bytes
 from .attention import StoredPages
-from .copy import copy_pages
 from .launch import Kernel, KernelLibrary, Launch, padded
 from .pool import MetalPool
-from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, write_unit
+from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, KernelSource, make_unit, write_unit
+
+_THREADS = 128
+
+
+def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
+    """Return the copy unit; ``run_bytes``: bytes of a KV head's rows in a page, by part (k_codes, ...)."""
+    k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
+    # 16 bytes at a time, or fewer if the size of a short run is not a multiple.
+    size, word = next(
+        (size, word)
+        for size, word in ((16, "uint4"), (2, "ushort"), (1, "uchar"))
+        if all(run % size == 0 for run in run_bytes.values())
+    )
+    words = {name: run_bytes.get(name, 0) // size for name in ("k_codes", "k_scales", "v_codes", "v_scales")}
+    macros: dict[str, int | str] = {
+        "WORD": word,
+        "THREADS": _THREADS,
+        "NUM_KV_HEADS": heads.num_kv_heads,
+        "KEY_CODE_WORDS": words["k_codes"],
+        "KEY_SCALE_WORDS": words["k_scales"],
+        "VALUE_CODE_WORDS": words["v_codes"],
+        "VALUE_SCALE_WORDS": words["v_scales"],
+    }
+    return make_unit(
+        "copy",
+        f"{k_format.name}_{v_format.name}_{heads.head_dim}_{heads.value_dim}_{heads.num_kv_heads}"
+        f"_{spec.page_size}",
+        ("pairs", *run_bytes, *(f"to_{name}" for name in run_bytes), "after"),
+        ("copied",),
+        macros,
+        {"Keys": k_format, "Values": v_format},
+        (),
+    )
+
+
+def copy_pages(
+    library: KernelLibrary,
+    spec: PoolSpec,
+    layer: int,
+    parts: Mapping[str, mx.array],
+    after: mx.array,
+    pairs: Sequence[tuple[int, int]],
+) -> mx.array:
+    """Copy pages in one layer's ``parts``, arrays [rows, width] by name; none is both source and target. The
+    copy runs after the kernel that made ``after``. It returns a token for readers and writers that come
+    later."""
+    heads = spec.layers[layer].num_kv_heads
+    run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
+    inputs = {
+        "pairs": padded(np.array(pairs, np.int32).ravel()),
+        **parts,
+        **{f"to_{name}": array for name, array in parts.items()},
+        "after": after,
+    }
+    launch = Launch(
+        grid=(len(pairs) * _THREADS, heads, 1),
+        threadgroup=(_THREADS, 1, 1),
+        outputs=(((len(pairs) * heads * 8,), mx.bool_),),
+    )
+    return library.run(copy_unit(spec, layer, run_bytes), inputs, launch)[0]
 
 
 class InPlacePool(MetalPool):
@@ -144,3 +204,52 @@ def _memory(array: mx.array) -> NDArray[Any]:
     memory = np.array(plain, copy=False)
     assert memory.flags.writeable
     return memory
+
+
+_PAGE_SIZE = 16
+_LAYER = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
+_STEPS = 6
+
+
+def copies_pages(library: KernelLibrary) -> bool:
+    """Whether this device copies a page correctly that it has just written."""
+    pool = _pool(library)
+    rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
+    pool.begin_step(_step(0, _PAGE_SIZE, page=0))
+    pool.write(0, rows, -rows)
+    pool.copy_pages([(0, 2), (2, 3)])
+    pages = [pool.gather_sequences(0)]
+    pool.begin_step(_step(0, _PAGE_SIZE, page=3))
+    pages.append(pool.gather_sequences(0))
+    (keys, values), (copied_keys, copied_values) = pages
+    same = mx.array_equal(keys, copied_keys) & mx.array_equal(values, copied_values)
+    return bool(same & (keys != 0).any())
+
+
+def overlaps_steps(library: KernelLibrary) -> bool:
+    """Whether steps in flight give the same bits as single steps. Each step overwrites the token of the step
+    before, so a late or early write shows."""
+    outs = []
+    for waits in (True, False):
+        pool, made = _pool(library), []
+        for step in range(_STEPS):
+            rows = mx.random.normal((1, 2, 64), key=mx.random.key(step))
+            pool.begin_step(_step(step % 2, step % 2 + 1, page=0))
+            pool.write(0, rows, -rows)
+            made.append(pool.attend(0, mx.ones((1, 2, 64)), AttendOptions(scale=0.125)))
+            mx.async_eval(made[-1], *pool.pending())
+            if waits:
+                mx.eval(made[-1])
+        outs.append(mx.concatenate(made))
+    alone, together = outs
+    return bool(mx.array_equal(alone, together) & (alone != 0).any())
+
+
+def _pool(library: KernelLibrary) -> InPlacePool:
+    spec = PoolSpec(layers=(_LAYER,), num_pages=4, page_size=_PAGE_SIZE, k_format="fp4", v_format="bf16")
+    return InPlacePool(spec, library)
+
+
+def _step(start: int, stop: int, *, page: int) -> AttentionMetadata:
+    """Return positions [start, stop) of a sequence of one page."""
+    return AttentionMetadata.of([(start, stop)], np.array([[page]], np.int32), page_size=_PAGE_SIZE)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from octavo.block_manager import BlockManager
-from octavo.engine.api.swap_counters import SwapCounts
+from octavo.engine.api.store_counters import SwapCounts
 from octavo.engine.kv_store.host_tier import HostTier
 from octavo.engine.kv_store.page_runs import PageLayoutKey
 from octavo.engine.kv_store.transfer import PageTransfer

@@ -1,9 +1,7 @@
 """The queue of waiting sequences and its orders: first come or longest prefix, and two that are fair."""
 
-from .age_order import MAX_PASSED
-from .cached_lengths import cached_tokens
-from .deficits import DeficitQueue
-from .fair import PROMPT_COST, FairQueue
+from .age_order import MAX_PASSED, cached_tokens
+from .fair import PROMPT_COST, DeficitQueue, FairQueue
 from .queue import LOOK_AHEAD, WaitingQueue
 
 __all__ = [

@@ -24,7 +24,7 @@ import numpy as np
 from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import observe_caches
 from octavo.kernels.cpu.recurrent import zeros
 
 SHORT, LONG = 5, 21  # tokens

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from octavo.block_manager import BlockManager, FullAttention, PageTable, ResidualWindow
-from octavo.block_manager.passed_pages import PassedFirst
+from octavo.block_manager.kv_group import PassedFirst
 
 PAGE, CHUNK, RUNNING = 32, 512, 8
 Request = tuple[list[int], int]  # a prompt, and how many tokens are generated

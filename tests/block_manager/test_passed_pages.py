@@ -13,7 +13,7 @@ from octavo.block_manager import (
     ResidualWindow,
     SlidingWindow,
 )
-from octavo.block_manager.passed_pages import PassedFirst
+from octavo.block_manager.kv_group import PassedFirst
 from octavo.block_manager.policies import make_policy
 
 SIZE = 4  # positions of a page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.block_manager import BlockManager, PageTable, Pins, RecurrentState
-from octavo.block_manager.snapshot_policy import wanted_snapshots
+from octavo.block_manager.snapshot_order import wanted_snapshots
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.state_sizing import plan_states

@@ -21,9 +21,8 @@ from fakes import fake_info, small_config
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import DraftRecord, Gauges, StepRecord, TenantLoad, TenantTokens
-from octavo.engine.api.store_counters import StoreCounts
+from octavo.engine.api.store_counters import StoreCounts, SwapCounts
 from octavo.engine.api.structured_output import StructuredOutput
-from octavo.engine.api.swap_counters import SwapCounts
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess

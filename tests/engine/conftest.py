@@ -9,7 +9,7 @@ import pytest
 
 import tiny_models
 from computed_drafts import every_draft_is_computed as every_draft_is_computed
-from octavo.engine.executor.adapt import overrides, softcap
+from octavo.engine.executor.adapt import install, overrides
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def unadapted_gear(monkeypatch: pytest.MonkeyPatch) -> None:
     """gear as mlx-lm has it: it computes with K and V itself, which pages refuse."""
-    module = importlib.import_module(softcap.GEAR)
-    plain = overrides.original(softcap.GEAR, "_softcap_attention")
+    module = importlib.import_module(install.GEAR)
+    plain = overrides.original(install.GEAR, "_softcap_attention")
     monkeypatch.setattr(module, "_softcap_attention", plain)
-    monkeypatch.setattr(softcap, "GEAR", "no such module")
+    monkeypatch.setattr(install, "GEAR", "no such module")

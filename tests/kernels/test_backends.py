@@ -9,7 +9,7 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from octavo.kernels import FORMAT_NAMES, FORMATS_WITH_KERNELS, backends, mlx_pin
+from octavo.kernels import FORMAT_NAMES, FORMATS_WITH_KERNELS, backends
 from octavo.kernels.backends import choose_backend
 from octavo.kernels.verify.selftest import run_selftest
 
@@ -117,9 +117,9 @@ def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
 
 def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
-    pinned = mlx_pin.pinned_version(importlib.metadata.requires("octavo") or ())
+    pinned = backends.pinned_version(importlib.metadata.requires("octavo") or ())
     assert pinned == real("mlx")
-    assert mlx_pin.wrong_mlx() is None
+    assert backends.wrong_mlx() is None
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9" if name == "mlx" else real(name))
     monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)  # loading it would say something else
     choice = choose_backend("auto")
@@ -132,9 +132,9 @@ def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.
 
 def test_the_pin_is_found_among_requirements() -> None:
     lines = ["mlx-lm<0.33,>=0.32.2", "numpy<3", 'mlx[cpu]==0.32.4; platform_system == "Linux"']
-    assert mlx_pin.pinned_version(lines) == "0.32.4"
-    assert mlx_pin.pinned_version(['mlx==0.32.4; platform_system == "Darwin"']) == "0.32.4"
-    assert mlx_pin.pinned_version(["mlx-lm==0.32.2", "numpy"]) is None
+    assert backends.pinned_version(lines) == "0.32.4"
+    assert backends.pinned_version(['mlx==0.32.4; platform_system == "Darwin"']) == "0.32.4"
+    assert backends.pinned_version(["mlx-lm==0.32.2", "numpy"]) is None
 
 
 @pytest.mark.parametrize(

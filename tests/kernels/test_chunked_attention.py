@@ -10,10 +10,9 @@ import pytest
 
 from attention_backends import BACKENDS, TestedBackend
 from octavo.engine.executor.batch import slice_rows
-from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.groups import LayerGroup
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
-from octavo.kernels.kv_cache import create_kv_cache
+from octavo.kernels.kv_cache import create_kv_cache, cut_into_chunks
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.residual import residual_starts
 

@@ -42,10 +42,9 @@ STATES = (
 SCHEDULER = ("tests/scheduler",)
 SUITES: dict[str, tuple[str, ...]] = {
     "block_manager/digests.py": BLOCKS,
-    "block_manager/kv_group.py": BLOCKS,
     "block_manager/manager.py": BLOCKS + STATES,
     "block_manager/page_pool.py": BLOCKS,
-    "block_manager/passed_pages.py": ("tests/block_manager/test_passed_pages.py", *BLOCKS),
+    "block_manager/kv_group.py": ("tests/block_manager/test_passed_pages.py", *BLOCKS),
     "block_manager/prefix_search.py": BLOCKS + STATES,
     "block_manager/snapshot_order.py": STATES,
     "block_manager/spec.py": BLOCKS,

@@ -18,7 +18,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.request import Request
-from octavo.engine.kv_store.rate import Rate
+from octavo.engine.kv_store.prefetch import Rate
 from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from oracle import alone
 from swapping import wait_for_disk

@@ -13,7 +13,7 @@ from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import observe_caches
 from octavo.engine.memory.planner import plan
 
 SCHEMA = {

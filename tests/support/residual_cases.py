@@ -12,8 +12,7 @@ from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tab
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.residual import residual_starts
-from octavo.kernels.verify.oracle import StoredPart
-from octavo.kernels.verify.oracle_residual import attend_residual
+from octavo.kernels.verify.oracle import StoredPart, attend_residual
 
 
 def residual_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from octavo.engine.kv_store.disk_tier import DiskTier
-from octavo.engine.kv_store.rate import Rate
+from octavo.engine.kv_store.prefetch import Rate
 from octavo.scheduler import Sequence
 
 

@@ -6,6 +6,16 @@ offsets, writes K/V into the pool and returns ``PagedKV`` handles instead of den
 ``scaled_dot_product_attention`` is patched: with handles it calls the pool's attention, with arrays mlx-lm's
 own, so plain mlx-lm still works in the same process. A model whose attention does arithmetic on K or V itself
 is refused at load.
+
+A layer of latent attention (MLA) caches a latent [T, 1, 1, R] as K and a rotary key [T, 1, 1, P] as V. With
+one token per row, model code absorbs the projections into its queries, multiplies rotary queries with the
+rotary keys, and passes the products to attention as a mask over the latents, which are K and V::
+
+    scores = (q_pe * scale) @ k_pe.swapaxes(-1, -2)
+    scaled_dot_product_attention(q, latent, latent, scale=scale, mask=scores)
+
+Here the products are never stored: both kinds of queries go to the kernels, which read latents and keys from
+their pages.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +32,27 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import StepRows
 
 from ..mlx_lm_import import base
-from .latents import RotaryKeys, RotaryScores
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryScores:
+    """Product of scaled rotary queries [T, Hq, 1, P] with a layer's rotary keys, not yet computed."""
+
+    shim: LayerCache
+    queries: mx.array
+
+
+class RotaryKeys(mx.array):
+    """A layer's rotary keys, transposed; without values. Its class derives from an array, so that Python
+    calls its method for ``queries @ keys``."""
+
+    def __init__(self, shim: LayerCache) -> None:
+        super().__init__(0.0)
+        self._shim = shim
+
+    def __rmatmul__(self, queries: mx.array) -> RotaryScores:  # type: ignore[misc]
+        return RotaryScores(self._shim, queries)
+
 
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
@@ -93,7 +124,7 @@ class PagedKV:
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
-        """Transpose, as a layer of latent attention does with its rotary keys; see latents.py."""
+        """Transpose, as a layer of latent attention does with its rotary keys."""
         if not self.is_value or {first % 4, second % 4} != {2, 3}:
             raise HookError("the model transposes keys or values by itself")
         return RotaryKeys(self.shim)
@@ -230,7 +261,7 @@ def _latent_attention(
     scores: RotaryScores,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Return attention over one layer's latents, as K and V, and its rotary keys: see latents.py."""
+    """Return attention over one layer's latents, as K and V, and its rotary keys."""
     halves = {(handle.shim, handle.is_value) for handle in (keys, values)}
     if halves != {(scores.shim, False)} or sinks is not None:
         raise HookError("the model attends over latents and rotary keys of different caches")

@@ -1,13 +1,136 @@
-"""All changes to mlx-lm's model modules that serving through pages needs."""
+"""All changes to mlx-lm's model modules that serving through pages needs.
+
+llama4's ``LlamaModel`` trims its caches and masks the rest outside the chunk. Paged attention handles chunks
+itself (``LayerSpec.chunked``), so the same layers run without masks.
+
+plamo tiles K and V to its number of heads, which for a handle means another order of query heads. gpt_bigcode
+and llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
+position. plamo2 calls MLX's attention directly.
+
+gemma2 and gear cap logits and multiply queries and keys in Python, because MLX's attention has no softcap.
+Octavo's kernels have one. For a layer with a paged cache, the same projections and rotations are followed by
+one call of ``attend``. Other caches go to mlx-lm's own code. The load-time probe compares the two, as for
+every model.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+
 from .block_sparse import install_block_sparse
-from .cache_adapter import install_hook
-from .chunk_masks import install_chunks
-from .module_names import install_names
-from .softcap import install_softcap
+from .cache_adapter import HookError, LayerCache, PagedKV, attention, install_hook
+from .overrides import override
 from .sparse_latents import install_sparse_latents
+
+GEMMA2 = "mlx_lm.models.gemma2"
+GEAR = "mlx_lm.models.gear"
+
+
+def install_softcap() -> None:
+    override(GEMMA2, "Attention.__call__", _gemma2)
+    override(GEAR, "_softcap_attention", _gear)
+
+
+def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(layer: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        if isinstance(cache, LayerCache):
+            return _attend_paged(layer, x, mask, cache)
+        return plain(layer, x, mask, cache)
+
+    return attention
+
+
+def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Replace gear's attention, which is a function of queries, keys and values."""
+
+    def attention(
+        queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
+    ) -> mx.array:
+        if not isinstance(keys, PagedKV):
+            return plain(queries, keys, values, scale, softcap, mask)
+        if mask is not None and not isinstance(mask, str):  # "causal" does not affect a single query
+            raise HookError("the model gives attention a mask of its own")
+        return keys.shim.attend(queries.squeeze(2), scale=scale, softcap=softcap)[:, :, None]
+
+    return attention
+
+
+def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
+    """Return the attention output for rows [T, 1, hidden] of a step."""
+    if mask is not None:
+        raise HookError("the model gives attention a mask of its own")
+    queries, keys, values = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+    queries = layer.rope(_heads(queries, layer.n_heads), offset=cache.offset)
+    keys = layer.rope(_heads(keys, layer.n_kv_heads), offset=cache.offset)
+    cache.update_and_fetch(keys, _heads(values, layer.n_kv_heads))
+    out = cache.attend(queries.squeeze(2), scale=layer.scale, softcap=layer.attn_logit_softcapping)
+    projected: mx.array = layer.o_proj(out.reshape(*x.shape[:2], -1))
+    return projected
+
+
+def _heads(x: mx.array, count: int) -> mx.array:
+    """Return rows [T, 1, count * D] as [T, count, 1, D]."""
+    return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
+
+
+class Changed:
+    """A module with one replaced attribute; ``plain`` is the original."""
+
+    def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
+        self.plain = plain
+        setattr(self, name, replacement)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
+def _tile(array: Any, reps: Sequence[int]) -> Any:
+    if not isinstance(array, PagedKV):
+        return mx.tile(array, reps)
+    first, count, *rest = reps
+    if first != 1 or rest != [1, 1]:
+        raise HookError(f"the model tiles keys or values by {list(reps)}, not along their heads alone")
+    return array.tiled(count)
+
+
+def _arange(first: Any, *rest: Any, **options: Any) -> Any:
+    import numpy as np
+
+    return first[:, None] if isinstance(first, mx.array) else np.arange(first, *rest, **options)
+
+
+def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
+    """Return each row's first position, [T, 1, 1], if ``first`` holds an offset per row."""
+    return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
+
+
+def _attend(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
+    if isinstance(keys, PagedKV):
+        return attention(queries, keys, values, **options)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, **options)
+
+
+_FAST: Any = mx.fast
+_CHANGED: dict[str, tuple[str, str, Any]] = {
+    "plamo": ("mx", "tile", _tile),
+    "gpt_bigcode": ("np", "arange", _arange),
+    "llama4": ("mx", "arange", _mx_arange),
+    "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
+}
+"""By module of mlx-lm: the name it calls the library by, the attribute, and what takes its place."""
+
+
+def install_names() -> None:
+    """Replace the names in the modules that are imported; each is replaced once."""
+    for model, (name, attribute, replacement) in _CHANGED.items():
+        module = sys.modules.get(f"mlx_lm.models.{model}")
+        if module is not None and not isinstance(plain := getattr(module, name), Changed):
+            setattr(module, name, Changed(plain, attribute, replacement))
 
 
 def adapt_models() -> None:
@@ -18,3 +141,23 @@ def adapt_models() -> None:
     install_sparse_latents()
     install_block_sparse()
     install_names()
+
+
+LLAMA4 = "mlx_lm.models.llama4"
+
+
+def install_chunks() -> None:
+    override(LLAMA4, "LlamaModel.__call__", _without_masks)
+
+
+def _without_masks(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def hidden(model: Any, inputs: mx.array, cache: Any = None) -> mx.array:
+        if cache is None or not all(isinstance(one, LayerCache) for one in cache):
+            return plain(model, inputs, cache)
+        x = model.embed_tokens(inputs)
+        for layer, shim in zip(model.layers, cache, strict=True):
+            x = layer(x, None, cache=shim)
+        normed: mx.array = model.norm(x)
+        return normed
+
+    return hidden

@@ -1,8 +1,8 @@
 """Sparse latent attention through pages: deepseek_v32 and models derived from it.
 
-A layer has two caches: latents with rotary keys (latents.py), and one index key for each position. An indexer
-scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code selects
-these positions from dense arrays. For paged caches, index keys are stored half as K and half as V and
+A layer has two caches: latents with rotary keys (cache_adapter.py), and one index key for each position. An
+indexer scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code
+selects these positions from dense arrays. For paged caches, index keys are stored half as K and half as V and
 gathered for scoring. Attention over all latents then gets the choice as a mask.
 
 Of equal scores the earlier position is chosen, so that a row's choice depends only on its sequence. mlx-lm

@@ -20,8 +20,7 @@ from ...memory.sizing import Sizing, head_layer, sizing
 from ...memory.state_sizing import draft_state_bytes
 from ..cache_layout import AttentionCache, CacheLayout
 from ..draft_config import draft_config
-from ..mtp.head import load_head
-from ..mtp.runner import MTPRunner
+from ..mtp.head import MTPRunner, load_head
 from ..paged_model import PagedModel
 from .discover import discover_layout
 from .loader import LoadedModel, convert_weights, load_model, materialize

@@ -18,20 +18,23 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
 
+from octavo.kernels.channel_weights import BITS
 from octavo.kernels.channel_weights import BITS as CHANNEL_BITS
 
 from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.budget import tensors_of
 from ...memory.model_files import read_config
+from ...memory.planner import ObservedCaches
 from ...memory.weight_files import weight_files
 from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
+from ..adapters.layers import num_values
 from ..mlx_lm_import import utils as mlx_lm_utils
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
-from .channel_layers import affine_arrays, can_become, channel_kind, put_channels
 from .config_check import check_keys, recorded, watched
+from .discover import discover_layout
 from .rope_check import match_rope
 
 if TYPE_CHECKING:
@@ -216,3 +219,35 @@ _DTYPE_NAMES = {mx.bfloat16: "bf16", mx.float16: "fp16", mx.float32: "fp32"}
 
 def _as_bf16(value: mx.array) -> mx.array:
     return value.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
+
+
+def can_become(module: Module, kind: str) -> bool:
+    """Whether MLX's quantized ``module`` has affine weights with the bits of ``kind``."""
+    bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
+    return bits is not None and mode == "affine" and bits == BITS.get(kind)
+
+
+def affine_arrays(module: Any) -> tuple[mx.array, ...]:
+    """Return the weight arrays of an affine-quantized module."""
+    return module.weight, module.scales, module.biases
+
+
+def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
+    """Replace the weights of a quantized module by weights with one scale per channel. ``arrays`` hold floats
+    or affine weights, [outputs, inputs], or one such matrix per expert."""
+    module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
+    module.channel_kind = kind
+
+
+def channel_kind(module: Module) -> str | None:
+    """Return ``w8a8`` or ``w4a8`` if a module has such weights, else None."""
+    kind: str | None = getattr(module, "channel_kind", None)
+    return kind
+
+
+def observe_caches(path: Path) -> ObservedCaches:
+    """Return the observed caches of a model folder; forwards are built but never evaluated. Raises
+    ModelLoadError for models that cannot be served."""
+    loaded = load_model(path, weights="keep")
+    layout = discover_layout(loaded.model, loaded.architecture)
+    return ObservedCaches(layout.layers, layout.slot_bytes, num_values(loaded.model))

@@ -6,7 +6,7 @@ computed before modules were made native. So an unsupported model is detected be
 
 The effect of rounding depends on the weights and may be large for random ones. So two more checks do not
 involve weights: each kind of layer attends as its spec says (attention_check.py), and a sequence's bits do
-not depend on other sequences (invariance.py).
+not depend on other sequences (probe_run.py).
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from ..recurrent.recurrences import Recurrences
 from ..recurrent.recurrent_layers import RecurrentLayers
 from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
-from .invariance import find_dependence, find_dependence_in
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
-from .probe_run import ComputedRows, TracedCache, compute_steps
+from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
 LONGEST_WINDOW = 256  # positions: longer windows are not probed beyond their end

@@ -9,11 +9,14 @@ more token is guessed, behind t[i + 2]. Embedding and output head are the model'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
@@ -21,9 +24,14 @@ from mlx.nn.layers.normalization import RMSNorm
 from ...api.errors import ModelLoadError
 from ...memory.configuration import text_config
 from ...memory.model_files import read_config
+from ..base import RunOutput, with_failures
+from ..batch import Batch, Wanted
 from ..mlx_lm_import import base
 from ..mlx_lm_import import utils as mlx_lm_utils
+from ..paged_model import PagedModel
 from ..row_inputs import RowInputs
+from ..sampling.logit_rows import Sampler
+from ..sampling.sampler import SampleState
 from .checkpoint import HeadWeights, read_head
 
 HIDDEN = "hidden"  # input name: the model's hidden state at the position before each token
@@ -138,3 +146,27 @@ def _norm(weight: mx.array, eps: float) -> RMSNorm:
     norm = RMSNorm(weight.shape[-1], eps=eps)
     norm.weight = weight
     return norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MTPRunner:
+    """``HeadRunner`` of an MTP head; the model's output head selects the rows, see ``PagedModel``."""
+
+    head: MTPModel
+    paged: PagedModel
+    sampling: Sampler
+    num_pages: int
+    page_size: int
+    max_model_len: int
+
+    def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
+        """See ``HeadRunner.run``."""
+        batch = batch._replace(inputs={HIDDEN: hidden})
+        rows = batch.sample_rows
+        outputs = self.paged.forward(batch, Wanted(rows, hidden=rows))
+        self.paged.evaluate(outputs.arrays)
+        failed = self.paged.nonfinite_rows()
+        if outputs.logits is None or outputs.hidden is None:
+            return RunOutput((), tuple(failed))
+        drawn = list(self.sampling.draw(outputs.logits, range(len(states)), states))
+        return RunOutput(with_failures(drawn, batch, failed), tuple(failed), hidden=np.array(outputs.hidden))

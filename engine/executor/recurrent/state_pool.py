@@ -4,6 +4,9 @@ A step reads the states of its slots. Its new states are kept apart until ``comm
 kernels (``advance``) write their slots directly when the step is evaluated. The pool records the number of
 tokens behind each slot's state, and refuses a step that begins elsewhere. So a repeated step cannot advance a
 state twice, and a wrong slot raises an error instead of giving wrong tokens.
+
+In captured programs of steps only kernels advance states, in place, so a program can keep the arrays'
+addresses. The slot of each row, and whether it has a state yet, are values and not part of the program.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
+from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
-from octavo.kernels.recurrent_kernels import RecurrentKernels
+from octavo.kernels.recurrent_kernels import RecurrentKernels, StateCapture
+from octavo.kernels.replay import Programs, ReplayablePool
 
 from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
@@ -287,3 +292,70 @@ class StatePool:
                 self.computed_by[name] = False
             shape = tuple(map(max, array.shape[1:], value.shape[1:]))
             self._arrays[name] = fitting(array, shape).astype(mx.result_type(array, value))
+
+
+NO_CHECKPOINT = (-1, 0)
+
+
+class StateReplay:
+    """``ReplayablePool`` of a pool in which kernels compute all states; its arrays keep their addresses."""
+
+    def __init__(self, pool: StatePool, capture: StateCapture) -> None:
+        self._pool, self._capture = pool, capture
+        self._of: StateStep | None = None  # the step of the current values
+        self._values: list[Ints] = []
+        pool.stays = True
+
+    def step_values(self) -> list[Ints]:
+        """Segments [B, 4], checkpoints [C, 2] and flags [T]."""
+        step = self._pool.step
+        if step is not self._of:
+            segments = step.segments()
+            checkpoints = _filled_up(segments.checkpoints, len(segments.segments))
+            flags = np.zeros(step.num_rows, np.int32)
+            self._of, self._values = step, [segments.segments, checkpoints, flags]
+        return self._values
+
+    @property
+    def step_shape(self) -> tuple[int, ...]:
+        segments, checkpoints, flags = self.step_values()
+        return len(segments), len(checkpoints), len(flags)
+
+    def packed_values(self) -> list[Ints]:
+        return self.step_values()
+
+    def step_inputs(self) -> list[mx.array]:
+        arrays = self._pool.arrays()
+        return [*map(mx.array, self.step_values()), *(arrays[name] for name in sorted(arrays))]
+
+    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
+        segments, checkpoints, flags, *states = arrays
+        named = dict(zip(sorted(self._pool.arrays()), states, strict=True))
+        self._pool.bind(self._capture.bind([segments, checkpoints]), flags, named)
+
+    def pending(self) -> list[mx.array]:
+        """Return the flags first, so that a program checks the kernels' results early, then the states."""
+        flags, advanced = self._pool.advanced()
+        missing = sorted(set(self._pool.arrays()) - set(advanced))
+        if missing or flags is None:
+            raise ValueError(f"the states {missing} are not advanced by a kernel")
+        return [flags, *(advanced[name] for name in sorted(advanced))]
+
+    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
+        flags, *states = arrays
+        self._pool.set_advanced(flags, dict(zip(sorted(self._pool.arrays()), states, strict=True)))
+
+    def programs(self) -> Programs:
+        return self._capture.programs
+
+
+def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
+    """Return checkpoints padded to one per sequence, or unchanged if there are none or more. Programs are
+    specialized by the number of checkpoints; without padding, page ends would create many."""
+    num_missing = num_sequences - len(checkpoints)
+    if not len(checkpoints) or num_missing <= 0:
+        return checkpoints
+    return np.concatenate([checkpoints, np.array([NO_CHECKPOINT] * num_missing, np.int32)])
+
+
+_: type[ReplayablePool] = StateReplay

@@ -1,18 +1,228 @@
-"""Encoding of images for a loaded model, with a cache of encoded images."""
+"""Encoding of images for a loaded model, with a cache of encoded images.
+
+Once the language model is ready, its modules are adapted in place: an object gets a subclass of its class.
+Without image rows a step computes as before, and text rows have the same bits with and without them.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.utils import tree_flatten
+from mlx_lm.models import rope_utils
 
 from ...api.config import EngineConfig
+from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
 from ..row_inputs import RowInputs
-from .language import adapt_language
-from .tower import Encoded, Tower
+
+IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
+FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
+DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added behind layers
+_ROPES = (
+    RoPE,
+    rope_utils.Llama3RoPE,
+    rope_utils.SuScaledRoPE,
+    rope_utils.YarnRoPE,
+    rope_utils.ProportionalRoPE,
+)
+POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-RoPE
+
+
+def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *, num_deepstack: int) -> bool:
+    """Let ``model`` read the inputs of ``rows``; return whether positions have three axes. Raises
+    ModelLoadError for a model that lacks the necessary modules."""
+    embeddings = [module for path, module in model.named_modules() if path.endswith("embed_tokens")]
+    layers: list[Any] = list(model.layers)
+    if len(embeddings) != 1 or num_deepstack >= len(layers):
+        raise ModelLoadError(
+            f"a model with images must have one embed_tokens and more than {num_deepstack} layers, got "
+            f"{len(embeddings)} and {len(layers)}; serve it without vision"
+        )
+    _adapt(embeddings[0], rows, _embedding)
+    for index, layer in enumerate(layers[:num_deepstack]):
+        object.__setattr__(layer, "deepstack_index", index)
+        _adapt(layer, rows, _layer)
+    section = rope_settings(config).get("mrope_section")
+    if section is None:
+        return False
+    axes = axes_of_pairs(section, interleaved=bool(rope_settings(config).get("mrope_interleaved")))
+    ropes: list[Any] = [module for _, module in model.named_modules() if isinstance(module, _ROPES)]
+    for module in ropes:
+        object.__setattr__(module, "axis_of_value", mx.array(axes * 2, mx.int32))
+        _adapt(module, rows, _rope)
+    return True
+
+
+def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of rotary embeddings, which checkpoints store under two names in two places."""
+    for part in (config.get("text_config") or {}, config):
+        for name in ("rope_parameters", "rope_scaling"):
+            if part.get(name):
+                found: Mapping[str, Any] = part[name]
+                return found
+    return {}
+
+
+def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
+    """Return the axis (time, height or width) that rotates each pair of values. Qwen2-VL's sections follow
+    one another; Qwen3-VL's are interleaved (t h w t h w ... t)."""
+    if not interleaved:
+        return [axis for axis, count in enumerate(section) for _ in range(count)]
+    axes = [0] * sum(section)
+    for axis in (1, 2):
+        for pair in range(axis, 3 * section[axis], 3):
+            axes[pair] = axis
+    return axes
+
+
+_CLASSES: dict[tuple[type, Any], type] = {}
+
+
+def _adapt(module: Any, rows: RowInputs, make: Any) -> None:
+    kind = type(module)
+    object.__setattr__(module, "image_inputs", rows)
+    if (kind, make) not in _CLASSES:
+        _CLASSES[kind, make] = type(kind.__name__, (kind,), make(kind))
+    module.__class__ = _CLASSES[kind, make]
+
+
+def _of_images(rows: RowInputs, values: mx.array, others: mx.array) -> mx.array:
+    """Return ``values`` [T, D] in image rows and ``others`` [T, 1, D] in text rows."""
+    mask = rows.get(IS_IMAGE)
+    assert mask is not None, "a step with features says which rows they are for"
+    return mx.where(mask[:, None, None] > 0, values[:, None].astype(others.dtype), others)
+
+
+def _embedding(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, ids: mx.array) -> mx.array:
+        hidden: mx.array = kind.__call__(self, ids)
+        features = self.image_inputs.get(FEATURES)
+        return hidden if features is None else _of_images(self.image_inputs, features, hidden)
+
+    return {"__call__": __call__}
+
+
+def _layer(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> mx.array:
+        out: mx.array = kind.__call__(self, *args, **kwargs)
+        deepstack = self.image_inputs.get(DEEPSTACK)
+        if deepstack is None:
+            return out
+        added = out.squeeze(1) + deepstack[:, self.deepstack_index].astype(out.dtype)
+        return _of_images(self.image_inputs, added, out)
+
+    return {"__call__": __call__}
+
+
+def _rope(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, x: mx.array, offset: Any = 0, **more: Any) -> mx.array:
+        positions = [self.image_inputs.get(name) for name in POSITIONS]
+        if positions[0] is None:
+            text: mx.array = kind.__call__(self, x, offset, **more)
+            return text
+        # One rotation for each axis, computed as for text, so text rows keep their bits.
+        t, h, w = (kind.__call__(self, x, position, **more) for position in positions)
+        axis = self.axis_of_value
+        if axis.size < x.shape[-1]:  # later values are not rotated
+            axis = mx.concatenate([axis, mx.zeros(x.shape[-1] - axis.size, mx.int32)])
+        turned: mx.array = mx.where(axis == 0, t, mx.where(axis == 1, h, w))
+        return turned
+
+    return {"__call__": __call__}
+
+
+Floats = npt.NDArray[np.float32]
+
+
+class Encoded(NamedTuple):
+    """An encoded image.
+
+    features   [n, D], embeddings of its rows
+    deepstack  [n, L, D], added after each of the first L layers; None: the model has none
+    """
+
+    features: Floats
+    deepstack: Floats | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.features.nbytes + (0 if self.deepstack is None else self.deepstack.nbytes)
+
+
+class Tower:
+    """Encodes images, one at a time. The language part of mlx-vlm's model is dropped before its weights are
+    read. ``width``: hidden size of the language model."""
+
+    def __init__(self, path: Path, rules: ImageRules, *, width: int) -> None:
+        """Read the weights; ModelLoadError if mlx-vlm is missing or cannot load them."""
+        load = _mlx_vlm_loader()
+        try:
+            self._model = load(path, lazy=True)
+            self._model.language_model = SimpleNamespace(
+                model=SimpleNamespace(embed_tokens=lambda ids: mx.zeros((*ids.shape, width))),
+                get_rope_index=lambda *_, **__: (None, None),  # computed elsewhere, for whole prompts
+            )
+            self._model.eval()
+            weights = dict(tree_flatten(self._model.parameters())).values()
+            mx.eval(*weights)
+        except Exception as error:  # mlx-vlm's code can raise anything
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ModelLoadError(
+                f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
+            ) from error
+        self._rules = rules
+        self.nbytes = sum(weight.nbytes for weight in weights)
+
+    def encode(self, image: PromptImage) -> Encoded:
+        """Return an image's rows. mlx-vlm's ``get_input_embeddings`` computes them for a prompt that consists
+        of the image alone, because all of its models share only this interface."""
+        rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
+        pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
+        ids = mx.full((1, image.length), rules.token, mx.int32)
+        grid = mx.array([[1, height // rules.patch, width // rules.patch]])
+        found = self._model.get_input_embeddings(
+            ids, mx.array(patches(rules, pixels)), mask=mx.ones_like(ids), image_grid_thw=grid
+        )
+        features = np.array(found.inputs_embeds[0].astype(mx.float32))
+        deepstack = found.deepstack_visual_embeds
+        if deepstack is None:
+            return Encoded(features, None)
+        layers = [np.array(layer.astype(mx.float32)) for layer in deepstack]
+        return Encoded(features, np.stack(layers, axis=1) if layers else None)
+
+
+def patches(rules: ImageRules, pixels: npt.NDArray[np.uint8]) -> Floats:
+    """Return normalized patches of pixels [H, W, 3] in the order of Qwen's processors. The shape is [(H /
+    patch) (W / patch), 3 temporal patch patch]; patches of a merged square are adjacent."""
+    patch, merge = rules.patch, rules.merge
+    height, width = pixels.shape[0] // rules.side, pixels.shape[1] // rules.side
+    scaled = pixels.astype(np.float32) * np.float32(1 / 255)
+    values = (scaled - np.array(rules.mean, np.float32)) / np.array(rules.std, np.float32)
+    squares = values.reshape(height, merge, patch, width, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    repeated = np.repeat(squares[:, :, :, :, :, None], rules.temporal, axis=5)
+    return np.ascontiguousarray(repeated.reshape(height * width * merge**2, -1))
+
+
+def _mlx_vlm_loader() -> Callable[..., Any]:
+    try:
+        from mlx_vlm.utils import load_model
+    except ImportError as error:
+        raise ModelLoadError(
+            f"vision needs mlx-vlm, which cannot be imported ({error}); pip install 'octavo[vision]'"
+        ) from error
+    loader: Callable[..., Any] = load_model
+    return loader
 
 
 class ImageEncoder:

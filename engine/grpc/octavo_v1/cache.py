@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import cache_pb2_grpc
@@ -18,15 +25,63 @@ from ...core.commands import (
     FlushCache,
     GetCacheStats,
     GetRequestTokens,
+    ListReusedPrefixes,
     PinPrefix,
     UnpinPrefix,
 )
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
+from ...inspection.reuse_tree import ReusedPrefix, ReuseTree
+from ..interface import Engine
 from ..request_handler import RequestHandler, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
-from .reuse_report import ReuseReports
-from .snapshot_worker import SnapshotWorker
+
+ResultT = TypeVar("ResultT")
+
+IDLE_S = 1.0  # seconds without a call after which the thread ends
+
+
+class SnapshotWorker:
+    """Runs calls one after the other on its own thread, so that requests keep theirs.
+
+    The thread is a daemon, so a hanging disk cannot keep the server from ending.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None  # the thread, while it runs
+
+    async def run(self, call: Callable[[], ResultT]) -> ResultT:
+        """Return or raise the result of ``call``. A started call runs to its end even if this is
+        cancelled."""
+        done: Future[ResultT] = Future()
+        with self._lock:
+            self._calls.put((done, call))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="octavo-snapshots", daemon=True)
+                self._thread.start()
+        return await asyncio.wrap_future(done)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                done, call = self._calls.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if not self._calls.empty():
+                        continue
+                    self._thread = None
+                    return
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                result = call()
+            except BaseException as error:  # handled by the caller
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
 
 HEARTBEAT_S = 10.0
 
@@ -166,3 +221,68 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt
+
+
+KEEP_S = 1.0  # seconds for which a tree is at least reused
+REST = 10  # times the build time for which a tree is reused, so building takes at most a tenth of a thread
+PREVIEW_TOKENS = 24
+
+
+@dataclass(slots=True)
+class _Report:
+    """Tree of one tenant, and the texts of nodes shown so far."""
+
+    tree: ReuseTree
+    texts: dict[tuple[int, ...], str]
+
+
+class ReuseReports:
+    """The latest tree of each tenant. Trees are built on another thread, one at a time; concurrent calls
+    share one. Lives on the event loop."""
+
+    def __init__(
+        self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._keep_s = keep_s
+        self._clock = clock
+        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by tenant's salt prefix
+        self._fresh_until: dict[bytes, float] = {}
+        self._drawing = asyncio.Lock()
+
+    async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
+        """Return the ``most`` nodes that saved most, of prefixes whose salts begin with ``salt_prefix``."""
+        report = await self._report(salt_prefix)
+        return [
+            messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
+        ]
+
+    async def _report(self, salt_prefix: bytes) -> _Report:
+        task = self._reports.get(salt_prefix)
+        if task is None or (task.done() and self._clock() >= self._fresh_until[salt_prefix]):
+            task = asyncio.create_task(self._draw(salt_prefix))
+            self._reports[salt_prefix] = task
+        return await asyncio.shield(task)  # shielded, because other calls wait for it, too
+
+    async def _draw(self, salt_prefix: bytes) -> _Report:
+        self._fresh_until[salt_prefix] = 0.0  # after a failure the next call tries again
+        async with self._drawing:
+            prefixes = await self._engine.ask(ListReusedPrefixes(salt_prefix))
+            began = self._clock()
+            report = await asyncio.to_thread(self._drawn, prefixes)
+            now = self._clock()
+        self._fresh_until[salt_prefix] = now + max(self._keep_s, REST * (now - began))
+        return report
+
+    def _drawn(self, prefixes: list[ReusedPrefix]) -> _Report:
+        """Build the tree with the texts that a response may show; runs on another thread."""
+        report = _Report(ReuseTree(prefixes, self._engine.info.page_size, preview=PREVIEW_TOKENS), {})
+        for node in report.tree.best(messages.MAX_PREFIXES):
+            self._text(report, node.tokens)
+        return report
+
+    def _text(self, report: _Report, tokens: tuple[int, ...]) -> str:
+        text = report.texts.get(tokens)
+        if text is None:
+            text = report.texts[tokens] = self._engine.tokenizer.decode(tokens)
+        return text

@@ -21,9 +21,8 @@ from ...api.stats import Gauges
 from ...chat.tool_choice import tool_use
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
-from ..sampling_fields import SamplingFields
+from ..sampling_fields import SamplingFields, structured_message, structured_of
 from ..status import status_of
-from ..structured_messages import structured_message, structured_of
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer

@@ -19,8 +19,7 @@ from ...api.prompt import Prompt
 from ...api.sampling_params import SamplingParams
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
-from ..sampling_fields import SamplingFields
-from ..structured_messages import structured_of
+from ..sampling_fields import SamplingFields, structured_of
 
 _FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR, vllm=True)
 _UNSUPPORTED_INPUTS = (

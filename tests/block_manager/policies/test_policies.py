@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import octavo_lab.policies  # noqa: F401 (registers policies)
 from octavo.block_manager import BlockManager, Digest, PageId
+from octavo.block_manager.kv_group import PassedFirst
 from octavo.block_manager.page_pool import Release
-from octavo.block_manager.passed_pages import PassedFirst
 from octavo.block_manager.policies import POLICIES, EvictionPolicy, make_policy
 
 

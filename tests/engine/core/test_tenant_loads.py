@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_harness import Harness
 from fakes import small_config
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.tenant_loads import MEASURED_EVERY_S, TenantLoads
+from octavo.engine.core.gauge_source import MEASURED_EVERY_S, TenantLoads
 
 
 def test_tokens_of_tenants_are_what_was_computed_and_generated() -> None:

@@ -22,7 +22,7 @@ from mlx_lm.utils import load_model
 
 from octavo.engine.api.errors import ModelLoadError
 from octavo.engine.gguf import model_folder
-from octavo.engine.gguf.tensors import AFFINE, affine
+from octavo.engine.gguf.convert import AFFINE, affine
 from octavo.engine.memory.model_files import resolve_model, served_name
 
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, VOCAB, INNER = 64, 4, 2, 32, 96, 96

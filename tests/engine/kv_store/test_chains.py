@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, MediaSpan
-from octavo.engine.kv_store.chains import chains
+from octavo.engine.kv_store.page_runs import chains
 
 
 def test_pages_with_images_and_those_behind_are_left_out() -> None:

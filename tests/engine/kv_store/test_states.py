@@ -30,9 +30,8 @@ from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import load, save_all
 from octavo.engine.kv_store.page_files import read_run, write_run
-from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun, StateKind
+from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun, StateKind, segments
 from octavo.engine.kv_store.prefetch import PrefetchJob
-from octavo.engine.kv_store.segments import segments
 from octavo.kernels.interface import PoolSpec
 from oracle import alone
 

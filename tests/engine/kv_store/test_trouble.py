@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_looked_at_is_none(tmp_path: Path, monkeypatch: 
 
     kind = make_kind()
     folder = ShardFolder(tmp_path, kind, max_bytes=1 << 30)
-    monkeypatch.setattr("octavo.engine.kv_store.shard_index.entries", lambda _: [Stale()])
+    monkeypatch.setattr("octavo.engine.kv_store.folder.entries", lambda _: [Stale()])
     monkeypatch.setattr("octavo.engine.kv_store.folder.entries", lambda _: [Stale()])
     folder.refresh()
     assert folder.prune().num_removed == 0

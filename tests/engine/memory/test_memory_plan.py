@@ -11,7 +11,7 @@ import pytest
 import tiny_adapters
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import observe_caches
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory import planner as plan
 from octavo.engine.memory.model_files import model_length, read_config, resolve_model

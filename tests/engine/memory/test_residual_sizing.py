@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import observe_caches
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
 from octavo.kernels.formats import FORMATS_WITH_KERNELS, format_pair

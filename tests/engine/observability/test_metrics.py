@@ -28,8 +28,7 @@ from octavo.engine.api.stats import (
     TenantLoad,
     TenantTokens,
 )
-from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts
-from octavo.engine.api.swap_counters import SwapCounts
+from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts, SwapCounts
 from octavo.engine.observability import vllm_mirror
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
 from octavo.engine.observability.tenant_metrics import MAX_TENANTS

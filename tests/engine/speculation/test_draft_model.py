@@ -28,7 +28,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.build import build_core
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import observe_caches
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.planner import plan, render
 from octavo.engine.speculation.draft_model import DraftModel

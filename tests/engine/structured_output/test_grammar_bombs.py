@@ -17,9 +17,9 @@ import grammar_bombs as bombs
 from fakes import VOCAB_SIZE, byte_tokenizer
 from octavo.engine.api.errors import EngineStopping, InvalidRequest, Overloaded
 from octavo.engine.api.structured_output import StructuredOutput
+from octavo.engine.structured_output.compile_pool import TenantQueue
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.limits import CompileLimits
-from octavo.engine.structured_output.tenant_queue import TenantQueue
 
 QUICK = CompileLimits(compile_s=0.3, cpu_s=1)
 PATIENT = CompileLimits(compile_s=60, cpu_s=60, wall_s=60, memory_bytes=2**30, num_helpers=1)

@@ -23,8 +23,7 @@ from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load import load as load_module
 from octavo.engine.executor.load import load_runner, prepare
 from octavo.engine.executor.load.load import load_paged_runner
-from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
-from octavo.engine.executor.load.observe import observe_caches
+from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model, observe_caches
 from octavo.engine.executor.model_ops import MLXOps
 from octavo.engine.executor.native import modules
 from octavo.engine.memory.model_files import read_config

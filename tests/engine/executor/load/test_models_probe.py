@@ -26,8 +26,8 @@ from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.load.prepare import model_ops
 from octavo.engine.executor.load.probe_run import ComputedRows
-from octavo.kernels.chunked import cut_into_chunks
 from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.kv_cache import cut_into_chunks
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 

@@ -32,7 +32,7 @@ TENSORS = {
 
 
 def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
-    from octavo.engine.executor.native.mapped import map_safetensors
+    from octavo.engine.executor.native.model_ops import map_safetensors
 
     file = tmp_path / "model.safetensors"
     mx.save_safetensors(str(file), TENSORS, metadata={"format": "mlx"})
@@ -47,7 +47,7 @@ def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) -> None:
     """What lies in front of a tensor is another one, not the size that MLX keeps there: here a huge one."""
-    from octavo.engine.executor.native.mapped import map_safetensors
+    from octavo.engine.executor.native.model_ops import map_safetensors
 
     file = tmp_path / "model.safetensors"
     weight = mx.random.normal((512, 1024)).astype(mx.bfloat16)
@@ -62,7 +62,7 @@ def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) ->
 
 
 def test_what_is_not_known_is_left_to_mlx(tmp_path: Path) -> None:
-    from octavo.engine.executor.native.mapped import map_safetensors
+    from octavo.engine.executor.native.model_ops import map_safetensors
 
     file = tmp_path / "model.safetensors"
     mx.save_safetensors(str(file), {"empty": mx.zeros((0, 4)), "a": mx.zeros(3)})

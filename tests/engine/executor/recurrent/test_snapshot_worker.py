@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from engines import until
-from octavo.engine.grpc.octavo_v1 import snapshot_worker
-from octavo.engine.grpc.octavo_v1.snapshot_worker import SnapshotWorker
+from octavo.engine.grpc.octavo_v1 import cache
+from octavo.engine.grpc.octavo_v1.cache import SnapshotWorker
 
 
 def num_threads() -> int:
@@ -19,7 +19,7 @@ def num_threads() -> int:
 async def test_calls_take_turns_and_the_thread_leaves_when_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(snapshot_worker, "IDLE_S", 0.01)
+    monkeypatch.setattr(cache, "IDLE_S", 0.01)
     worker, running = SnapshotWorker(), 0
 
     def call() -> str:

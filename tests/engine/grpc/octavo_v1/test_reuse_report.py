@@ -11,7 +11,7 @@ import pytest
 from fakes import byte_tokenizer, fake_info, small_config
 from octavo.engine.api.errors import EngineDead
 from octavo.engine.core.commands import Command, ListReusedPrefixes
-from octavo.engine.grpc.octavo_v1.reuse_report import REST, ReuseReports
+from octavo.engine.grpc.octavo_v1.cache import REST, ReuseReports
 from octavo.engine.inspection.reuse_tree import ReusedPrefix
 
 
