@@ -7,9 +7,9 @@
 
 #include "attention/ahead.h"
 #include "attention/codecs.h"
-#include "attention/expand.h"
 #include "attention/rows.h"
 #include "attention/sides.h"
+#include "pages/codes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -140,7 +140,7 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
         continue;
       }
     }
-    expand_row(format, row, scales + t * format.scale_bytes, panel);
+    dequantize_row(format, row, scales + t * format.scale_bytes, panel);
     std::fill(panel + format.dim, panel + padded, 0.0f);
     if constexpr (!std::is_void_v<Codec>)
       if (Codec::kSplit) split_row(panel, padded);
