@@ -34,7 +34,7 @@ BUDGETS = {
     "engine/vision": 330,
     "kernels": 7_770,
     "kernels/csrc": 100,  # module.cpp
-    "kernels/csrc/attention": 6_605,
+    "kernels/csrc/attention": 6_510,
     "kernels/csrc/linear": 6_285,
     "kernels/csrc/ops": 1_335,
     "kernels/csrc/pages": 1_330,

@@ -134,8 +134,8 @@ struct AttendArgs {
   MaskView mask;
   RotaryPart rotary;
   Residency residency;  // all positions: one pool
-  FloatRows part;  // replaces `out` if results are a part of the result
-  FloatRows other;  // results of another pool, joined with these before the sinks
+  FloatRows part;       // replaces `out` if results are a part of the result
+  FloatRows other;      // results of another pool, joined with these before the sinks
 };
 
 // Tiles have this many positions, aligned to it; pages of fewer than kShortestPage positions are copied

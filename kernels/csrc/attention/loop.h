@@ -198,7 +198,7 @@ struct HeadRows {
   AttendItem item;  // of this head alone
   uint8_t* queries;
   float *result, *maxima, *sums;  // of the current part
-  float* total;  // of earlier parts, like `result`; null if an item has one part
+  float* total;                   // of earlier parts, like `result`; null if an item has one part
 
   void begin_part(int num_rows) const {
     std::fill(result, maxima, 0.0f);

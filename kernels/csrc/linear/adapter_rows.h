@@ -30,9 +30,9 @@ struct AdapterFactors {
 struct AdapterGroup {
   const AdapterFactors* factors;
   int expert;
-  int part_offset;  // offset of its outputs in a row of y
+  int part_offset;   // offset of its outputs in a row of y
   int first, count;  // rows order[first], ...
-  std::size_t z;  // offset of its products with A
+  std::size_t z;     // offset of its products with A
 };
 
 struct AdapterCall {

@@ -83,7 +83,7 @@ struct Steps {
   std::size_t x_step;             // bytes from step to step
   const uint8_t* weights;
   int steps, step_bytes = kStepBytes;            // bytes of weights of a step
-  int runs = 1;  // runs of steps
+  int runs = 1;                                  // runs of steps
   std::size_t x_stride = 0, weights_stride = 0;  // bytes from one run to the next
 
   // body(x of the first row, weights) for each step, in order.

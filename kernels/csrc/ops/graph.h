@@ -28,10 +28,10 @@ mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& 
                 mx::StreamOrDevice stream);
 
 struct RopeOptions {
-  int dims;  // rotated values of the last axis, from the front
+  int dims;              // rotated values of the last axis, from the front
   bool interleaved;      // pairs are neighbours; otherwise dims / 2 apart
   float position_scale;  // factor on positions
-  float value_scale;  // factor on the rotated values, applied first
+  float value_scale;     // factor on the rotated values, applied first
 };
 
 // Rotary embedding (Su et al. 2021) of x [B, H, L, D] or [B, L, D]: token l of b has position offset[b] + l

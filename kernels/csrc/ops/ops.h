@@ -48,7 +48,7 @@ struct RopeCall {
   float eps;
   int dims;
   bool interleaved;  // pairs are neighbours; otherwise dims / 2 apart
-  float scale;  // factor on the rotated values; 1: none
+  float scale;       // factor on the rotated values; 1: none
   void* y;           // [batch, heads, length, size] without gaps
 };
 

@@ -39,7 +39,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // Programs keep addresses, so a segment is never moved.
   struct Segment {
     Lines memory;
-    std::size_t size, used;  // bytes, and bytes up to the end of any array so far
+    std::size_t size, used;   // bytes, and bytes up to the end of any array so far
     std::vector<Range> free;  // ascending, never adjacent
   };
 
@@ -69,8 +69,8 @@ class Capture {
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
-  std::vector<std::size_t> queued;  // indices of tasks that only put MLX's work into its queue,
-  std::optional<mx::Stream> stream;  // which is this stream's queue
+  std::vector<std::size_t> queued;     // indices of tasks that only put MLX's work into its queue,
+  std::optional<mx::Stream> stream;    // which is this stream's queue
   std::vector<mx::array> temporaries;  // arrays of the primitive being evaluated
 };
 

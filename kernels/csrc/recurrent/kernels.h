@@ -20,7 +20,7 @@ struct Rows {
 enum class Gates {
   ready,     // a is the decay and b is beta
   softplus,  // decay exp(-exp(A_log) softplus(a + dt_bias)), beta sigmoid(b) beta_scale
-  bounded,  // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as for softplus
+  bounded,   // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as for softplus
 };
 
 // S = S diag(g);  u = beta (v - S k);  S += u k';  y = S q   (gated delta rule, Yang et al. 2024)
@@ -31,7 +31,7 @@ struct DeltaCall {
   Rows v;                // [T, Hv, Dv]
   Rows a;                // [T, Hv], or [T, Hv, Dk] with vector_gate
   Rows b;                // [T, Hv]
-  const float* A_log;  // [Hv], or [Hv, Dk] with wide_A; unused if gates are ready
+  const float* A_log;    // [Hv], or [Hv, Dk] with wide_A; unused if gates are ready
   const float* dt_bias;  // like a row of a
   Gates gates;
   float lower_bound, beta_scale;
@@ -64,7 +64,7 @@ struct SsdCall {
   Rows dt;                       // [T, H]
   const float *A_log, *dt_bias;  // [H]
   const float* D;                // [H]
-  float lowest, highest;  // limits of d
+  float lowest, highest;         // limits of d
   int H, G, Dh, Ds;
   void* y;  // [T, H, Dh] of the type of x
 };

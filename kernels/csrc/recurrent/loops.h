@@ -13,7 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr int kGroup = 16;  // rows of a state processed together: their values stay in L1
-constexpr int kTile = 4;  // rows of a group that share the loads of a token's vectors
+constexpr int kTile = 4;    // rows of a group that share the loads of a token's vectors
 
 // Calls body(piece, part) for every piece of every segment in order and for `parts` parts of a state, in
 // parallel over segments and parts.

@@ -20,9 +20,9 @@ const char* isa_name(Isa level);
 
 // Cores by their best way to prefetch memory that a step reads once. Results have the same bits.
 enum class Core {
-  zen3,  // AMD, up to Zen 3; like zen4 unless measured separately
-  zen4,  // into L2; non-temporal prefetches make attention over pages up to 1.6 times slower
-  zen5,  // later AMD: non-temporal, past L2, which then keeps the host's data between steps
+  zen3,   // AMD, up to Zen 3; like zen4 unless measured separately
+  zen4,   // into L2; non-temporal prefetches make attention over pages up to 1.6 times slower
+  zen5,   // later AMD: non-temporal, past L2, which then keeps the host's data between steps
   other,  // into L2: with non-temporal ones Intel reads at a third of DRAM's rate, and L1 ones would share
           // its few fill buffers with loads
 };

@@ -37,7 +37,7 @@ inline void make_changes(const RowChanges& changes, float* logits) {
 }
 
 constexpr int kWalkBlock = 512;  // weights summed before the sum is compared
-constexpr int kTopBlock = 64;  // tokens skipped together if none of them is likely enough
+constexpr int kTopBlock = 64;    // tokens skipped together if none of them is likely enough
 
 // Keeps the largest of the logits offered in order of id.
 struct Top {

@@ -28,8 +28,8 @@ struct RowChanges {
   TokenList output;
   const float* output_counts;
   float frequency_penalty, presence_penalty;  // subtracted: the first times the count, then the second
-  TokenList suppressed;  // set to minus infinity
-  const bool* allowed;  // [size]: all others become minus infinity; null: all allowed
+  TokenList suppressed;                       // set to minus infinity
+  const bool* allowed;                        // [size]: all others become minus infinity; null: all allowed
 
   bool any() const {
     return biased.count + seen.count + output.count + suppressed.count > 0 || allowed != nullptr;
@@ -58,10 +58,10 @@ struct Likely {
 
 // Log-probability data of a row after changes, before temperature and truncation.
 struct RowScores {
-  int wanted;  // input: number of likeliest tokens
-  Likely* top;  // [wanted]: the likeliest first, ties by lower id; without those at minus infinity
-  int num_top;  // number of entries in top
-  float logit;  // logit of the drawn or requested token
+  int wanted;        // input: number of likeliest tokens
+  Likely* top;       // [wanted]: the likeliest first, ties by lower id; without those at minus infinity
+  int num_top;       // number of entries in top
+  float logit;       // logit of the drawn or requested token
   double log_total;  // the natural logarithm of the sum of exp(logit) over the row
 };
 

@@ -40,7 +40,7 @@ double sum_block(const float* weights) {
   return sum.total();
 }
 
-constexpr float kLeastWeight = 0x1.8p-126f;  // smaller weights count as 0
+constexpr float kLeastWeight = 0x1.8p-126f;        // smaller weights count as 0
 constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest exponent whose power is not smaller
 
 // Logits excluded by min_p or by a `smallest` logit have weight 0.
