@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from native import load_extension
 
 settings.register_profile(
-    "default", max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "default", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "nightly", max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
