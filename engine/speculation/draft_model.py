@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from octavo.block_manager import BlockManager, PageTable
 from octavo.scheduler import ScheduledChunk, SchedulerOutput
-from octavo.scheduler import Sequence as Served
 
 from ..executor.base import ModelRunner
 from ..executor.batch import build_batch
-from .draft_tables import Ask, Average, DraftTables, Guesses, States
+from .draft_tables import Ask, BatchDrafter, Guesses
 
 
 class _Row(NamedTuple):
@@ -28,7 +27,7 @@ class _Row(NamedTuple):
     most: int
 
 
-class DraftModel:
+class DraftModel(BatchDrafter):
     """Drafts tokens for samples of another model. Called only on the engine's thread.
 
     max_tokens   maximum number of rows in a forward: a long prompt is read over several calls, in which its
@@ -44,26 +43,13 @@ class DraftModel:
         max_tokens: int,
         vocab_size: int,
     ) -> None:
-        self.blocks = blocks
-        self.round_s = Average()
+        super().__init__(blocks)
         self._runner = runner
         self._max_tokens = max_tokens
         self._vocab_size = min(vocab_size, runner.info.vocab_size)
         self._max_model_len = runner.info.max_model_len
-        self._tables = DraftTables(blocks)
-
-    def rows_of(self, step: SchedulerOutput) -> None:
-        """Return None: a draft model reads tokens instead of hidden states."""
-
-    def record(self, states: States) -> None:  # noqa: ARG002
-        raise AssertionError("a draft model uses no hidden states")
-
-    def begin(self, sequence: Served) -> Guesses:
-        return Guesses(sequence)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return as many drafts as requested for each sample; fewer if the model must read first, has no
-        pages, or fails."""
         asks, given = list(asks), dict[int, list[int]]()
         budget = self._max_tokens
         rows: list[_Row] = []
@@ -86,12 +72,8 @@ class DraftModel:
                 self.round_s.add(time.monotonic() - began)
         return [tuple(given.get(index, ())) for index in range(len(asks))]
 
-    def close(self, guesses: Guesses) -> None:
-        """Release the pages of a sample; published ones stay cached."""
-        self._tables.close(guesses)
-
     def shut_down(self) -> None:
-        self._tables.close_all()
+        super().shut_down()
         self._runner.close()
 
     def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
@@ -106,7 +88,7 @@ class DraftModel:
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
             return False
-        table = self._tables.open(guesses, tokens)
+        table = self.open_table(guesses, tokens)
         if served is None:
             guesses.fed = list(tokens[: table.num_written])
         assert guesses.served is not None
@@ -119,7 +101,7 @@ class DraftModel:
             return self._begin(ask, busy)
         self.blocks.commit(table, served.tokens, right)
         del guesses.fed[table.num_written :]
-        return self._tables.reserve(guesses, end, busy)
+        return self.reserve(guesses, end, busy)
 
     def _keep_state(self, row: _Row, given: list[int]) -> _Row:
         """Keep the states after this row and after the next one, because either may be needed. Without a slot

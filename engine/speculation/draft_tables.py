@@ -1,10 +1,10 @@
-"""Page tables of drafters that have their own pages."""
+"""Drafters that have their own pages, and the page tables of their samples."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,59 +49,58 @@ class Average:
         self.value += (0.1 if self.value else 1.0) * (seconds - self.value)
 
 
-class BatchDrafter(Protocol):
-    """A drafter for many samples at once. Called only on the engine's thread."""
+class BatchDrafter(ABC):
+    """A drafter for many samples at once, with its own pages. Called only on the engine's thread.
 
-    @property
-    def round_s(self) -> Average:
-        """Seconds of a forward for one more draft."""
-        ...
+    If pages are short, the table requested longest ago is closed.
 
-    @property
-    def blocks(self) -> BlockManager:
-        """Block manager of the drafter's pages."""
-        ...
+    blocks    block manager of the drafter's pages
+    round_s   seconds of a forward for one more draft
+    """
 
-    def rows_of(self, step: SchedulerOutput) -> Ints | None:
+    def __init__(self, blocks: BlockManager) -> None:
+        self.blocks = blocks
+        self.round_s = Average()
+        self._asked: dict[Guesses, None] = {}  # samples with pages, the last requested at the end
+
+    def rows_of(self, step: SchedulerOutput) -> Ints | None:  # noqa: ARG002
         """Return the ascending rows of a step whose hidden states it reads; None for no rows."""
-        ...
+        return None
 
     def record(self, states: States) -> None:
         """Take the hidden states [P, D] of those rows."""
-        ...
+        raise AssertionError(f"{len(states)} hidden states for a drafter that reads none")
 
     def begin(self, sequence: Served) -> Guesses:
         """Return the state of a new sample, which ends with ``close``."""
-        ...
+        return Guesses(sequence)
 
+    @abstractmethod
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         """Return as many drafts as requested for each sample; fewer if it must read first, has no pages, or
         fails."""
-        ...
 
     def close(self, guesses: Guesses) -> None:
         """Release the pages of a sample; published ones stay cached."""
-        ...
+        self.close_table(guesses)
+
+    def close_table(self, guesses: Guesses) -> None:
+        self._asked.pop(guesses, None)
+        if guesses.served is not None and guesses.served.table is not None:
+            self.blocks.close(guesses.served.table)
+        guesses.served = None
 
     def shut_down(self) -> None:
         """Release all pages and the model."""
-        ...
+        for guesses in list(self._asked):
+            self.close(guesses)
 
-
-class DraftTables:
-    """Tables in the order of their last request. If pages are short, the table requested longest ago is
-    closed."""
-
-    def __init__(self, blocks: BlockManager) -> None:
-        self._blocks = blocks
-        self._asked: dict[Guesses, None] = {}  # samples with pages, the last requested at the end
-
-    def open(self, guesses: Guesses, tokens: Sequence[int]) -> PageTable:
+    def open_table(self, guesses: Guesses, tokens: Sequence[int]) -> PageTable:
         """Return the table of a sample, with the cached pages of ``tokens`` if it is new."""
         if guesses.served is None:
             salt = guesses.sequence.salt
             guesses.served = Served("draft", list(tokens), 1, salt=salt)
-            guesses.served.table = self._blocks.open(guesses.served.tokens, salt=salt)
+            guesses.served.table = self.blocks.open(guesses.served.tokens, salt=salt)
         self._asked.pop(guesses, None)
         self._asked[guesses] = None
         assert guesses.served.table is not None
@@ -112,19 +111,9 @@ class DraftTables:
         on failure close this one."""
         assert guesses.served is not None
         assert guesses.served.table is not None
-        while not self._blocks.reserve(guesses.served.table, num_tokens):
+        while not self.blocks.reserve(guesses.served.table, num_tokens):
             victim = next((each for each in self._asked if each not in busy), guesses)
-            self.close(victim)
+            self.close_table(victim)
             if victim is guesses:
                 return False
         return True
-
-    def close(self, guesses: Guesses) -> None:
-        self._asked.pop(guesses, None)
-        if guesses.served is not None and guesses.served.table is not None:
-            self._blocks.close(guesses.served.table)
-        guesses.served = None
-
-    def close_all(self) -> None:
-        for guesses in list(self._asked):
-            self.close(guesses)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, Protocol
 
 from ..api.sampling_params import Speculate
-from .allotment import LEAST_GAIN, allot, least_hold
+from .allotment import allot, least_hold
 from .drafter import Drafter, ModelDrafter, Proposal
 from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
 from .ngram import NgramDrafter
@@ -131,14 +131,8 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
     """Return the number of drafts with the most tokens per second. Each is accepted with probability ``hold``
     if the one before it is, and costs a share ``cost`` of the step. The result is 0 if the gain is
     negligible."""
-    tokens = plain = 1.0 + others
-    best, count, holds = LEAST_GAIN * plain, 0, 1.0
-    for number in range(1, most + 1):
-        holds *= hold
-        tokens += holds
-        if (rate := tokens / (1 + cost * number)) > best:
-            best, count = rate, number
-    return count
+    ratios = [(number, 1 + cost * number) for number in range(1, most + 1)]
+    return allot([[hold] * most], 1 + others, ratios)[0]
 
 
 Ratios = Sequence[tuple[int, float]]

@@ -23,7 +23,7 @@ from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
 from ..executor.sampling.sampler import SampleState
-from .draft_tables import Ask, Average, DraftTables, Guesses, States
+from .draft_tables import Ask, BatchDrafter, Guesses, States
 
 READ_AT = 64
 """Rows of one sample that wait to be read before it is read without a guess: fewer are read with the next."""
@@ -68,30 +68,24 @@ class _Reader:
         del self.waiting[max(0, num_positions - self.first - self.num_fed) :]
 
 
-class MTPDrafts:
+class MTPDrafts(BatchDrafter):
     """``BatchDrafter`` with an MTP head. max_tokens: maximum number of rows in a forward."""
 
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
-        self.blocks = blocks
-        self.round_s = Average()
+        super().__init__(blocks)
         self._head = head
         self._max_tokens = max_tokens
-        self._tables = DraftTables(blocks)
         self._readers: dict[Sequence, _Reader] = {}
         self._owners: list[tuple[list[Sequence], int, int]] = []  # (samples, first position, count) of rows
 
     def begin(self, sequence: Sequence) -> Guesses:
-        guesses = Guesses(sequence)
+        guesses = super().begin(sequence)
         self._readers[sequence] = _Reader(guesses)
         return guesses
 
     def close(self, guesses: Guesses) -> None:
-        self._tables.close(guesses)
+        super().close(guesses)
         self._readers.pop(guesses.sequence, None)
-
-    def shut_down(self) -> None:
-        self._tables.close_all()
-        self._readers.clear()
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:
         """Return ascending rows of the step whose hidden states the head reads; None: no rows."""
@@ -115,7 +109,7 @@ class MTPDrafts:
             first += count
             for reader in [self._readers[each] for each in sharing if each in self._readers]:
                 if not reader.add(position, own):
-                    self._tables.close(reader.guesses)
+                    self.close_table(reader.guesses)
                     reader.begin(position)
                     reader.add(position, own)
 
@@ -166,11 +160,11 @@ class _Rounds:
         end = stop + max(0, asked - 1)
         if end > self._drafts._head.max_model_len or not reader.has_pages:
             return None
-        table = self._drafts._tables.open(guesses, tokens)
+        table = self._drafts.open_table(guesses, tokens)
         served = guesses.served
         assert served is not None
         served.tokens[start:] = tokens
-        if not self._drafts._tables.reserve(guesses, end, self._busy):
+        if not self._drafts.reserve(guesses, end, self._busy):
             return None
         assert table.num_written == start
         return ScheduledChunk(served, start, stop, asked > 0)
