@@ -530,7 +530,7 @@ class BlockManager:
         salt: bytes,
         media: tuple[MediaSpan, ...],
     ) -> None:
-        """Make ``digests`` those of the first ``num_pages`` pages, computing what is missing."""
+        """Extend ``digests`` to the first ``num_pages`` pages by computing the missing ones."""
         size = self.page_size
         extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, hasher=self._hasher, media=media)
 

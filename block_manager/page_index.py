@@ -9,10 +9,9 @@ from .types import Digest
 
 
 class PageContents(NamedTuple):
-    """What a page holds.
+    """The contents of a page: its tokens and media, as from ``digests.page_contents``.
 
-    Its own tokens and media (as from ``digests.page_contents``), after those of ``parent``, which is None at
-    a sequence's start.
+    They follow those of ``parent``, which is None at a sequence's start.
     """
 
     tokens: bytes

@@ -13,7 +13,7 @@ from .step_draft import StepDraft
 from .types import Sequence
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
-SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # a prompt that waits for a shared page counts as so many sequences
+SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # number of sequences as which a prompt waiting for a shared page counts
 
 SLOT_REST = 32  # plans during which a tenant that lost a slot to another leaves one slot free
 

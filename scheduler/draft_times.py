@@ -45,7 +45,7 @@ class _Mean:
 
 
 class _OfSequences:
-    """What was learned about one number of sequences."""
+    """Learned times for one number of sequences."""
 
     def __init__(self, share: float) -> None:
         self.plain = _Mean()  # logarithm of a step's seconds

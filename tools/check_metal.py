@@ -84,7 +84,7 @@ def mixed_step() -> AttentionMetadata:
 
 
 def short_step() -> AttentionMetadata:
-    """One decode row, which nothing splits."""
+    """Return a step of one decode row, which is not split."""
     return AttentionMetadata(
         positions=np.array([4], np.int32),
         q_start=np.array([0, 1], np.int32),

@@ -122,7 +122,7 @@ def predicted_cycles(code: Sequence[str], cpu: str, mca: str) -> float:
 
 
 def objects(build: Path, level: str) -> list[Path]:
-    """The objects of a level in a build."""
+    """Return the objects of a level in a build."""
     return sorted((build / "CMakeFiles" / f"kernels_{level}.dir").rglob("*.o"))
 
 

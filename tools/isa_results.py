@@ -40,7 +40,7 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def comparison(runs: Sequence[dict[str, Any]], notes: Sequence[str]) -> dict[str, Any]:
-    """What tools/docs_site/benchmarks.py reads; ValueError for runs that do not belong together."""
+    """Return the data for tools/docs_site/benchmarks.py; ValueError for runs that do not belong together."""
     for field in ("machine", "levels", "quick"):
         if len({json.dumps(run[field]) for run in runs}) > 1:
             raise ValueError(

@@ -75,5 +75,5 @@ async def query(address: str, path: str, **parameters: str) -> dict[str, Any]:
 
 
 def in_prometheus(expression: str) -> str:
-    """A panel's expression with Grafana's variables filled in."""
+    """Return a panel's expression with Grafana's variables filled in."""
     return expression.replace("$instance", ".*").replace("$__rate_interval", "1m")

@@ -37,7 +37,7 @@ class StructuredOutput:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest naming what is missing, too much or not usable."""
+        """Raise InvalidRequest naming the missing, superfluous or unusable field."""
         given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, (), False)]
         if self.json_schema is False:
             given.append("json_schema")

@@ -127,7 +127,7 @@ class _Several(argparse.Action):
 
 
 def pair(text: str) -> str:
-    """Return NAME=VALUE as it is. ValueError for what is not written so."""
+    """Return NAME=VALUE unchanged; ValueError for another form."""
     split_pair(text)
     return text
 

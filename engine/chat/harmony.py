@@ -1,4 +1,7 @@
-"""Answers of gpt-oss in OpenAI's Harmony format: messages with a channel each and, for calls, a recipient."""
+"""Answers of gpt-oss in OpenAI's Harmony format, a list of messages.
+
+A message has a channel and, if it is a call, a recipient.
+"""
 
 from __future__ import annotations
 

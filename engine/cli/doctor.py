@@ -74,7 +74,7 @@ def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     """Return the configuration for the named model; InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
     if args.model is None:
-        if loading := [name for name in given if name != "exact"]:  # which also applies to the self-test
+        if loading := [name for name in given if name != "exact"]:  # exact also applies to the self-test
             flag = loading[0].replace("fuse", "no-fuse")
             raise InvalidConfig(f"--{flag} must come with a model, got none; add --model")
         return None

@@ -284,7 +284,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """Return the metadata of rows [first, stop) as a step of its own, with earlier rows done."""
+    """Return the metadata of rows [first, stop) as a separate step after the earlier rows."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1

@@ -103,10 +103,9 @@ class PagedModel:
     def forward(self, batch: Batch, wanted: Wanted = ALL_ROWS, token_ids: mx.array | None = None) -> Outputs:
         """Begin the step of ``batch`` in the KV cache, and build its graph or run its program.
 
-        ``token_ids`` replaces those of the batch where the host does not know them. ``evaluate`` what is made
-        of the outputs, exactly once, before the next call. Raises HookError for hidden states of a model
-        whose output head is not known, and for greedy choices if the model's output is not exactly what its
-        head gives, or the head cannot choose: the checks at load ask once.
+        ``token_ids`` replaces the batch's tokens that the host does not know. Call ``evaluate`` on arrays
+        made of the outputs exactly once before the next call. Raises HookError for hidden states of a model
+        with an unknown output head, and for greedy choices if the model's output is not exactly its head's.
         """
         step = batch.attention
         self.kv_cache.begin_step(step)

@@ -60,7 +60,7 @@ class StoredPages:
 
     @functools.cached_property
     def layout_key(self) -> PageLayoutKey:
-        """The kind of the pages, computed when it is first asked for: it reads all weights on disk."""
+        """The kind of the pages, computed at first use, because it reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]

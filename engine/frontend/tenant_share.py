@@ -20,7 +20,7 @@ class TenantShares:
         self._waiting = waiting
         self._max_requests = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
-        self._num_samples: Counter[str] = Counter()  # of unfinished requests, by tenant
+        self._num_samples: Counter[str] = Counter()  # samples of unfinished requests, by tenant
 
     @contextlib.contextmanager
     def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:

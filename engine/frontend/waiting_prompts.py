@@ -15,7 +15,7 @@ class WaitingPrompts:
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
-        self._begun: Mapping[int, int | None] = NO_PROMPTS  # as of the last query
+        self._begun: Mapping[int, int | None] = NO_PROMPTS  # prompts begun, as of the last query
         self._waiting: dict[int, EngineRequest] = {}
         self._num_tokens: Counter[str] = Counter()  # by tenant; "" is the tenant without a name
 

@@ -223,7 +223,7 @@ class RequestHandler:
     async def load_adapter(
         self, name: str, path: str, *, context: Caller, replace: bool = False
     ) -> AdapterInfo:
-        """Load an adapter from a folder below ``lora_dir``; ``replace`` allows to replace one of the same
+        """Load an adapter from a folder below ``lora_dir``; ``replace`` allows replacing one of the same
         name. Raises Forbidden for callers that are not operators, NotConfigured without ``lora_dir``, and
         InvalidRequest for an adapter that cannot be served."""
         self.check_operator(context, "load adapters")

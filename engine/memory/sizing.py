@@ -54,7 +54,7 @@ class Sizing:
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
         """Return the pages of each group, for ``num_pages`` of those that grow with a sequence's length.
-        Residual windows get the pages of the sequences that run in so many pages."""
+        Residual windows get the pages that sequences with ``num_pages`` pages need."""
         return tuple(
             min(
                 num_pages,

@@ -51,7 +51,7 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def rows(self) -> int:
-        """Rows of a threadgroup: query heads of tokens."""
+        """Rows of a threadgroup; a row is a query head of one token."""
         return 8 * self.simdgroups // PARTS
 
     @property

@@ -323,8 +323,8 @@ def compare(
     target_ttft: float | None,
     step_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Print and return goodput by rate, in requests per second. Fixed chunk sizes are compared with the
-    targets; each gets one number per seed."""
+    """Print and return goodput by rate, in requests per second, with one number per seed. Fixed chunk sizes
+    are compared with latency targets."""
     rows: list[dict[str, Any]] = []
     for rate in rates:
         fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}

@@ -97,7 +97,7 @@ def runs(
 
 
 def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
-    """Qwen3-Next's shape, or Kimi Linear's with a vector gate."""
+    """Return Qwen3-Next's shape, or Kimi Linear's with a vector gate."""
     Hk, Hv, D = (32, 32, 128) if vector else (16, 32, 128)
     rows = sequences * tokens
     q, k = (normal(rows, Hk, D) / D for _ in range(2))

@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "20 log probabilities, penalty": {**TOP_P, "repetition_penalty": 1.1, "logprobs": 20},
 }
 NUM_PROMPT, NUM_GENERATED = 500, 300
-SPREAD = 1.2  # of logits: the standard deviation of a model's whose weights are random
+SPREAD = 1.2  # standard deviation of a random model's logits
 
 
 def states(params: SamplingParams, rows: int, vocab: int) -> list[SampleState]:

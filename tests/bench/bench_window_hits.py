@@ -68,7 +68,7 @@ class Running:
 
 
 def share_found(requests: list[Request], pages: int, residual: int) -> float:
-    """Of all prompt tokens, in [0, 1]."""
+    """Return the share of prompt tokens found, in [0, 1]."""
     groups = (
         FullAttention(num_pages=pages),
         ResidualWindow(num_pages=residual, window=PAGE + 1, residual_of=0),

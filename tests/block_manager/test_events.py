@@ -33,7 +33,7 @@ def test_stored_then_removed_then_cleared() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=12), st.integers(6, 12))
-def test_whoever_follows_the_events_knows_what_can_be_found(prompts: list[list[int]], num_pages: int) -> None:
+def test_events_tell_which_pages_are_cached(prompts: list[list[int]], num_pages: int) -> None:
     blocks = BlockManager(num_pages, 2)
     known: set[Digest] = set()
     cursor = 1

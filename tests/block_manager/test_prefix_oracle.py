@@ -40,7 +40,7 @@ serves = st.builds(
 
 
 class Oracle:
-    """Prefixes by name: which were published, and which of them each group's log says are gone."""
+    """Published prefixes by name, and those that each group's log reports as removed."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks

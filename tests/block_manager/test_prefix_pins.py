@@ -72,14 +72,14 @@ def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> No
     blocks.check()
 
 
-def test_only_what_is_cached_under_the_same_salt_is_pinned() -> None:
+def test_only_pages_of_the_same_salt_are_pinned() -> None:
     blocks = BlockManager(8, 4, max_pinned=4)
     serve(blocks, [1] * 8, salt=b"a")
     assert Pins(blocks).pin("x", [1] * 8, salt=b"b") == 0
     assert Pins(blocks).pin("x", [1] * 11, salt=b"a") == 8
 
 
-def test_what_fits_only_without_pins_is_refused_at_once() -> None:
+def test_requests_that_fit_only_without_pins_are_refused() -> None:
     scheduler = Scheduler(BlockManager(8, 4, max_pinned=3), Limits(64, 4))
     with pytest.raises(SequenceTooLong):
         scheduler.add(Sequence("a", [1] * 17, max_tokens=4))
@@ -87,9 +87,7 @@ def test_what_fits_only_without_pins_is_refused_at_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=8), st.integers(0, 3))
-def test_with_everything_pinned_that_may_be_everybody_is_served(
-    prompts: list[tuple[int, int]], max_pinned: int
-) -> None:
+def test_all_requests_are_served_at_the_pin_limit(prompts: list[tuple[int, int]], max_pinned: int) -> None:
     blocks = BlockManager(4 + max_pinned, 4, max_pinned=max_pinned)
     pins = Pins(blocks)
     scheduler = Scheduler(blocks, Limits(16, 4))

@@ -200,7 +200,7 @@ def test_the_only_slot_goes_on_from_the_snapshot_it_holds() -> None:
     blocks.check()
 
 
-def test_what_a_failed_sequence_would_have_kept_is_never_found() -> None:
+def test_pages_of_a_failed_sequence_are_never_found() -> None:
     blocks = manager()
     table = blocks.open(list(range(1, 10)))
     assert blocks.reserve(table, 9)
@@ -229,7 +229,7 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.check()
 
 
-def test_what_is_computed_again_keeps_its_snapshot() -> None:
+def test_recomputation_keeps_the_snapshot() -> None:
     blocks, tokens = manager(), list(range(6))
     table = blocks.open(tokens)
     advance(blocks, table, tokens, 6)
@@ -352,7 +352,7 @@ def test_a_sequence_goes_on_from_the_state_after_its_last_right_draft(num_right:
     assert counts.held == 0
 
 
-def test_drafts_leave_slots_for_what_is_cached_and_for_snapshots() -> None:
+def test_drafts_leave_slots_for_cached_states_and_snapshots() -> None:
     blocks = manager(12)
     assert blocks.num_draftable(1) == 6
     assert blocks.num_draftable(8) == 4, "each of eight may need one for a snapshot"
@@ -368,7 +368,7 @@ def test_drafts_leave_slots_for_what_is_cached_and_for_snapshots() -> None:
     assert blocks.num_draftable(1) == 6
 
 
-def test_who_speculates_gets_slots_for_drafts() -> None:
+def test_speculation_gets_slots_for_drafts() -> None:
     plain = EngineConfig(kv_memory=1000 * MiB, max_running=4)
     asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram", draft_tokens=5)
     for config, count in ((plain, 8), (asked, 28)):

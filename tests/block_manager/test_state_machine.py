@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
     @rule(table=tables, more=tokens, fails=st.sampled_from([False, False, False, True]))
     def step(self, table: PageTable, more: list[int], fails: bool) -> None:
         """Compute some tokens; a step that fails writes its slots, too, and nothing of it is committed."""
-        if table not in self.tokens:  # it failed before
+        if table not in self.tokens:  # an earlier failure
             return
         rest, start = self.rest[table], table.num_written
         known = [*self.tokens[table], *(rest or more)]

@@ -268,7 +268,7 @@ def test_pins_are_counted_in_the_group_that_has_most() -> None:
         ({"num_pages": 1, "keep": -1, "window": 2}, "keep must be at least 0"),
     ],
 )
-def test_groups_that_are_none_are_refused(settings: dict[str, int], message: str) -> None:
+def test_invalid_window_groups_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlidingWindow(**settings)
 

@@ -82,7 +82,7 @@ class Experience:
     refusals: int = 0  # RESOURCE_EXHAUSTED, after which they tried again
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # waits for the first token
-    late: list[float] = field(default_factory=list)  # how long this process itself was kept from looking
+    late: list[float] = field(default_factory=list)  # seconds by which this process itself was delayed
     wrong: list[str] = field(default_factory=list)
 
 

@@ -69,9 +69,9 @@ async def test_prompts_go_where_their_prefix_is_cached() -> None:
 
 @dataclass
 class Load:
-    """Streams that come one after the other from a few clients.
+    """Streams sent one after the other by a few clients.
 
-    failed     by the number of the stream
+    failed   errors by the number of the stream
     """
 
     client: Any

@@ -254,7 +254,7 @@ def test_the_rooms_of_a_package_have_an_order(folder: str) -> None:
 
 
 def test_no_modules_import_each_other(tmp_path: Path) -> None:
-    """Not inside functions either, where it would work."""
+    """Imports inside functions count too, although they would work."""
     assert circle(module_arrows(ROOT)) == ()
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.py").write_text("def f():\n    from .b import B\n")
@@ -279,7 +279,7 @@ def test_kernels_know_no_model_code() -> None:
         assert not models, f"{path.relative_to(ROOT)} imports {models}"
 
 
-def test_what_serves_knows_nothing_of_the_laboratory() -> None:
+def test_serving_does_not_import_the_laboratory() -> None:
     for path in python_files(*BELOW.keys() - {"lab"}):
         names = {name for name in imported(path) if name.split(".")[0] == "octavo_lab"}
         assert not names, f"{path.relative_to(ROOT)} imports {names}"
@@ -294,7 +294,7 @@ def test_imports_inside_a_folder_are_relative(folder: str) -> None:
         assert not own, f"{path.relative_to(ROOT)} spells out {own}"
 
 
-def test_nobody_imports_a_bare_folder() -> None:
+def test_no_module_imports_a_bare_folder() -> None:
     """``import engine`` works from the root of a checkout and makes a second copy of the module."""
     for path in python_files(*FOLDERS, "tests", "tools", "src"):
         bare = {name for name in imported(path) if name.split(".")[0] in FOLDERS}

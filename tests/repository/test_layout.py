@@ -111,7 +111,7 @@ def test_the_test_files_that_begin_first_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def test_what_make_quick_runs_exists() -> None:
+def test_every_path_of_make_quick_exists() -> None:
     quick = (ROOT / "Makefile").read_text().partition("QUICK := ")[2].partition("\nPYTEST_ARGS")[0]
     named = re.findall(r"tests/[\w/.]+", quick)
     assert len(named) > 10

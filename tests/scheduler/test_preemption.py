@@ -60,8 +60,8 @@ def test_smaller_priorities_keep_their_pages_though_others_lose_more() -> None:
     assert until_preempted(s) == ["later"]
 
 
-def test_whoever_gave_way_does_not_come_back_only_to_lose_everything_again() -> None:
-    """Room that others are about to take is left to them: else one of these is computed four times again."""
+def test_a_preempted_sequence_waits_for_pages_to_grow() -> None:
+    """Space that running sequences will need stays free; else one of these is recomputed four times."""
     s = Scheduler(BlockManager(40, PAGE_SIZE, prefix_cache=False), Limits(64, 8))
     everyone = [Sequence(f"m{n}", [n] * 8, 12 * (n + 1)) for n in range(5)]
     everyone += [Sequence(f"l{n}", [9 + n] * 60, 20) for n in range(2)]

@@ -41,7 +41,7 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
 
 @given(workloads())
 def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
-    """Safety alone would be satisfied by a cache that never hits."""
+    """A cache that never hits would satisfy the safety tests alone."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
     states = None if workload.states is None else replace(workload.states, num_slots=200, every_page=True)
     served = Served(replace(workload, groups=groups, prefix_cache=True, states=states)).run()

@@ -110,7 +110,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """The sum of an answer's events."""
+    """An answer, accumulated from its events."""
 
     reasoning: str = ""
     content: str = ""

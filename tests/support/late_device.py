@@ -100,7 +100,7 @@ class LateDevice(WritingDevice):
 
     @contextmanager
     def in_place_of_mlx(self) -> Iterator[None]:
-        """``mx.eval`` waits for launches, and ``mx.async_eval`` leaves them alone."""
+        """Make ``mx.eval`` wait for launches, and ``mx.async_eval`` not, while the block runs."""
         evaluate = mx.eval
 
         def waiting(*arrays: Any) -> None:

@@ -121,8 +121,8 @@ def check_extreme_rows() -> None:
 
 
 def int8_bound(x: Truth, weight: Truth, group: int, bits: int) -> Truth:
-    """max|x| / 254 times sum|w|, group by group: what 8-bit activations may cost. Before codes of 8 bits,
-    AVX2 also keeps sums of two inputs in 8 bits."""
+    """Return max|x| / 254 times sum|w|, group by group: the error bound of 8-bit activations. For codes of 8
+    bits, AVX2 also keeps sums of two inputs in 8 bits."""
     sizes = np.abs(x)
     if bits == 8:
         sums = np.abs(x.reshape(len(x), -1, 2).sum(-1))

@@ -70,7 +70,7 @@ def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array,
     for size in cuts:
         part = [x[at : at + size] for x in case.rows]
         lengths, source, target = [size], [SLOT if at else NO_STATE], [SLOT]
-        if mates:  # a new sequence before, one after that goes on, and a segment that fills up
+        if mates:  # a new sequence before, a continued one after, and a padding segment
             part = [mx.concatenate([x[3:5], y, x[7:10]]) for x, y in zip(case.rows, part, strict=True)]
             lengths, source = [2, size, 3, 0], [NO_STATE, *source, 1 if at else NO_STATE, NO_STATE]
             target = [4, SLOT, 1, 0]
@@ -127,7 +127,7 @@ def _gate_case(
 ) -> Case:
     A, bias = _array(A_log, mx.float32), _array(dt_bias, mx.float32)
     if vector:
-        A = A.reshape(-1, 1)  # as Kimi's layers have it
+        A = A.reshape(-1, 1)  # the shape in Kimi's layers
     bound = -5.0 if kind == "bounded" else None
     gates = DeltaGates(kind=kind, A_log=A, dt_bias=bias, lower_bound=bound or 0.0, beta_scale=2.0)
 

@@ -46,7 +46,7 @@ def starts_of(step: AttentionMetadata, layer: LayerSpec, after: Ints) -> Ints:
 def run_residual(
     case: Case, pool: PagedKVCache, after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Write every row of a case in two steps, attend in the last; what came out, and the truth."""
+    """Write every row of a case in two steps and attend in the last; return the output and the truth."""
     rng = np.random.default_rng(3)
     specs = [storage.spec for storage in pool.storages]
     tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]

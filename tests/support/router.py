@@ -28,8 +28,7 @@ needs_router = pytest.mark.skipif(
 
 @asynccontextmanager
 async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
-    """What the ready line of serve_http.py says, and its ``pid``; ended with SIGTERM, and with exit
-    code 0."""
+    """Yield the ready line of serve_http.py with its ``pid``; end it with SIGTERM and check exit code 0."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(SCRIPT), "--listen", "127.0.0.1:0", "--router-metrics", "127.0.0.1:0", *flags,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,

@@ -1,5 +1,7 @@
-"""Serves a workload with the real scheduler and block manager and the ledger for a model, and
-checks after every step whatever must hold whatever happens."""
+"""Serving of a workload with the real scheduler and block manager, and the ledger as a model.
+
+Invariants are checked after every step.
+"""
 
 from __future__ import annotations
 
@@ -249,7 +251,7 @@ class AheadStep:
 
 
 def judge(sequence: Sequence, drafts: tuple[int, ...]) -> SampleResult:
-    """The next token, and one more after each draft that holds."""
+    """Return the next token, and one more after each accepted draft."""
     tokens: list[int] = []
     for draft in (*drafts, None):
         tokens.append(next_token([*sequence.tokens, *tokens], sequence.sequence_id))

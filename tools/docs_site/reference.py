@@ -39,7 +39,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def cli() -> str:
-    """Every command with all of its options."""
+    """Return every command with all of its options."""
     page = ["# Command line", "", "Generated from `octavo COMMAND --help`.", ""]
     commands = [(name,) for name in COMMANDS] + [("bench", name) for name in BENCHES]
     for command in commands:
@@ -144,7 +144,7 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
 
 
 def python() -> str:
-    """The names of `octavo.engine` with their docstrings; errors and classes of plain data as tables."""
+    """Return the names of `octavo.engine` with their docstrings; errors and plain data as tables."""
     errors, rest = [], []
     for name in octavo.engine.__all__:
         cls = getattr(octavo.engine, name)

@@ -120,7 +120,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 class _Caches:
-    """The caches of a model, created anew per forward; recurrent ones record the modules that use them."""
+    """The caches of a model, created again per forward; recurrent ones record the modules that use them."""
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture

@@ -10,7 +10,7 @@ constexpr int kSlots = kChunk / kNvGroup;  // groups of a chunk
 
 // A code's value is its scale times Code::value / kScale.
 struct Nvfp4 : Fp4 {
-  // Scales are E4M3: the upper bits of halves that are 2^8 times as small.
+  // Shifted E4M3 bytes are read as float16, which gives 2^-8 of the scale.
   static constexpr float kScale = 2 * 0x1p-8f;
   // Near 1: small scales would give subnormal products, which take a hundred times as long.
   static constexpr int kAnyScale = 56;

@@ -1,8 +1,8 @@
-"""The work that engines are compared by, and the loop that drives any of them through it.
+"""The benchmark's workload, and the loop that drives every engine through it.
 
-Weights and prompts are random, tokens are drawn greedily, end tokens are ignored and nothing is
-found in a prefix cache: every engine computes the same number of tokens. Only the time in which
-an engine computes counts; loading does not.
+Weights and prompts are random, sampling is greedy, end tokens are ignored and nothing is found in a prefix
+cache. So every engine computes the same number of tokens. Only the time in which an engine computes counts;
+loading does not.
 """
 
 from __future__ import annotations

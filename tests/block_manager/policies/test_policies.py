@@ -24,7 +24,7 @@ def digests(num_pages: int) -> list[Digest | None]:
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "gittins"])
-def test_what_was_never_found_goes_in_the_order_of_release(name: str) -> None:
+def test_pages_never_found_go_in_the_order_of_release(name: str) -> None:
     policy = make_policy(name, 6)
     policy.release(ids(3, 2), digests(6))
     policy.release(ids(5, 0), digests(6))

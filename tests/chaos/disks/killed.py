@@ -1,4 +1,4 @@
-"""SIGKILL in the middle of everything, and a start on the same folder, three times over."""
+"""Test program: kill a server under load with SIGKILL and restart it on the same folder, three times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding deltas into one: the same as joining them by hand, at a cost that follows their number."""
+"""Merging deltas equals joining them by hand, in time proportional to their number."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_wrong_variable_is_named(
     _fails(capsys, "/nowhere/octavo.toml")
 
 
-def test_a_deleted_option_says_what_is_said_instead(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deleted_option_names_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     _fails(capsys, "--max-unread-bytes is not an option any more; leave it out", "--max-unread-bytes", "5")
 
 

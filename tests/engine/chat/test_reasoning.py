@@ -1,4 +1,4 @@
-"""Where reasoning ends and content begins, whatever the pieces."""
+"""The end of reasoning and the beginning of content, however the text is cut."""
 
 from __future__ import annotations
 

@@ -84,8 +84,8 @@ def test_a_request_may_say_otherwise() -> None:
         ("mtp", True, False, "off"),
     ],
 )
-def test_what_looks_for_drafts(speculate: str, invariant: bool, is_recurrent: bool, expected: str) -> None:
-    """With a draft model or a head, nothing looks in texts."""
+def test_default_source_of_drafts(speculate: str, invariant: bool, is_recurrent: bool, expected: str) -> None:
+    """With a draft model or a head, texts are not searched."""
     states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
     info = Harness(small_config()).core.info
     info = replace(info, batch_invariant=invariant, states=states)

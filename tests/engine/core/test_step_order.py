@@ -56,7 +56,7 @@ class Drafts(MTPDrafts):
 
 
 class Traced:
-    """A core whose ports note what passes them."""
+    """A core that records the calls at its interfaces."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_pages: int, max_step_tokens: int) -> None:
         self.lines: list[str] = []

@@ -1,4 +1,4 @@
-"""What observers are told of tenants."""
+"""Observers get the loads of tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings of decoder models beside mlx-lm's own hidden states, pooled by NumPy."""
+"""Embeddings of decoder models compared with mlx-lm's hidden states, pooled by NumPy."""
 
 from __future__ import annotations
 

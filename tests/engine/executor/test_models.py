@@ -225,7 +225,7 @@ def routing(case: Case) -> Routing | None:
 def served(
     runner: ModelRunner, routing: Routing | None, folder: Path, case: Case, backend: TestedBackend
 ) -> Iterator[ModelRunner]:
-    """The runner; a mixture is loaded once more, as one that is observed runs other code from then on."""
+    """Yield the runner; a mixture is loaded again, because an observed one runs other code from then on."""
     if routing is None:
         yield runner
         return

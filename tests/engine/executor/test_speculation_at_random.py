@@ -36,7 +36,7 @@ PARTS = [("cpu", part, 4) for part in range(9)] + [
 
 @dataclass(slots=True)
 class Answer:
-    """What one sample has said."""
+    """The output of one sample."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)

@@ -44,9 +44,8 @@ def checkpoint() -> Path:
 
 
 def untouched(file: Path) -> llama.Model:
-    """mlx-lm's model in float32, made of the file's tensors without the conversion. llama.cpp pairs
-    neighbours in
-    its rotary embedding, which mlx-lm calls traditional."""
+    """Return mlx-lm's model in float32, made of the file's tensors without the conversion. llama.cpp pairs
+    neighbours in its rotary embedding, which mlx-lm calls traditional."""
     arguments = llama.ModelArgs(
         model_type="llama", hidden_size=576, num_hidden_layers=30, intermediate_size=1536,
         num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, vocab_size=49152,

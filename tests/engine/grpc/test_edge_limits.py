@@ -1,4 +1,4 @@
-"""What a call may cost before it is refused: bodies, lists, texts and calls that wait."""
+"""Costs of a call before it is refused: bodies, lists, texts and waiting calls."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_text_calls_and_prompts_wait_for_nothing_that_others_keep_busy() -
         await asyncio.gather(*blockers, *busy)
 
 
-async def test_who_is_being_encoded_is_counted_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_counts_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     door, started = threading.Event(), threading.Semaphore(0)
     encode = Tokenizer.encode
     num_encoded = 0
@@ -281,7 +281,7 @@ async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
         await eventually(lambda: _num_calls(its) == 0, "all have left")
 
 
-async def test_what_a_burst_of_calls_took_is_given_back_once_it_is_over(
+async def test_memory_of_a_burst_of_calls_is_freed_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_back: list[int] = []
@@ -334,7 +334,7 @@ async def test_request_ids_cannot_break_the_lines_of_a_log() -> None:
         ("localhost", False, False),
     ],
 )
-def test_listening_to_strangers_is_said_once(
+def test_an_open_listener_without_tokens_warns_once(
     host: str, with_tokens: bool, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = tmp_path / "tokens"

@@ -220,10 +220,10 @@ async def fuzz(num_messages: int) -> None:
         assert min(seen[code] for code in EXPECTED) > num_messages // 50, f"too much of one kind: {seen}"
 
 
-async def test_nonsense_harms_nobody() -> None:
+async def test_nonsense_harms_no_other_request() -> None:
     await fuzz(1500)
 
 
 @pytest.mark.slow
-async def test_much_nonsense_harms_nobody() -> None:
+async def test_much_nonsense_harms_no_other_request() -> None:
     await fuzz(20_000)

@@ -204,7 +204,7 @@ async def test_a_port_in_use_is_refused_with_the_remedy() -> None:
         ("::1:50051", "brackets"),
     ],
 )
-def test_addresses_that_are_none(text: str, hint: str) -> None:
+def test_invalid_addresses_are_refused(text: str, hint: str) -> None:
     with pytest.raises(InvalidConfig, match=hint):
         parse_address(text)
 

@@ -172,7 +172,7 @@ async def test_an_unforeseen_error_shows_nothing_of_itself(monkeypatch: pytest.M
         assert "secret" not in str(status)
 
 
-async def test_nobody_there_is_said_with_the_remedy() -> None:
+async def test_a_missing_server_is_reported_with_a_remedy() -> None:
     from octavo.engine.client.client import Client
 
     async with Client("127.0.0.1:1") as client:

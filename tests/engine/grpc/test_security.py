@@ -251,7 +251,7 @@ def test_salts_of_tenants_cannot_be_made_by_others() -> None:
     assert len({salts.of("a"), TenantSalts(b"l" * 32).of("a"), TenantSalts().of("a")}) == 3
 
 
-def test_the_key_of_salts_stays_with_the_pages_and_is_nobody_elses(tmp_path: Path) -> None:
+def test_the_salt_key_is_private_and_stays_with_the_pages(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "cache"
     first = load_tenant_salts(folder).of("a")
     assert load_tenant_salts(folder).of("a") == first, "a restart finds its tenants' pages"
@@ -341,7 +341,7 @@ def test_unusable_certificates(tmp_path: Path, authority: trustme.CA) -> None:
         (["generate", "x", "--connect", "127.0.0.1:1", "--auth-token-file", "no-tokens"], "no-tokens"),
     ],
 )
-def test_wrong_options_are_said_in_one_line(
+def test_wrong_options_are_reported_in_one_line(
     argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--listen", "127.0.0.1:0", "--metrics", "off"] if argv[0] == "serve" else []

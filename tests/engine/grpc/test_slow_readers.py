@@ -70,7 +70,7 @@ def _unread(its: Served) -> int:
     return its.engine._open._unread.num_bytes
 
 
-async def test_output_that_nobody_reads_keeps_new_requests_out_until_it_is_read(
+async def test_unread_output_keeps_new_requests_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1_000_000)
@@ -131,7 +131,7 @@ async def test_a_write_that_does_not_move_ends_its_call() -> None:
             assert await collect(its.client.generate("b", SHORT)), "others are served"
 
 
-async def test_whoever_reads_on_too_late_learns_why_the_call_was_ended() -> None:
+async def test_a_reader_that_resumes_too_late_gets_the_reason() -> None:
     """The server does not wait until its status is taken. On a connection that does not move it may be lost,
     which costs nobody but that client anything: one of some attempts is to get it."""
     config = small_config(**CONFIG)
@@ -172,7 +172,7 @@ async def test_a_running_request_whose_client_stops_reading_is_ended_too() -> No
         assert its.num_steps < 25_000
 
 
-async def test_a_batch_that_nobody_reads_ends_with_all_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_batch_ends_with_all_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "BATCH_BACKLOG", 2)
     async with served(FakeCore(verify=False), config=small_config(**CONFIG), write_timeout_s=2.0) as its:
         channel = its.channel(**NARROW)

@@ -157,7 +157,7 @@ async def ask_all(server: Server) -> tuple[Answers, Answers]:
 
 
 def contents(answers: Answers) -> list[dict[int, Said]]:
-    """All but how it was cut into messages."""
+    """Return the answers without their division into messages."""
     return [
         {index: replace(said, sizes=[]) for index, said in sorted(samples.items())} for samples in answers
     ]

@@ -108,7 +108,7 @@ async def test_cancelling_while_waiting_leaves_the_queue() -> None:
         await _freed_early(its, gate, at_most=20)
 
 
-async def test_a_client_that_stops_reading_holds_nobody_up_and_loses_nothing() -> None:
+async def test_a_client_that_stops_reading_delays_no_other() -> None:
     """With little room on the way, what it has not read waits as one merged response."""
     config = small_config(page_size=32, num_pages=256)
     async with served(FakeCore(verify=False), config=config) as its:

@@ -94,7 +94,7 @@ async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
             await its.client.stub.Generate(empty).read()
 
 
-async def test_slow_grammars_hold_up_nobody_and_end_with_the_engine() -> None:
+async def test_slow_grammars_block_no_request_and_end_with_engine() -> None:
     """More of them than there are helpers, threads of asyncio's executor, or places in a tenant's queue."""
     async with served() as its:
         assert its.core.core is not None

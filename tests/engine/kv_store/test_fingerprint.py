@@ -1,4 +1,4 @@
-"""What a model is called: every edit shows, and unchanged files are not read again."""
+"""Fingerprints of models: every edit changes them, and unchanged files are not read again."""
 
 from __future__ import annotations
 

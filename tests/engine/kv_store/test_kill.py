@@ -63,8 +63,8 @@ def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -
 @HOW_OFTEN
 @pytest.mark.parametrize("groups", GROUPS)
 def test_engines_killed_at_random_moments(groups: str, kills: int, tmp_path: Path) -> None:
-    """With layers of windows, a prompt's pages lie in several folders, and any of them may be there without
-    the others: what is found is then a beginning for which every group has what its queries see."""
+    """With layers of windows, a prompt's pages are in several folders, and any of them may be missing. A hit
+    is then a prefix for which every group has the pages that its queries see."""
     rng, loaded, known = random.Random(kills), 0, set[Path]()
     with nursery(groups, tmp_path) as process:
         for number in range(kills):

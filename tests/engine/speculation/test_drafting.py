@@ -49,7 +49,7 @@ def test_drafts_are_computed_while_they_pay(hold: float, cost: float, others: in
 
 
 class Times:
-    """Of steps that take ``cost`` more for each draft."""
+    """Times of steps in which each draft costs a share ``cost``."""
 
     def __init__(self, cost: float) -> None:
         self._ratios = tuple((number, 1 + cost * number) for number in range(1, 9))
@@ -241,8 +241,8 @@ def test_a_grammar_checks_drafts_and_goes_on() -> None:
     assert guess(drafting, [8], 100) == (9, 0), "10 may not follow"
 
 
-def test_what_is_forced_is_a_kind_of_its_own() -> None:
-    """A drafter that is always wrong takes nothing away from a grammar that never is."""
+def test_forced_drafts_are_a_separate_kind() -> None:
+    """A drafter that is always wrong does not lower the rate of a grammar that is always right."""
     drafting, tokens = Drafting(Always(match=3), most=1, grammar=Letters()), [9]
     for _ in range(60):
         drafting.look(tokens, 100)

@@ -82,7 +82,7 @@ def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
     engine.guess(2)
     engine.head.take()
     engine.compute(2, 3, drafts=(GUESS, GUESS))
-    engine.sequence.tokens += [GUESS, 20]  # the first one held
+    engine.sequence.tokens += [GUESS, 20]  # the first draft was accepted
     assert engine.guess(0) == ()
     engine.compute(4, 5, plus=0.5)
     engine.sequence.tokens += [21]

@@ -127,7 +127,7 @@ def _tag(**changes: Any) -> StructuredOutput:
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_name(
+def test_unsupported_constraints_are_refused_with_a_reason(
     compiler: ConstraintCompiler, structured: StructuredOutput, reason: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"{structured.kind} cannot be used: .*{reason}") as refusal:
@@ -155,7 +155,7 @@ def test_a_constraint_says_one_thing(fields: dict[str, Any], reason: str) -> Non
         StructuredOutput(**fields)
 
 
-def test_a_tokenizer_that_cannot_be_read_is_said_so() -> None:
+def test_an_unreadable_tokenizer_is_reported() -> None:
     class Strange:
         eos_ids, vocab_size = frozenset({1}), 4
 
@@ -218,7 +218,7 @@ def test_a_wrong_token_shows(compiler: ConstraintCompiler) -> None:
         constraint.allowed()
 
 
-def test_a_model_without_an_end_token_is_said_so() -> None:
+def test_a_model_without_an_end_token_is_reported() -> None:
     own = ConstraintCompiler(byte_tokenizer(eos_ids=frozenset()), vocab_size=VOCAB_SIZE)
     with pytest.raises(InvalidRequest, match="needs a model with an end token"):
         own.compile(StructuredOutput(regex="ab?"))

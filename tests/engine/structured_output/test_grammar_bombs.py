@@ -120,7 +120,7 @@ def test_a_helper_that_does_not_answer_is_ended() -> None:
         patch.setattr(vetter, "_limits", replace(PATIENT, wall_s=0.3))
         with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s"):
             own.compile(StructuredOutput(regex="b"))
-    own.compile(StructuredOutput(regex="b"))  # the machine was busy, for all we know: tried again
+    own.compile(StructuredOutput(regex="b"))  # a busy machine may be the cause, so try again
     own.close()
 
 
@@ -132,7 +132,7 @@ def test_memory_is_bounded() -> None:
     own.close()
 
 
-def test_a_helper_that_somebody_ends_is_started_again() -> None:
+def test_a_killed_helper_is_started_again() -> None:
     own = make(CompileLimits())
     own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters
@@ -165,7 +165,7 @@ def test_a_request_that_is_given_up_frees_its_helper() -> None:
     own.close()
 
 
-def test_who_asks_for_the_same_shares_one_compilation_until_the_last_has_left() -> None:
+def test_equal_requests_share_a_compilation_until_all_leave() -> None:
     own = make(PATIENT)
     first, second = own.begin(bombs.slow()), own.begin(bombs.slow())
     third = own.begin(StructuredOutput(regex="abc"))
@@ -234,7 +234,7 @@ def test_closing_ends_what_is_compiled_and_what_waits() -> None:
     assert not any(thread.is_alive() for thread in own.pool._threads)
 
 
-def test_a_compiler_that_nobody_closes_leaves_no_process_behind() -> None:
+def test_an_unclosed_compiler_leaves_no_process() -> None:
     own = make(CompileLimits())
     own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters

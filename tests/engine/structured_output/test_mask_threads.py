@@ -108,7 +108,7 @@ def test_masks_are_computed_on_other_threads_and_once(threads: MaskThreads) -> N
     assert matcher.accepted == [1]
 
 
-def test_a_mask_that_is_stuck_fails_its_request_and_nobody_else(threads: MaskThreads) -> None:
+def test_a_stuck_mask_fails_only_its_request(threads: MaskThreads) -> None:
     gate = threading.Event()
     stuck, other = constraint(threads, Matcher(gate)).copies(2)
     give_up(stuck)

@@ -16,7 +16,7 @@ MAYBE = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}
 
 
 def refusal(schema: Any) -> str:
-    """Why a schema cannot be used; empty if it can."""
+    """Return why a schema cannot be used; empty if it can."""
     try:
         grammar = grammar_of("json_schema", json.dumps(schema))
     except ValueError as error:
@@ -56,7 +56,7 @@ def refusal(schema: Any) -> str:
         ("$ref '#'", {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}),
     ],
 )
-def test_what_is_not_kept_is_refused_by_its_keyword(keyword: str, schema: dict[str, Any]) -> None:
+def test_unsupported_keywords_are_refused_by_name(keyword: str, schema: dict[str, Any]) -> None:
     assert keyword in refusal({"type": "object"} | schema if keyword == "patternProperties" else schema)
 
 

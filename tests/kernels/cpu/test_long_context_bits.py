@@ -1,6 +1,6 @@
 """Bits of attention over contexts of several parts: alone, in chunks, all at once.
 
-Few rows have their parts as items of their own, many rows have them all in one. Both must fold the same.
+With few rows, parts are separate items; with many rows, one item has all parts. Both must fold equally.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
 
 
 def changes_of(**given: Any) -> _ext.LogitAdjustments:
-    """Those given, and no others."""
+    """Return logit adjustments with only the given fields."""
     nobody, nothing = np.empty(0, np.int64), np.empty(0, np.float32)
     return _ext.LogitAdjustments(
         bias_ids=given.pop("bias_ids", nobody),

@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_rows_whose_state_is_not_finite_are_marked(dtype: mx.Dtype) -> None:
     step = StateSegments.of([3, 0, 4], source=[0, 1, 2], checkpoints=[(4, 3), (-1, 0)])
     arrays = StateArrays.of(step)
-    y = np.full((7, 2, 5), 60_000.0, np.float32)  # a sum of them overflows in 16 bits, and is no infinity
+    y = np.full((7, 2, 5), 60_000.0, np.float32)  # their sum overflows in 16 bits but must stay finite
     marks = {2: np.nan, 4: np.inf, 5: np.nan, 6: -np.inf}  # row 5 leaves its state to nobody
     for row, value in marks.items():
         y[row, 1, row % 5] = value

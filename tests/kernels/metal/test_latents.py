@@ -109,7 +109,7 @@ def test_pages_written_in_place_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("name", ["mixed", "uneven tiles", "window of pages"])
 def test_latents_of_two_kinds_of_pages(name: str) -> None:
-    """Decoded rows, and prompts along which what is read of either kind changes."""
+    """Checks decoded rows, and prompts whose rows read changing pages of either kind."""
     case = CASES[name]
     pool = residual_pool(
         Emulator().backend(), case, "fp4", "bf16", window=case.page_size + 1, keep=case.page_size

@@ -1,4 +1,4 @@
-"""What the launcher hands to a compiler: valid Metal as far as it can be told, and whole sources."""
+"""The launcher gives a compiler valid Metal, as far as can be checked, and whole sources."""
 
 from __future__ import annotations
 

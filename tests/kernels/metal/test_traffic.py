@@ -69,7 +69,7 @@ CODES = [
 
 
 def coalesced_cases() -> Iterator[object]:
-    """All of them with both page sizes; by default, with each in turn."""
+    """Yield all cases with both page sizes or, by default, with alternating ones."""
     for page_size in (16, 32):
         for number, (formats, dim) in enumerate(CODES):
             rare = (page_size == 32) != number % 2
@@ -132,8 +132,8 @@ def test_a_write_moves_each_row_once(name: str) -> None:
 
 
 def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by its shuffles, against the same launches without it: in chunk and reduce for the rows
-    each of them writes, and not in the splits, which reduce joins."""
+    """Counts shuffles against launches without the rotation. Chunk and reduce undo it for the rows that they
+    write; splits do not, because reduce joins them."""
     case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
     _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
     read = units.read_source

@@ -141,7 +141,7 @@ def test_objects_of_the_installation_are_taken_while_they_are_up_to_date(
         os.utime(path, (4, 4))
         assert building.built_extension() is None, path
         os.utime(path, (1, 1))
-    os.utime(extension, (1, 1))  # not linked since
+    os.utime(extension, (1, 1))  # older than its sources
     assert building.built_extension() is None
     os.utime(extension, (3, 3))
     objects[1].unlink()

@@ -1,4 +1,4 @@
-"""Greedy tokens that the output head chooses by itself: those of its logits, and no logits stored."""
+"""Greedy tokens chosen by the output head: equal to those of its logits, which are not stored."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ print(loaded, peak() - before, core.info.memory.weights, core.info.memory.pages)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
 def test_neither_loading_nor_prompts_take_much_beside_weights_and_pages(tmp_path: Path) -> None:
-    """A model is never held twice, nor all that a step computes."""
+    """Memory never holds a model twice, nor all results of a step."""
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "head_dim": 64}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 1024}
     folder = tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.bfloat16, **sizes, **heads)

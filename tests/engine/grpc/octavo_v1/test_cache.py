@@ -121,7 +121,7 @@ async def test_stats_count_and_draw_the_tree_of_what_was_reused() -> None:
             await its.client.cache.stats(1001)
 
 
-async def test_a_flush_forgets_what_nobody_holds() -> None:
+async def test_a_flush_drops_pages_without_holders() -> None:
     async with served() as its:
         await say(its, PROMPT, "first")
         assert await its.client.cache.flush() == 5

@@ -50,7 +50,7 @@ async def test_one_prompt_moves_to_another_server(tmp_path: Path) -> None:
         assert (known.num_pages, known.num_known_pages) == (0, 5)
 
 
-async def test_saving_while_the_pool_is_full_costs_nobody_anything(
+async def test_saving_with_a_full_pool_costs_requests_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 pages, 57 of them one prompt's: a prompt that needs most of them comes in the middle of its save."""

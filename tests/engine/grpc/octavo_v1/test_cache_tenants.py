@@ -82,7 +82,7 @@ async def events_until(stream: AsyncGenerator[pb.WatchResponse, None], number: i
     return responses
 
 
-async def test_nobody_is_told_of_another_tenants_pages_whether_they_come_or_go(tmp_path: Path) -> None:
+async def test_watchers_never_see_other_tenants_pages(tmp_path: Path) -> None:
     """A pool in which tenants evict each other: each watcher sees what is its own, and all of that."""
     security, own = tenants(tmp_path)
     core, config = FakeCore(), small_config(num_pages=16)
@@ -169,7 +169,7 @@ async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path)
 async def test_a_guess_costs_the_same_whatever_others_have_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No hit, as many pages looked up, and as many steps: nothing to measure from outside."""
+    """A prompt takes no hit, equal look-ups and equal steps, so its cost reveals nothing."""
     looked_up: list[int] = []
     acquire = PagePool.acquire
 
@@ -196,7 +196,7 @@ async def test_a_guess_costs_the_same_whatever_others_have_cached(
     assert set(seen) == {seen[0]}
 
 
-async def test_what_is_everybodys_is_the_operators_to_handle(tmp_path: Path) -> None:
+async def test_only_operators_change_the_shared_cache(tmp_path: Path) -> None:
     security, own = tenants(tmp_path)
     async with served(security=security, credentials=own["a"]) as its, \
             Client(its.address, own["operator"]) as operator:  # fmt: skip

@@ -43,7 +43,7 @@ async def read(stream: AsyncGenerator[pb.WatchResponse, None], num_events: int) 
     return events
 
 
-async def test_whoever_watches_knows_what_can_be_found() -> None:
+async def test_a_watcher_knows_the_cached_pages() -> None:
     async with served(config=small_config(num_pages=16)) as its:
         await say(its, [9] * 22)  # before anybody watches
         async with aclosing(its.client.cache.watch()) as stream:
@@ -68,7 +68,7 @@ async def test_whoever_watches_knows_what_can_be_found() -> None:
             assert await read(again, 4) == [stored, more, removed, cleared], "what was missed is sent again"
 
 
-async def test_a_watcher_that_cannot_begin_there_is_told_so() -> None:
+async def test_a_watcher_with_an_invalid_start_gets_an_error() -> None:
     async with served() as its:
         await say(its, PROMPT)
         assert its.core.core is not None
@@ -80,7 +80,7 @@ async def test_a_watcher_that_cannot_begin_there_is_told_so() -> None:
             assert (await anext(stream)).number == kept - 1
 
 
-async def test_a_watcher_that_falls_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_watcher_that_falls_behind_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the first batch, is busy, and the log moves on without it."""
     reading = asyncio.Event()
     monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
@@ -109,7 +109,7 @@ async def test_a_watcher_that_falls_behind_is_told_so(monkeypatch: pytest.Monkey
                 pass
 
 
-async def test_heartbeats_come_while_nothing_happens_and_nobody_is_left_behind(
+async def test_idle_watchers_get_heartbeats_and_leave_no_holders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("octavo.engine.grpc.octavo_v1.cache.HEARTBEAT_S", 0.05)
@@ -195,7 +195,7 @@ async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> 
         await eventually(lambda: not cache.is_watched, "the engine tells nobody")
 
 
-async def test_calls_that_are_cancelled_at_any_moment_leave_nobody_behind() -> None:
+async def test_calls_cancelled_at_any_moment_leave_no_holders() -> None:
     async with served() as its:
         assert its.core.core is not None
         cache, hub = its.core.core.cache, its.server.handler.page_events
@@ -253,7 +253,7 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
         await eventually(lambda: handler.page_events.num_watchers == 0, "it is not counted any more")
 
 
-async def test_watchers_are_told_when_the_engine_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watchers_get_the_error_of_a_dead_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.engine.grpc.page_events.PROBE_S", 0.05)
     monkeypatch.setattr("octavo.engine.grpc.octavo_v1.cache.HEARTBEAT_S", 0.05)
 

@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_what_is_not_possible_is_refused_by_name() -> None:
+async def test_impossible_fields_are_refused_by_name() -> None:
     async with worker() as its:
         for case, (changes, hint) in REFUSED.items():
             with pytest.raises(grpc.aio.AioRpcError) as caught:

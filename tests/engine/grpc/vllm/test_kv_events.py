@@ -213,7 +213,7 @@ async def test_a_large_snapshot_comes_in_parts(monkeypatch: pytest.MonkeyPatch) 
             assert {batch.snapshot.blocks for batch in late.batches[:4]} == {12}
 
 
-async def test_a_router_resumes_where_it_was_and_is_told_when_it_cannot() -> None:
+async def test_a_router_resumes_or_gets_an_error() -> None:
     async with worker() as its:
         async with Router(its) as router:
             await subscribed(its)
@@ -258,7 +258,7 @@ async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyP
             assert await router.refusal() is grpc.StatusCode.DATA_LOSS
 
 
-async def test_the_load_is_told_while_no_page_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_load_is_sent_while_no_page_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "LOAD_S", 0.02)
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.05)
     async with (
@@ -284,7 +284,7 @@ async def test_the_load_is_told_while_no_page_changes(monkeypatch: pytest.Monkey
         assert old.batches[-1].load.load_only
 
 
-async def test_blocks_of_other_tenants_are_not_told(tmp_path: Path) -> None:
+async def test_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a alice-0123456789\nb bob-0123456789\n")
     (tmp_path / "a").write_text("alice-0123456789")
@@ -307,7 +307,7 @@ async def test_blocks_of_other_tenants_are_not_told(tmp_path: Path) -> None:
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_removed_blocks_of_other_tenants_are_not_told(tmp_path: Path) -> None:
+async def test_removed_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a alice-0123456789\nb bob-0123456789\n")
     (tmp_path / "a").write_text("alice-0123456789")

@@ -1,4 +1,4 @@
-"""Ledgers of the demo model: the same everywhere, right by construction, and never a training text."""
+"""Ledgers of the demo model: equal on every machine, with correct answers, and never training texts."""
 
 from __future__ import annotations
 
