@@ -71,7 +71,9 @@ def test_the_table_in_the_docs_is_true() -> None:
     found = {one.architecture: one.tier for one in surveys.survey(architectures())}
     differing = {name for name in tiers if found.get(name) != tiers[name]}
     assert found.keys() == tiers.keys()
-    assert differing <= {"bailing_moe_v3"}  # refused on AVX2 alone, on random weights: not explained yet
+    # With AVX2's rounding two of the probe's four decode rows take other experts of these random weights, and
+    # are off by 0.65 and 0.23. With exact sums the worst is off by 0.22, within the limit of 0.32.
+    assert differing <= {"bailing_moe_v3"}
 
 
 def test_a_tiny_configuration_says_why_there_is_none() -> None:
