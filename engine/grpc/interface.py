@@ -5,7 +5,7 @@ Server, command line and tests use it, so protocol behaviour can be tested with 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,7 +32,7 @@ class Caller(Protocol):
 class Writable(Protocol):
     """Output to the client of one call."""
 
-    async def write(self, response: Any, /) -> None:
+    def write(self, response: Any, /) -> Awaitable[None]:
         """Write a response; waits while the client does not read."""
         ...
 

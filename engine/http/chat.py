@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..api.outputs import Delta
@@ -228,7 +227,7 @@ class _Answer:
         options = self._request.stream_options
         readers = [self._make_reader() for _ in range(self._params.n)]
         begun: set[int] = set()
-        plain, is_plain = PlainEvents(), self._request.has_plain_events
+        plain, is_plain = PlainEvents(self._plain), self._request.has_plain_events
         async for _, delta in deltas:
             self._usage.add(0, delta)
             if not exchange.is_started:
@@ -240,9 +239,7 @@ class _Answer:
             if not _is_shown(part, delta) and not is_first:
                 continue
             if is_plain and not is_first and part.is_content and delta.finish_reason is None:
-                await exchange.event(
-                    plain.event(delta.index, part.content, partial(self._plain, delta.index))
-                )
+                await exchange.event(plain.event(delta.index, part.content))
                 continue
             choice = ChunkChoice.model_construct(delta=_delta(part, is_first), **self._choice(delta, reader))
             await exchange.event(self._chunk([choice]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, cast
 
 from ..api.errors import InvalidRequest
@@ -154,14 +153,14 @@ class _Answer:
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
-        plain, is_plain = PlainEvents(), self._request.has_plain_events
+        plain, is_plain = PlainEvents(self._plain), self._request.has_plain_events
         async for prompt, delta in deltas:
             self._take(prompt, delta)
             if not exchange.is_started:
                 await exchange.start_events()
             index = prompt * self.params.n + delta.index
             if self._is_echoed(index) and is_plain and delta.text and delta.finish_reason is None:
-                await exchange.event(plain.event(index, delta.text, partial(self._plain, index)))
+                await exchange.event(plain.event(index, delta.text))
             elif (
                 delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index)
             ):

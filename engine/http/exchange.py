@@ -76,7 +76,7 @@ class Exchange:
         self._is_events = False
         self._is_gone = False
         self._receive = receive
-        self._send = send
+        self.write = send  # hands a message to the transport, for ``ResponseWriter``
         self._writer = writer
         self._headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
@@ -153,10 +153,6 @@ class Exchange:
             pass
         self._is_gone = True
         task.cancel()
-
-    async def write(self, message: MutableMapping[str, Any]) -> None:
-        """Pass a message to the transport; see ``ResponseWriter``."""
-        await self._send(message)
 
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header to the answer, which must not have started."""

@@ -51,23 +51,25 @@ class Usage:
         self.completion_tokens += len(delta.token_ids)
 
 
-async def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield the deltas of all prompts with their prompt's index; closing frees their pages. Raises the error
+def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Return the deltas of all prompts with their prompt's index; closing frees their pages. Raises the error
     of a request, RequestFailed for a failed one, and EngineStopping for an ended one."""
     if len(job.prompts) == 1:
-        source = _deltas(services, exchange, job, 0)
-        async with aclosing(source):
-            async for delta in source:
-                yield 0, delta
-        return
+        return _deltas(services, exchange, job, 0)
+    return _interleaved(services, exchange, job)
+
+
+async def _interleaved(
+    services: Services, exchange: Exchange, job: Job
+) -> AsyncGenerator[tuple[int, Delta], None]:
     output: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(BACKLOG)
     todo = iter(range(len(job.prompts)))
 
     async def serve() -> None:
         for index in todo:
             async with aclosing(_deltas(services, exchange, job, index)) as source:
-                async for delta in source:
-                    await output.put((index, delta))
+                async for item in source:
+                    await output.put(item)
 
     async def serve_all() -> None:
         try:
@@ -92,7 +94,7 @@ async def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerato
 
 async def _deltas(
     services: Services, exchange: Exchange, job: Job, index: int
-) -> AsyncGenerator[Delta, None]:
+) -> AsyncGenerator[tuple[int, Delta], None]:
     request_id = job.request_id
     if request_id and len(job.prompts) > 1:
         request_id = f"{request_id}-{index}"
@@ -112,7 +114,7 @@ async def _deltas(
                 raise RequestFailed(delta.error or "computing this request failed")
             if delta.finish_reason is FinishReason.ABORT:
                 raise EngineStopping("the request was ended before its output was complete; send it again")
-            yield delta
+            yield index, delta
 
 
 def new_id(prefix: str) -> str:

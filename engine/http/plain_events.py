@@ -12,14 +12,15 @@ _QUOTED = to_json(_MARK)
 
 class PlainEvents:
     """Cache of one event per sample, written by the models and split around its text; later events reuse both
-    halves."""
+    halves. ``write``: returns the event of a sample, by its index, for a text."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[int, str], bytes]) -> None:
+        self._write = write
         self._halves: dict[int, tuple[bytes, bytes]] = {}
 
-    def event(self, index: int, text: str, write: Callable[[str], bytes]) -> bytes:
-        """Return the bytes that ``write`` would return for the text. ``index``: index of the sample."""
+    def event(self, index: int, text: str) -> bytes:
+        """Return the bytes that ``write`` would return."""
         if (halves := self._halves.get(index)) is None:
-            before, _, after = write(_MARK).rpartition(_QUOTED)
+            before, _, after = self._write(index, _MARK).rpartition(_QUOTED)
             halves = self._halves[index] = (before, after)
         return halves[0] + to_json(text) + halves[1]
