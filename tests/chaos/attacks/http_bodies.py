@@ -21,7 +21,11 @@ BODIES: tuple[tuple[str, bytes], ...] = (
     ("/v1/chat/completions", json.dumps({"messages": [{"role": "user", "content": "a"}] * 20_000}).encode()),
     ("/v1/chat/completions", json.dumps({"messages": [], "tools": [{"type": "function"}] * 20_000}).encode()),
     ("/v1/embeddings", json.dumps({"input": [[1] * 100] * 2_000}).encode()),
-    ("/v1/rerank", json.dumps({"query": "q" * 200_000, "documents": ["d"] * 5_000}).encode()),
+    ("/detokenize", json.dumps({"tokens": [7] * 1_000_000}).encode()),
+    (
+        "/v1/rerank",
+        json.dumps({"query": "q" * 900_000, "documents": ["d"] * 1_000, "yes": "a", "no": "b"}).encode(),
+    ),
     ("/tokenize", json.dumps({"prompt": "\ufffd" * 100_000}).encode()),
     ("/v1/completions", b'{"prompt": "a", "logit_bias": {' + b'"1":1,' * 50_000 + b'"2":1}}'),
 )
