@@ -13,8 +13,7 @@ from .call_grammar import CallShape, Parameters, ToolFormat
 from .call_writer import Tools
 from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
-from .quoted_calls import GemmaCalls, WholeCalls
-from .tag_calls import Parse, TagCalls
+from .tag_calls import GemmaCalls, Parse, TagCalls, WholeCalls
 
 ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",

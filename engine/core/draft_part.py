@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from octavo.scheduler import Scheduler, SchedulerOutput
 
 from ..api.outputs import FinishReason
-from ..speculation.draft_tables import BatchDrafter
+from ..speculation.draft_tables import BatchDrafter, ModelGuesses
 from ..speculation.drafting import Speculation
-from ..speculation.guessing import ModelGuesses
 from .request import Request, Sample
 from .step_parts import PartResults, PartRows, StepPart
 

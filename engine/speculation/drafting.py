@@ -9,10 +9,9 @@ from ..api.sampling_params import Speculate
 from .allotment import allot, least_hold
 from .drafter import Drafter, ModelDrafter, Proposal
 from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
-from .ngram import NgramDrafter
 from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
-from .suffix import SuffixDrafter
+from .suffix import NgramDrafter, SuffixDrafter
 
 _TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
 _TRY_SELDOM = 4096  # steps between trials in the end, if they stay too expensive

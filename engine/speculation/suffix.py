@@ -1,8 +1,10 @@
-"""Suffix decoding: drafts of tokens that followed the longest suffixes of a sequence earlier.
+"""Drafts from text: tokens that followed the latest ones earlier, in the sequence and in recent outputs.
 
-Both the sequence and recent outputs are searched. (Oliaro et al., SuffixDecoding, 2024.) Instead of suffix
-trees, hash chains of n-grams find earlier places of the last tokens with a few bytes per token. A found place
-is followed from token to token while it predicts them, so its match grows without a new comparison.
+``NgramDrafter`` is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram"), for outputs that
+repeat the input: edits of code or text, quotations, forms. ``SuffixDrafter`` is suffix decoding (Oliaro et
+al., SuffixDecoding, 2024). Instead of suffix trees, hash chains of n-grams find earlier places of the last
+tokens with a few bytes per token. A found place is followed from token to token while it predicts them, so
+its match grows without a new comparison.
 """
 
 from __future__ import annotations
@@ -11,9 +13,49 @@ from array import array
 from collections.abc import Sequence
 
 from .drafter import Proposal
-from .ngram import MAX_MATCH, common
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
+
+MAX_SEARCHED = 8  # latest places to compare
+MAX_MATCH = 32  # tokens before the end to compare
+
+
+class NgramDrafter:
+    """A ``Drafter`` that follows the latest place with the longest match to the last tokens."""
+
+    def __init__(self, index: TextIndex | None = None) -> None:
+        self._index = index or TextIndex()
+
+    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+        self._index.extend(tokens)
+        last = len(tokens) - 1
+        best, longest = -1, NGRAM - 1
+        for end in self._index.places(tokens, MAX_SEARCHED):
+            # A longer match must match at this token, too, so it is checked first.
+            if end < longest or tokens[end - longest] != tokens[last - longest]:
+                continue
+            length = common(tokens, end, tokens, last)
+            if length > longest:
+                best, longest = end, length
+                if length == MAX_MATCH:
+                    break
+        if best < 0:
+            return Proposal()
+        drafts = [*tokens[best + 1 : best + 1 + most]]
+        while len(drafts) < most:  # at the end, the repetition continues
+            drafts.append(drafts[best - last])
+        return Proposal(drafts, longest)
+
+
+def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
+    """Return how many tokens of ``text`` before ``end`` equal those of ``tokens`` before ``last``, at most
+    MAX_MATCH."""
+    most = min(end + 1, last + 1, MAX_MATCH)
+    length = 0
+    while length < most and text[end - length] == tokens[last - length]:
+        length += 1
+    return length
+
 
 MAX_PLACES = 4  # places followed in each of the two texts
 TOKENS_PER_MATCH = 2  # drafts per supporting token

@@ -10,8 +10,7 @@ from ..verify.selftest import first_failure
 from .in_place import InPlacePool, copies_pages, overlaps_steps
 from .launch import KernelLibrary
 from .pool import MetalPool
-from .recurrent import MetalRecurrences
-from .recurrent_check import recurrent_problem
+from .recurrent import MetalRecurrences, recurrent_problem
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,9 @@ import time
 
 import numpy as np
 
-from octavo.engine.speculation.ngram import NgramDrafter
 from octavo.engine.speculation.ngram_index import NgramIndex, TextIndex
 from octavo.engine.speculation.recent_outputs import RECENT_TOKENS, RecentOutputs
-from octavo.engine.speculation.suffix import SuffixDrafter
+from octavo.engine.speculation.suffix import NgramDrafter, SuffixDrafter
 
 
 def texts(context: int, steps: int) -> dict[str, list[int]]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from octavo.engine.speculation import ngram_index
 from octavo.engine.speculation.drafter import Proposal
-from octavo.engine.speculation.ngram import MAX_MATCH, NgramDrafter
 from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex, TextIndex
+from octavo.engine.speculation.suffix import MAX_MATCH, NgramDrafter
 
 token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=400)
 

@@ -18,8 +18,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.executor.vision.encoder import ImageEncoder, patches
-from octavo.engine.executor.vision.rules import read_rules
+from octavo.engine.executor.vision.encoder import ImageEncoder, patches, read_rules
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.vision.reader import PictureReader
