@@ -66,7 +66,7 @@ class Pins:
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._owners: dict[str, _Owner] = {}
-        self._owner_of: dict[str, str] = {}  # by name
+        self._owner_of: dict[str, str] = {}  # owner by pin's name
         self._pages = _Pages()
 
     @property

@@ -1,4 +1,4 @@
-"""What every test shares: how long Hypothesis looks for a counterexample."""
+"""Settings of all tests: how long Hypothesis searches for a counterexample."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected lives until the end: whoever collects garbage, as each loading of a model does, need
-    not look through thousands of tests for it."""
+    """Exclude collected tests from garbage collection, which runs at each loading of a model."""
     gc.collect()
     gc.freeze()
 

@@ -41,14 +41,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventOptions:
-    """Destination of KV events.
-
-    endpoint   address of the PUB socket. As in vLLM, it is bound if it contains ``*`` or is ``ipc://``;
-               otherwise the socket connects to it
-    replay     address of a ROUTER socket that sends lost messages again; None: off
-    topic      first frame of each message
-    encoding   encoding of structures: vLLM's older or its present one
-    """
+    """Destination of KV events."""
 
     endpoint: str
     replay: str | None = None

@@ -190,9 +190,7 @@ class Segment:
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
     """Yield the segments that a run, which begins at position ``start``, has for pools of ``kind``, by group.
-
-    Raises InvalidRequest if it cannot be converted.
-    """
+    Raises InvalidRequest if it cannot be converted."""
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
     num_groups = len(run.kind.specs)

@@ -31,7 +31,7 @@ SHORT, LONG = 5, 21  # tokens
 
 
 def seconds(llm: LLM, sequences: int, tokens: int) -> float:
-    """Of all threads of the process, for new prompts of 32 tokens."""
+    """Return CPU seconds of all threads of the process, for new prompts of 32 tokens."""
     prompts = np.random.default_rng().integers(0, 256, (sequences, 32)).tolist()
     params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     began = time.process_time()

@@ -45,7 +45,7 @@ Run = Callable[[int], list[mx.array]]  # what is to be evaluated
 
 @dataclass(frozen=True)
 class Subject:
-    """One kernel at one size: what is run, and how many units (heads or groups of channels) a row has."""
+    """A kernel at one size: the call, and the units (heads or groups of channels) of a row."""
 
     name: str
     units: int
@@ -311,7 +311,7 @@ def together(run: Run) -> Callable[[int], None]:
 
 
 def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Of one call of native, plain and bound: bursts in turns, the best of each."""
+    """Return seconds of one call of native, plain and bound: interleaved bursts, the best of each."""
     calls = [(together(subject.native), LAYERS), (together(subject.plain), LAYERS)]
     if subject.bound is not None:
         calls.append((subject.bound, 1))

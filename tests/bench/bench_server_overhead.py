@@ -85,7 +85,7 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 def core_round(core: EngineCore, args: argparse.Namespace, seed: int) -> Round:
-    """The whole work, and nobody to tell of it."""
+    """Do the whole work without a listener."""
     rng = np.random.default_rng(seed)
     wall, cpu = time.perf_counter(), time.process_time()
     for index in range(args.streams):

@@ -204,7 +204,7 @@ def _measure(
 def _goodput(core: EngineCore, args: argparse.Namespace, rate: float, *, has_target: bool) -> float:
     """Requests per second within the targets, as long as they arrive at this rate. ``has_target``: they say
     when they want their first token."""
-    rng = np.random.default_rng(7)  # the same arrivals for everybody
+    rng = np.random.default_rng(7)  # equal arrivals in every round
     arrivals = np.cumsum(rng.exponential(1 / rate, size=max(1, round(rate * args.seconds)))).tolist()
     first: dict[Request, float] = {}  # seconds until the first token
     last: dict[Request, float] = {}

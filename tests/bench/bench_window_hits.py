@@ -26,7 +26,7 @@ Request = tuple[list[int], int]  # a prompt, and how many tokens are generated
 
 
 class Traffic:
-    """Requests in the order of their arrival; tokens are numbers that nobody else draws."""
+    """Requests in the order of their arrival; their tokens are unique."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -48,7 +48,7 @@ class Traffic:
         return [(prompts[rank] + self.tokens(300), 100) for rank in ranks]
 
     def conversations(self, number: int) -> list[Request]:
-        """Of six turns, in any order."""
+        """Return conversations of six turns, in random order."""
         texts = [self.tokens(400) for _ in range(number)]
         order = [index for index in range(number) for _ in range(6)]
         self._rng.shuffle(order)

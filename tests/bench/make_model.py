@@ -37,13 +37,13 @@ HYBRID = {  # as Qwen3.5: three layers of gated delta nets, then one of attentio
 
 
 def hybrid_shape(heads: int, head_dim: int) -> dict[str, Any]:
-    """Of keys and of values alike."""
+    """Shape whose keys and values have equal sizes."""
     numbers = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
     return HYBRID | numbers | {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
 
 
 def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
-    """As DeepSeek-V3 without experts: a token's cache is a latent of 512 values and a rotary key of 64."""
+    """Shape of DeepSeek-V3 without experts: a token caches a latent of 512 values and a rotary key of 64."""
     return {
         "model_type": "deepseek_v3",
         "first_k_dense_replace": layers,

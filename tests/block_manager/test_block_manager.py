@@ -214,7 +214,7 @@ def test_rollback_inside_a_private_page_copies_nothing() -> None:
 
 
 def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
-    """Somebody may look the page up at any time: it must go on saying what its digest says."""
+    """A published page may be found at any time, so its contents must keep matching its digest."""
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     blocks.rollback(table, 6)
@@ -368,6 +368,6 @@ def test_check_notices_a_broken_book() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     blocks.check()
-    table.pages.append(0)  # a second holder that nobody counted
+    table.pages.append(0)  # an uncounted second holder
     with pytest.raises(AssertionError, match="page 0"):
         blocks.check()

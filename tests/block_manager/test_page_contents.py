@@ -1,4 +1,4 @@
-"""What the event log knows of pages' tokens: those that can be found, while somebody asks."""
+"""Page tokens in the event log: those of cached pages, while they are requested."""
 
 from __future__ import annotations
 

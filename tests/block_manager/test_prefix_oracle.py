@@ -1,4 +1,4 @@
-"""What is found equals what a dictionary of every published prefix that was not evicted says."""
+"""Hits equal those of a dictionary of all published prefixes that were not evicted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ Prefix = tuple[bytes, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Serve:
-    """One sequence: its prompt, how much of it is written before it ends, and whether it forks on the
-    way and the fork goes on with ``more``."""
+    """A sequence: its prompt, its written length at its end, and whether a fork continues with ``more``."""
 
     prompt: tuple[int, ...]
     salt: bytes

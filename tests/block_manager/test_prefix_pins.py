@@ -12,7 +12,7 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Sequence
 
 
 def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> int:
-    """How many positions were found."""
+    """Return how many positions were found."""
     table = blocks.open(tokens, salt=salt)
     found = table.num_written
     assert blocks.reserve(table, len(tokens))

@@ -1,4 +1,4 @@
-"""Slots of recurrent state in the block manager: who holds one, which snapshots are taken and found."""
+"""Slots of recurrent state in the block manager: holders, and snapshots taken and found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def manager(num_slots: int = 6, *, every_page: bool = False, max_pinned: int = 0
 
 
 def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int) -> list[int]:
-    """One step up to ``stop``; the positions of its snapshots."""
+    """Compute one step up to ``stop``; return the positions of its snapshots."""
     assert blocks.reserve(table, stop)
     assert table.state is not None
     copies = blocks.take_copies()
@@ -127,7 +127,7 @@ def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
     common = list(range(1, 9))
     serve(blocks, [*common, *range(20, 30)])  # 4 full pages, and one that is not
     assert blocks.num_idle_cached == 4, "no state stands in the page that is not full"
-    serve(blocks, [*common, *range(30, 40)])  # leaves them after 2, with a snapshot there
+    serve(blocks, [*common, *range(30, 40)])  # branches off after page 2, with a snapshot there
     serve(blocks, [*common, *range(40, 50)])
     serve(blocks, [*common, *range(50, 60)])
     counts = blocks.state_counts

@@ -1,4 +1,4 @@
-"""Residual pages of quantized pages, by hand: which are held, given back and found."""
+"""Residual pages of quantized pages, worked out by hand: which are held, released and found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def manager(residual: int, *, window: int = 1, keep: int = 0, quantize_after: in
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
-    """As a scheduler would: piece by piece."""
+    """Write in chunks, as a scheduler would."""
     while table.num_written < len(tokens):
         stop = min(table.num_written + chunk, len(tokens))
         assert blocks.reserve(table, stop)
@@ -122,7 +122,7 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
 
 @pytest.mark.parametrize("num_residual", [3, 4, 5])
 def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) -> None:
-    """One sequence needs three: what eight tokens at a time can touch."""
+    """One sequence needs three residual pages: those that eight tokens at a time can touch."""
     groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_residual, window=1, residual_of=0))
     blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
     scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))

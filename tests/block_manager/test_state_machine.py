@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(table=tables, data=st.data())
     def rollback(self, table: PageTable, data: st.DataObject) -> None:
-        """It ends at a snapshot that is cached, or at the beginning."""
+        """Roll back to a cached snapshot, or to the beginning."""
         if table not in self.tokens:
             return
         self.carry_out()

@@ -35,7 +35,7 @@ def manager(*groups: KVGroupSpec, max_chunk: int = 8, prefix_cache: bool = True)
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
-    """As a scheduler would: piece by piece."""
+    """Write in chunks, as a scheduler would."""
     while table.num_written < len(tokens):
         stop = min(table.num_written + chunk, len(tokens))
         assert blocks.reserve(table, stop)
@@ -98,7 +98,7 @@ def test_a_hit_needs_only_the_window_before_its_end() -> None:
 
 
 def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
-    """Let other contents take so many of a group's pages, and nobody hold them."""
+    """Evict by allocating ``count`` pages of a group for other contents, and releasing them."""
     pool = blocks._groups[group].pool
     taken = pool.allocate(num_pages)
     assert taken is not None
@@ -207,7 +207,7 @@ def test_rollback_without_a_cache_begins_anew() -> None:
 
 
 def test_room_that_was_promised_is_there_in_time() -> None:
-    """A prompt that was let in does not run out of pages, whatever others take meanwhile."""
+    """An admitted prompt does not run out of pages, whatever other sequences allocate meanwhile."""
     blocks = manager(FULL, SlidingWindow(num_pages=8, window=6), max_chunk=4)
     table = blocks.open(PROMPT)
     assert blocks.reserve(table, 4, ahead=len(PROMPT))

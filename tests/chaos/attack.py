@@ -1,4 +1,4 @@
-"""What an attack is: one kind of harm that a client may try, in a process of its own."""
+"""Attacks: each is one kind of harm by a client, in a separate process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Target:
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """A connection of its own."""
+        """Open a separate connection."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             yield channel
 

@@ -11,7 +11,7 @@ from collections import Counter
 from chaos.attack import Target
 from chaos.attacks import ATTACKS
 
-NICENESS = 15  # what an attacker itself computes is taken from nobody
+NICENESS = 15  # an attacker's own work must not slow the server
 
 
 def main(name: str, target: Target) -> None:

@@ -32,7 +32,7 @@ DRAWN = SamplingParams(max_tokens=150, temperature=0.9, top_p=0.95, ignore_eos=T
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one honest client asks for again and again."""
+    """The request that one honest client repeats."""
 
     name: str
     tenant: str
@@ -76,7 +76,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Experience:
-    """What honest clients went through. Times in seconds."""
+    """Measurements of honest clients, in seconds."""
 
     answers: int = 0
     refusals: int = 0  # RESOURCE_EXHAUSTED, after which they tried again
@@ -156,7 +156,7 @@ class HonestLoad:
         )
 
     async def _measure_lateness(self) -> None:
-        """How much later than asked for this event loop goes on: its own share of what looks like a gap."""
+        """Measure how late this event loop resumes, which is its own share of an apparent gap."""
         while not self._stopping.is_set():
             began = time.monotonic()
             await asyncio.sleep(TICK_S)

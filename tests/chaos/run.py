@@ -17,7 +17,7 @@ from .observer import Observer
 from .setups import Folder, Server
 from .verdict import Bounds, Phase
 
-SETTLE_S = 8.0  # after an attack, for memory to be given back
+SETTLE_S = 8.0  # seconds after an attack until memory must be returned
 ATTACK_PATIENCE_S = 60.0  # after which an attacker's process is killed
 
 
@@ -66,7 +66,7 @@ class Chaos:
             print(f"    {wrong}", flush=True)
 
     async def quiet(self, server: Server, setup: str, *, seconds: float) -> None:
-        """Record what honest clients get when nobody attacks, beside the CPU time attackers use."""
+        """Record the service of honest clients without attacks, but with the CPU time that attackers use."""
         warm = HonestLoad(self.folder, server.address, self.answers.setdefault(setup, {}))
         warm.start()  # what is made at first use is not an attack's doing
         await run_attackers(["fill-pool"], server.target(0.0))
@@ -76,7 +76,7 @@ class Chaos:
 
 
 async def run_attackers(names: Sequence[str], target: Target) -> Counter[str]:
-    """Run attacks at once, each in a niced process of its own; how their calls ended."""
+    """Run attacks at once, each in a niced process; return how their calls ended."""
     found: Counter[str] = Counter()
     for seen in await asyncio.gather(*(_run_attacker(name, target) for name in names)):
         found += seen

@@ -1,4 +1,4 @@
-"""What a phase of chaos measured, the bounds it must keep, and the table and JSON that say so."""
+"""Measurements of a chaos phase, their bounds, and the table and JSON that report them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Phase:
-    """One attack and what came of it."""
+    """One attack and its measurements."""
 
     name: str
     finding: str

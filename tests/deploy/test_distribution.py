@@ -1,4 +1,4 @@
-"""What wheels, formula and workflow are made from says the same as the package itself."""
+"""Wheels, formula and workflow agree with the package itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two workers behind the router: who gets which prompt, and what a worker's end does to others."""
+"""Two workers behind the router: the worker of each prompt, and effects of a worker's end."""
 
 from __future__ import annotations
 

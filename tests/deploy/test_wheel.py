@@ -1,4 +1,4 @@
-"""What an installation consists of where nothing can be compiled."""
+"""Contents of an installation where nothing can be compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several files of tests of the engine run on."""
+"""Fixtures shared by several test files of the engine."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_values_of_1e30_below_hide_and_nan_is_not_lost(step: Step) -> None:
 
 
 def test_pages_that_no_row_sees_are_not_read() -> None:
-    """Natively, whole tiles of 64 positions: what lies there may be NaN, and somebody else's."""
+    """Natively, whole tiles of 64 positions are skipped, which may hold NaN of other sequences."""
     case = Case(name="", sequences=((0, 260),), page_size=16, head_dim=32)
     pool, rng = BACKENDS[1].create().create_pool(case.spec("bf16", "bf16")), np.random.default_rng(1)
     tables, first = [np.arange(17, dtype=np.int32)], ((0, 260),)

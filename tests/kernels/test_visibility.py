@@ -1,4 +1,4 @@
-"""What a query sees, where kernels compute it: the block manager keeps the pages that they read."""
+"""Visible positions as kernels compute them: the block manager keeps the pages that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planting bugs one at a time, running tests against each, and telling who caught it."""
+"""Planting bugs one at a time, running tests against each, and reporting which test caught it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEST_TIMEOUT_S = 120
 
 
 class Bug(Protocol):
-    """What is planted."""
+    """A planted bug."""
 
     @property
     def name(self) -> str: ...
@@ -65,8 +65,11 @@ def hunt(
     clean: Sequence[Callable[[], str | None]],
     share: float = 1.0,
 ) -> int:
-    """Print who caught which bug, after what passes ``clean`` passed; the exit status: 0 if at least
-    ``share`` of the bugs are caught. ``attempt`` plants a bug and gives who caught it, or None."""
+    """Print which bugs were caught by which test, after ``clean`` passed.
+
+    Returns exit status 0 if at least ``share`` of the bugs are caught. ``attempt`` plants a bug and returns
+    the test that caught it, or None.
+    """
     for check in clean:
         if (caught_by := check()) is not None:
             print(f"the tests fail without any bug: {caught_by}")

@@ -197,7 +197,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
 
 
 def caught_by(checks: tuple[Callable[[], None], ...]) -> str | None:
-    """What the first check that fails says, in one line; None if all pass."""
+    """Return the first failing check's message, in one line; None if all pass."""
     for check in checks:
         try:
             check()

@@ -89,7 +89,7 @@ def names_of(file: FileDescriptorProto) -> dict[str, str]:
 
 
 def breaks(known: FileDescriptorSet, now: dict[str, FileDescriptorProto]) -> list[str]:
-    """What of the known contract is gone, or means something else."""
+    """Return the parts of the known contract that are gone or have another meaning."""
     lost = []
     for file in known.file:
         names = names_of(now[file.name])

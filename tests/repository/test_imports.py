@@ -1,4 +1,4 @@
-"""Who may import what: the control plane runs without MLX, and nobody imports a bare folder."""
+"""Rules for imports: the control plane runs without MLX, and no module imports a bare folder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_660,
-    "engine": 100,  # what has no budget of its own below
+    "engine": 100,  # code without a budget below
     "engine/api": 2_215,
     "engine/arguments": 790,
     "engine/chat": 2_020,

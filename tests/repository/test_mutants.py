@@ -1,4 +1,4 @@
-"""Seeded bugs must go on fitting the sources: what has moved away is never planted, and nobody notices."""
+"""Seeded bugs must keep fitting the sources, because a bug that does not fit is never planted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's connector: a second one, in one file, serves as the disk does and holds nobody up."""
+"""The scheduler's connector: a second one, in one file, works like the disk's and delays no sequence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HostMemory:
     saves_steps = True
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
-        """All of it was saved when it was published."""
+        """Do nothing: all was saved when it was published."""
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         digests = self.blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)

@@ -1,4 +1,4 @@
-"""Who gives way because the first token will not be there when it is wanted."""
+"""Sequences that are put behind others because they will miss the target of their first token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
         blocks = BlockManager(num_pages, 4)
         self.scheduler = Scheduler(blocks, Limits(64, running), waiting=QUEUES[kind](blocks))
         self.now = 0.0
-        self.order: list[str] = []  # in which they were let in
+        self.order: list[str] = []  # order of admission
         self.add("before", 20)
         self.step()
         self.order.clear()
@@ -97,7 +97,7 @@ def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_who_ran_before_is_never_late(kind: str) -> None:
-    """It is the first to come back, or what it lost would be lost again and again."""
+    """It returns first, or its work would be lost again and again."""
     clock = Clock(kind, num_pages=8, running=3)
     clock.add("oldest", 12, within=10.0, max_tokens=12)
     victim = clock.add("victim", 12, within=10.0, max_tokens=12)

@@ -1,4 +1,4 @@
-"""Giving way to those who can still be in time delays nobody for ever: docs/design/latency-bounds.md."""
+"""Late sequences are overtaken a bounded number of times: docs/design/latency-bounds.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What steps with drafts take, beside steps without."""
+"""Times of steps with drafts, compared with steps without."""
 
 from __future__ import annotations
 

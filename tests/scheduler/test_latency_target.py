@@ -30,7 +30,7 @@ def make(target_itl: float | Literal["auto"] | None) -> Scheduler:
 
 
 def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
-    """One step: its seconds, how many sequences decoded, how many prompt tokens it had."""
+    """Compute one step: its seconds, number of decoding sequences, and prompt tokens."""
     step = scheduler.plan()
     assert step is not None
     shape = shape_of(step.work)

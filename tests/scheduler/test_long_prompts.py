@@ -1,4 +1,4 @@
-"""Long prompts beside short ones: neither holds the other up."""
+"""Long and short prompts together: neither delays the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def advance(s: Scheduler) -> SchedulerOutput:
 
 
 def shape(step: SchedulerOutput) -> list[tuple[str, int]]:
-    """Who computes how many tokens."""
+    """Return the number of tokens computed for each sequence."""
     return [(item.sequence.sequence_id, item.stop - item.start) for item in step.work]
 
 

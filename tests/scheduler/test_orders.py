@@ -1,4 +1,4 @@
-"""What queues, orders and predictions promise, one by one."""
+"""Properties of queues, orders and predictions, one by one."""
 
 from __future__ import annotations
 

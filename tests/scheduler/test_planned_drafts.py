@@ -1,4 +1,4 @@
-"""How many drafts a step takes, of what its sequences have."""
+"""Numbers of drafts that a step takes from its sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives way when pages run out, and when those that did come back."""
+"""Preemption when pages run out, and the return of preempted sequences."""
 
 from __future__ import annotations
 

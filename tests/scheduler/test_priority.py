@@ -1,4 +1,4 @@
-"""Priorities: who is let in first, and who gives way when pages run out."""
+"""Priorities: the order of admission, and of preemption when pages run out."""
 
 from __future__ import annotations
 

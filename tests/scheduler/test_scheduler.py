@@ -27,7 +27,7 @@ def plan(scheduler: Scheduler) -> SchedulerOutput:
 
 
 def advance(scheduler: Scheduler, token: int = 7) -> SchedulerOutput:
-    """One whole step in which everybody draws the same token."""
+    """Compute one whole step in which all sequences draw the same token."""
     step = plan(scheduler)
     scheduler.commit(step, [SampleResult(token) for _ in step.sampled()])
     scheduler.blocks.check()

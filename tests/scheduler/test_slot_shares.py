@@ -1,4 +1,4 @@
-"""Running slots are shared between tenants: one request of many samples locks nobody out."""
+"""Running slots are shared between tenants: a request with many samples blocks no other tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nobody waits for ever, whatever comes after: docs/design/preemption-bounds.md and latency-bounds.md."""
+"""No request waits forever, whatever arrives later: preemption-bounds.md and latency-bounds.md in
+docs/design.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class Traffic:
 
 @dataclass(eq=False)
 class Request:
-    """``num_before`` requests of its line had been let in when it came, ``num_older`` waited."""
+    """When the request came, ``num_before`` of its lane had been admitted and ``num_older`` waited."""
 
     samples: list[Sequence]
     num_before: int

@@ -1,4 +1,4 @@
-"""What a step will take, learned from the steps before it."""
+"""Predicted times of steps, learned from earlier steps."""
 
 from __future__ import annotations
 

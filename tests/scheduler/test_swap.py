@@ -1,4 +1,4 @@
-"""Pages of those that give way wait beside the pool: what comes back is what would be computed."""
+"""Pages of preempted sequences wait outside the pool and return with the contents of a recomputation."""
 
 from __future__ import annotations
 

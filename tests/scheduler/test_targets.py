@@ -1,4 +1,4 @@
-"""Who is let in while a target between tokens leaves time for one more, on a made-up machine."""
+"""Admission while a latency target leaves time for one more sequence, on a simulated machine."""
 
 from __future__ import annotations
 

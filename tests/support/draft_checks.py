@@ -36,7 +36,7 @@ FORMS = (
 
 
 class Drafts(Observer):
-    """How many held, and how many did not."""
+    """Numbers of accepted and of rejected drafts."""
 
     def __init__(self) -> None:
         self.num_accepted = 0
@@ -101,7 +101,7 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
 
 
 def essence(output: RequestOutput) -> object:
-    """All of it that is not time."""
+    """Return everything except times."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 

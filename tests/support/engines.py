@@ -82,7 +82,7 @@ async def turns() -> None:
 
 
 async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
-    """What each sample said in the end."""
+    """Return the whole output of each sample."""
     merged: dict[int, OutputCollector] = {}
     async for delta in stream:
         merged.setdefault(delta.index, OutputCollector()).add(delta)

@@ -1,4 +1,4 @@
-"""Schemas and grammars that are meant to hurt whoever compiles them."""
+"""Schemas and grammars that are meant to harm their compiler."""
 
 from __future__ import annotations
 

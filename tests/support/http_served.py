@@ -29,7 +29,7 @@ def openai_client(ready: dict[str, str], key: str = "none") -> openai.AsyncOpenA
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: dict[str, str]
@@ -83,7 +83,7 @@ class HttpServed:
 
 
 def parse_reply(data: bytes) -> Reply:
-    """One whole answer."""
+    """Parse one whole response."""
     head, _, rest = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -28,18 +28,18 @@ Entry = tuple[bytes, tuple[int, ...]] | str
 
 
 def slot_of(table: PageTable, position: int, group: int = 0) -> int:
-    """Where one position's K/V lives in a group: ``page * page_size + offset``."""
+    """Return the slot of a position's K/V in a group: ``page * page_size + offset``."""
     page, offset = divmod(position, table.page_size)
     return table.parts[group].pages[page] * table.page_size + offset
 
 
 def next_token(tokens: Iterable[int], seed: str) -> int:
-    """What "the model" says: a fixed function of all tokens and of the sequence's seed."""
+    """Return the output of "the model": a fixed function of all tokens and of the sequence's seed."""
     return zlib.crc32(repr((list(tokens), seed)).encode()) % VOCABULARY
 
 
 def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
-    """The tokens a sequence gets when nobody else is there: what it must get beside any others."""
+    """Return the tokens that a sequence gets alone, and so must get in any batch."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens, seed))

@@ -60,7 +60,7 @@ def check_dense() -> None:
 def quantized(
     dense: mx.array, group: int, bits: int, mode: str = "affine"
 ) -> tuple[_ext.PackedWeight, Truth]:
-    """Packed, and the very weights it stands for."""
+    """Return packed weights, and the exact values that they represent."""
     codes, scales, *biases = mx.quantize(dense, group, bits, mode)
     if mode != "affine":
         wide = mx.dequantize(codes, scales, None, group, bits, mode, dtype=mx.float32)

@@ -42,10 +42,8 @@ IDLE_S = 1.0  # seconds without a call after which the thread ends
 
 
 class SnapshotWorker:
-    """Runs calls one after the other on its own thread, so that requests keep theirs.
-
-    The thread is a daemon, so a hanging disk cannot keep the server from ending.
-    """
+    """Runs calls one after the other on its own thread, so that requests keep theirs. The thread is a daemon,
+    so a hanging disk cannot keep the server from ending."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()

@@ -13,7 +13,7 @@ struct PackedExperts {
 
   const PackedShape& shape() const { return weights.front()->shape; }  // of every expert
   std::size_t nbytes() const;
-  std::size_t unread_nbytes() const;  // of all experts; see num_unread_bytes
+  std::size_t unread_nbytes() const;  // bytes that no product reads
 
   std::vector<Packed> weights;
 };

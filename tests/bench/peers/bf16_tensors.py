@@ -1,4 +1,4 @@
-"""Tensors of a bf16 model folder, for those who write it in another engine's format."""
+"""Tensors of a bf16 model folder, for conversion to another engine's format."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class VllmPrompts:
         self._manager = _manager(num_pages, page_size, max_tokens + MAX_TOKENS)
 
     def serve(self, prompt: list[int]) -> float:
-        """Seconds from hashing the prompt to the last page given back."""
+        """Return the seconds from hashing the prompt to releasing its last page."""
         manager = self._manager
         began = time.perf_counter()
         request = self._request("prompt", prompt, self._sampling, None, block_hasher=self._hasher)

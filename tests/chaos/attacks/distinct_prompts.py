@@ -1,4 +1,4 @@
-"""No attack: prompts that nobody has sent before, so that the cache and its disk fill up."""
+"""Background load: new prompts, so that the cache and its disk fill up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No attack: CPU time alone, as attackers use it, so that the quiet run is measured beside some of it."""
+"""Background load: CPU time alone, as attackers use it, so that the quiet run has some of it, too."""
 
 from __future__ import annotations
 

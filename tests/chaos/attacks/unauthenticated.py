@@ -1,4 +1,4 @@
-"""A6: big bodies of callers without a token, who must be refused before anything of them is received."""
+"""A6: large bodies of callers without a token, which must be refused before they are received."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``octavo generate`` says of its answer's speed."""
+"""The speed that ``octavo generate`` reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server takes from the system, and that it ends in time."""
+"""System limits of a server, and its timely end."""
 
 from __future__ import annotations
 

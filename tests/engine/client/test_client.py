@@ -1,4 +1,4 @@
-"""What a client says of a server that it cannot speak to."""
+"""Error messages of a client for a server that it cannot reach."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from octavo.engine.client.token_times import RESOLUTION_S, TokenTimes
 
 
 def times(*messages: tuple[float, int] | tuple[float, int, int]) -> TokenTimes:
-    """Of a request sent at 100 s; messages: seconds after that, tokens, and the sample."""
+    """Return the times of a request sent at 100 s; messages: seconds after that, tokens, and the sample."""
     found = TokenTimes(100.0)
     for after, *message in messages:
         found.add(100.0 + after, *message)

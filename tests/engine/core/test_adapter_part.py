@@ -1,4 +1,4 @@
-"""Requests with adapters in the core: slots of rows, who waits for a slot, and what may be unloaded."""
+"""Requests with adapters in the core: slots of rows, waiting for a slot, and unloading."""
 
 from __future__ import annotations
 

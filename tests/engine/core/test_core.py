@@ -165,7 +165,7 @@ def test_a_prompt_that_breaks_the_model_fails_alone(where: int, n: int) -> None:
     for k, request in zip((1, 3), good, strict=True):
         assert harness.result(request) == alone(list(b"good" * k), SamplingParams(max_tokens=20))
     harness.assert_idle()
-    # Nothing of the step that failed may be found by somebody else.
+    # Pages of the failed step must not be found by another request.
     again = harness.add(prompt, SamplingParams(max_tokens=5))
     harness.run()
     assert max(delta.cached_tokens for delta in harness.deltas[again]) <= where

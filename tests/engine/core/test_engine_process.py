@@ -1,4 +1,4 @@
-"""The engine in a process of its own: what it serves, refuses and answers, and how it ends."""
+"""The engine in a separate process: serving, refusals, answers and its end."""
 
 from __future__ import annotations
 

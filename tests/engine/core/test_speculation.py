@@ -120,7 +120,7 @@ def test_a_failure_behind_drafts_ends_the_request_after_what_held() -> None:
 
 
 def test_rejected_drafts_publish_nothing() -> None:
-    """What is found afterwards is what was said, page by page."""
+    """Afterwards only the output's pages are found."""
     harness = Harness(small_config(page_size=2, num_pages=128, speculate="ngram", draft_tokens=9))
     blocks = harness.core._blocks
     blocks.keep_tokens()

@@ -1,6 +1,6 @@
-"""What the host does for a decode step while the device waits or works, counted in calls of Python functions.
+"""The host's work for a decode step, counted in calls of Python functions.
 
-Nothing is timed: a call that moves into a loop over layers or rows is found, on any machine.
+Nothing is timed, so a call that moves into a loop over layers or rows is found on any machine.
 """
 
 from __future__ import annotations

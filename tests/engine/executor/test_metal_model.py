@@ -30,7 +30,7 @@ def probed(folder: Path, name: str, dtype: mx.Dtype) -> tuple[probe.ProbeResult,
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mistral"])
 def test_models_are_paged(tmp_path: Path, name: str) -> None:
-    """Full attention, and layers with windows beside full ones, against mlx-lm's own forward."""
+    """Full attention, alone and with windowed layers, compared with mlx-lm's own forward."""
     _, emulator = probed(tmp_path, name, mx.bfloat16)
     assert emulator.ran("chunk")
     assert emulator.ran("decode")

@@ -40,7 +40,7 @@ def furthest(some: list[tuple[list[int], list[float]]], others: list[tuple[list[
 
 
 def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
-    """Windows of 40 positions and full layers by turns, pages of 16: the last two are read in 16 bits."""
+    """Alternating full layers and windows of 40 positions, pages of 16, the last two read in 16 bits."""
     folder = tiny_models.make_model(tmp_path, "gemma3_text", dtype=mx.float32, sliding_window=40)
     settings: dict[str, Any] = {"kv_format": "fp4", "page_size": 16, "num_pages": 40, "max_running": 6}
     settings["max_step_tokens"] = 48

@@ -1,4 +1,4 @@
-"""Served log probabilities beside those of mlx-lm in a process that imports nothing of Octavo."""
+"""Served log probabilities compared with mlx-lm's, in a process that imports nothing of Octavo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlx-lm is imported without what loading a model does not need, and nobody else notices."""
+"""mlx-lm is imported without parts that loading a model does not need, with no effect on other code."""
 
 from __future__ import annotations
 

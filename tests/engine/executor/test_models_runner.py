@@ -98,7 +98,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(
 def test_keys_that_are_not_finite_fail_their_sequence_only(
     tmp_path: Path, backend: str, rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token 13 has an embedding of infinity: whoever reads it gets K that cannot be stored."""
+    """Token 13 has an embedding of infinity, so rows that read it have K that cannot be stored."""
     if rows is not None:
         monkeypatch.setattr(paged.PagedRunner, "_rows_at_once", lambda *_: rows)
     folder = tiny_models.make_model(tmp_path, "llama", dtype=mx.float32)

@@ -63,7 +63,7 @@ def test_tokens_beyond_the_size_equal_those_of_a_rotating_cache(tmp_path: Path) 
 
 
 def held_while_generating(settings: EngineConfig, num_tokens: int) -> list[int]:
-    """Pages that the last group holds when each thousandth token is there."""
+    """Return the pages that the last group holds after each thousand tokens."""
     held: list[int] = []
     core = build_core(settings)
     request = Request(

@@ -1,4 +1,4 @@
-"""Documents judged by the next token, beside mlx-lm's own logits."""
+"""Documents scored by the next token, compared with mlx-lm's own logits."""
 
 from __future__ import annotations
 

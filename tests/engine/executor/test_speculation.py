@@ -61,7 +61,7 @@ def test_drafts_change_nothing(folder: Path, backend: str) -> None:
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 def test_outputs_of_others_of_the_tenant_are_drafted(folder: Path) -> None:
-    """What was said before is said again: nearly nothing is left to compute token by token."""
+    """An earlier output is repeated, so almost nothing is computed token by token."""
     watched = Drafts()
     params = SamplingParams(max_tokens=40, temperature=1.5, seed=7, speculate="suffix", ignore_eos=True)
     with engine(folder, watched) as llm:
@@ -96,7 +96,7 @@ def structured_answers(llm: LLM, seed: int, count: int, speculate: Speculate) ->
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_drafts_change_nothing_under_a_grammar(folder: Path, backend: str) -> None:
-    """What it forces is drafted, and what it forbids is not."""
+    """Forced tokens are drafted, and forbidden ones are not."""
     watched = Drafts()
     with engine(folder, watched, backend=backend) as llm:
         for seed in range(2):

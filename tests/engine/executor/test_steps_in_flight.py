@@ -33,7 +33,7 @@ FORMATS = ("bf16", "fp16", "fp4", "fp5/fp4", "int8", "int4")
 
 
 class Watched:
-    """What became of the steps of all runners."""
+    """Outcomes of the steps of all runners."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_followed = self.num_void = self.num_on_host = 0
@@ -110,7 +110,7 @@ def answers(llm: LLM, seed: int, count: int = 9) -> list[object]:
 
 
 def essence(output: RequestOutput) -> object:
-    """All of it that is not time."""
+    """Return everything except times."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 

@@ -1,5 +1,8 @@
-"""The embedded model in a pool that is too small: who gives way gets tokens and log probabilities as if
-there was room for all, whether its pages are computed again, copied back, or read from disk."""
+"""The embedded model in a pool that is too small.
+
+Preempted sequences get the tokens and log probabilities of a large pool, whether their pages are recomputed,
+copied back, or read from disk.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Outputs = list[tuple[list[int], list[float]]]
 
 
 def generate(kv_format: str, num_pages: int, **options: object) -> tuple[Outputs, int, Gauges]:
-    """What five requests get, how often one gave way, and the gauges at the end."""
+    """Return the outputs of five requests, the number of preemptions, and the gauges at the end."""
     cores: list[EngineCore] = []
 
     def remember(config: EngineConfig, observer: object = None) -> EngineCore:

@@ -1,4 +1,4 @@
-"""Who is let in, in which order and for how long, as seen over the wire."""
+"""Admission of requests: which, in which order and for how long, as seen over the wire."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def test_whoever_gives_up_gets_no_more_than_one_step(state: str, how: str)
 
 
 def engine_after(engine: AsyncEngine, gate: Gate) -> AsyncGenerator[Delta, None]:
-    """The same id again: it is free at once, and nothing of the first request is in its way."""
+    """An ended request's id is free at once, and its state does not affect the next one."""
     gate.open()
     return engine.generate([7] * 40, SamplingParams(max_tokens=3), request_id="r")
 
@@ -143,7 +143,7 @@ async def test_a_slow_reader_gets_fewer_and_larger_deltas() -> None:
         stream = engine.generate([1, 2], params)
         first = [await anext(stream)]
         other = await collect(engine.generate([3], SamplingParams(max_tokens=100)))
-        assert other == {0: alone([3], SamplingParams(max_tokens=100))}  # nobody waits for the slow one
+        assert other == {0: alone([3], SamplingParams(max_tokens=100))}  # no request waits for the slow one
         await until(lambda: not engine._open.streams())  # all of it has arrived, unread
         rest = [delta async for delta in stream]
         assert len(rest) <= 3  # one per sample, and what may have come with the first

@@ -1,4 +1,4 @@
-"""How the asyncio edge starts and ends: drain, death, and what is left behind."""
+"""Start and end of the asyncio edge: drain, death, and resources left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the asyncio edge refuses, and what may wait for how long."""
+"""Refusals and waiting times at the asyncio edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can never fit is refused before it is encoded, what can fit never is, and others go on."""
+"""Texts that can never fit are refused before encoding, others never, and other work continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random and mutated messages to every method, while honest streams run: nobody is harmed."""
+"""Random and mutated messages to every method, while honest streams run undisturbed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def value(field: Any, chance: random.Random) -> Any:
 
 
 def nonsense(sources: list[Message], chance: random.Random) -> bytes:
-    """A message with odd values, a damaged one, or just bytes."""
+    """Return a message with odd values, a damaged message, or random bytes."""
     kind = chance.random()
     if kind < 0.1:
         return chance.randbytes(chance.randrange(60))

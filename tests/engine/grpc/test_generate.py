@@ -1,4 +1,4 @@
-"""What Generate, Tokenize and the info calls answer, over real sockets."""
+"""Answers of Generate, Tokenize and the info calls, over real sockets."""
 
 from __future__ import annotations
 

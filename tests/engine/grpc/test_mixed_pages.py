@@ -1,4 +1,4 @@
-"""16-bit pages beside quantized ones, on the demo model over real sockets."""
+"""16-bit pages next to quantized ones, on the demo model over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with recurrent layers over real sockets: streams, others beside them, prefixes, preemption, ends."""
+"""Models with recurrent layers over real sockets: streams, batches, prefixes, preemption, ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RealCore:
         return self.core
 
     def check(self) -> None:
-        """Books balance, and nobody holds anything."""
+        """Check the books, and that no page is held."""
         assert self.core is not None
         blocks = self.core._blocks
         blocks.check()

@@ -1,4 +1,4 @@
-"""Wrong requests: one clear message, the right status, nothing lost, nobody else disturbed."""
+"""Wrong requests: one clear message, the right status, no lost pages, no effect on other requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MALFORMED = {
 
 
 async def test_malformed_requests_of_every_kind() -> None:
-    """All of them to one server, which serves a good one afterwards with every page idle."""
+    """Sends all of them to one server, which then serves a good one with every page idle."""
     async with served() as its:
         for name, (request, hint) in MALFORMED.items():
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -132,8 +132,9 @@ async def test_a_write_that_does_not_move_ends_its_call() -> None:
 
 
 async def test_a_reader_that_resumes_too_late_gets_the_reason() -> None:
-    """The server does not wait until its status is taken. On a connection that does not move it may be lost,
-    which costs nobody but that client anything: one of some attempts is to get it."""
+    """The server does not wait for the client to receive the status. On a blocked connection it may be lost,
+    which affects only that client; one of several attempts must get it.
+    """
     config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config, write_timeout_s=0.3) as its:
         for _ in range(4):
@@ -251,7 +252,7 @@ async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are
 
 
 async def test_a_reader_that_waits_is_not_ended_for_one_large_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anybody else: output of 1 byte more than may be is in nobody's way for long."""
+    """Other streams are not ended either: output of one byte over the limit is read soon."""
     monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1)
     config = small_config(**CONFIG)
     gate = Gate()

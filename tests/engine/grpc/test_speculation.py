@@ -46,7 +46,7 @@ SHARED: tuple[dict[str, Any], ...] = (  # fields of both services by the same na
 
 
 class Steps(Observer):
-    """What the engine's steps were like."""
+    """Statistics of the engine's steps."""
 
     def __init__(self) -> None:
         self.num_steps = self.num_accepted = self.num_rejected = 0
@@ -150,7 +150,7 @@ async def through_vllm(stub: Any, settings: dict[str, Any]) -> dict[int, Said]:
 
 
 async def ask_all(server: Server) -> tuple[Answers, Answers]:
-    """What both services say, of all requests at once."""
+    """Return the answers of both services, with all requests at once."""
     octavo = asyncio.gather(*(through_octavo(server.client, settings) for settings in SHARED))
     vllm = asyncio.gather(*(through_vllm(server.vllm, settings) for settings in SHARED))
     return list(await octavo), list(await vllm)

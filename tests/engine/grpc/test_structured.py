@@ -135,7 +135,7 @@ async def test_stop_strings_end_a_constrained_output_too() -> None:
 
 
 async def test_a_constraint_outlives_preemption() -> None:
-    """Twelve requests in a pool for two or three: whoever is preempted goes on where it was."""
+    """Twelve requests in a pool for two or three: preempted ones continue where they were."""
     prompts = [f"number {number}: " for number in range(12)]
     params = [
         _params(

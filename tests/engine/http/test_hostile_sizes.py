@@ -1,5 +1,7 @@
-"""Wrong values of a request over HTTP are told in few words: each endpoint gets bodies that have as much as
-possible of one thing, in every field."""
+"""Error messages for wrong values over HTTP are short.
+
+Each endpoint gets bodies that have as much as possible of one thing, in every field.
+"""
 
 from __future__ import annotations
 

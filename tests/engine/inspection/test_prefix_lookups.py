@@ -1,4 +1,4 @@
-"""What is remembered of requests' lookups and of reused prefixes: bounded, and true."""
+"""Records of requests' look-ups and of reused prefixes: bounded and correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of pages on disk run on."""
+"""Fixtures of all tests of pages on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized pages and the 16-bit ones beside them on disk, where a prompt finds both."""
+"""Quantized pages and the 16-bit pages next to them on disk, where a prompt finds both."""
 
 from __future__ import annotations
 

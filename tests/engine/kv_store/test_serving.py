@@ -33,7 +33,7 @@ FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
 def generate(
     config: EngineConfig, prompts: list[list[int]], *, core: FakeCore | None = None
 ) -> tuple[list[RequestOutput], StoreCounts]:
-    """The outputs of an engine of its own, and its counts at the end."""
+    """Return the outputs of a new engine, and its counts at the end."""
     core = core or FakeCore()
     with LLM(config, core_factory=core) as llm:
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
@@ -147,7 +147,7 @@ def test_a_prompt_that_needs_the_pool_twice_is_served(tmp_path: Path) -> None:
 
 
 class Slow:
-    """Holds reads back until it is told not to."""
+    """Holds reads back until they are released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()

@@ -1,4 +1,4 @@
-"""`octavo plan`: what fits beside weights and workspace, by what a model was seen to cache."""
+"""`octavo plan`: what fits into memory with weights and workspace, from a model's observed caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients are told a model is called: never where it lies."""
+"""Names of models for clients, which never contain paths."""
 
 from __future__ import annotations
 

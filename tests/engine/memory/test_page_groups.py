@@ -1,4 +1,4 @@
-"""How a budget of bytes is split among groups of layers."""
+"""Division of a budget of bytes among groups of layers."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def test_a_port_in_use(server: MetricsServer, probes: FakeProbes) -> None:
 
 
 def test_what_parameters_bring_about_is_no_error_of_the_engine() -> None:
-    """The alert counts finish_reason="error"; nobody outside can raise it by what they ask for."""
+    """The alert counts finish_reason="error", which clients must not be able to raise."""
     metrics = Metrics()
     failed = replace(RECORD.ended[0], finish_reason=FinishReason.ERROR)
     metrics.step(

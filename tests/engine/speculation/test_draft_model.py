@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another architecture, with sliding windows, that agrees with nobody."""
+    """Another architecture, with sliding windows, that agrees with no other model."""
     folder = tmp_path_factory.mktemp("models") / "mistral"
     return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
 
@@ -125,7 +125,7 @@ def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windo
 
 
 def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
-    """Room for one sequence: those that are computed side by side take turns, and nobody fails."""
+    """There are pages for one sequence: sequences computed together take turns, and none fails."""
     cores = Cores()
     core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
     try:

@@ -1,4 +1,4 @@
-"""How much is drafted: what is expected to pay, learned from every proposal."""
+"""Numbers of drafts: those expected to pay, learned from every proposal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Going:
         self.room = 10**6
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
-        """How many drafts the next step computes; then the token comes that was guessed, or another."""
+        """Return the number of drafts of the next step, whose token is then the drafted one or another."""
         self.engine.allot([self], 1, Times(cost))
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0

@@ -1,7 +1,7 @@
-"""What drafting gains and costs, in steps of known times: no clock, no model.
+"""Gains and costs of drafting, in steps of known times, without clock or model.
 
-Texts are those of ``octavo bench speculate``; a step with so many rows takes a fixed time, about as measured
-once with Qwen3-0.6B's shape on processors where rows are cheap (AMX) and dear (AVX2 on AMD Zen 1).
+Texts are those of ``octavo bench speculate``. Times of steps by number of rows are fixed, about as measured
+once with Qwen3-0.6B's shape on processors with cheap rows (AMX) and expensive rows (AVX2 on AMD Zen 1).
 """
 
 from __future__ import annotations

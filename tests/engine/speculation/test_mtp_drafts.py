@@ -1,4 +1,4 @@
-"""What a head for multi-token prediction is fed with: right tokens beside the hidden states before them."""
+"""Inputs of an MTP head: correct tokens, with the hidden states before them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas and grammars that are meant to hurt: refused in one line, while everybody else is served."""
+"""Hostile schemas and grammars: refused in one line, while other requests are served."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_chains_are_compiled_up_to_their_limit_and_then_refused(
 
 @pytest.mark.parametrize("form", bombs.chains(1))
 def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> None:
-    """With a stack of 512 KiB the longest chain that is let in is too long."""
+    """With a stack of 512 KiB the longest allowed chain is too long."""
     own = make(CompileLimits(stack_bytes=512 * 1024))
     own.compile(StructuredOutput(regex="ab"))
     with pytest.raises(InvalidRequest, match=r"cannot be used: its rules are too deep or too many"):

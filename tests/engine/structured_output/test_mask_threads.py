@@ -1,4 +1,4 @@
-"""Masks beside the forward: what they may cost, and what happens to those that cost more."""
+"""Masks computed during the forward: their cost limits, and requests that exceed them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not change a bit of native attention: threads, neighbours, chunks, how many rows there are."""
+"""Conditions that must not change a bit of native attention: threads, neighbours, chunks, numbers of rows."""
 
 from __future__ import annotations
 

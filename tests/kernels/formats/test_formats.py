@@ -1,4 +1,4 @@
-"""What every page format promises, and the 16-bit ones against NumPy and ml_dtypes."""
+"""Properties of every page format, and the 16-bit ones compared with NumPy and ml_dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step launches, worked out by hand, and what is refused before anything is launched."""
+"""Launches of a step, worked out by hand, and refusals before any launch."""
 
 from __future__ import annotations
 

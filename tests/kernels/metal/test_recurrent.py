@@ -90,7 +90,7 @@ segments = st.tuples(
 def test_ragged_segments_give_the_bits_of_each_alone(
     case: Case, drawn: list[tuple[int, bool, bool, set[int]]], seed: int
 ) -> None:
-    """Outputs, states and those kept on the way; slots of nobody stay as they were."""
+    """Outputs, states and snapshots are compared; unused slots stay unchanged."""
     rng = np.random.default_rng(seed)
     free = itertools.count()
     lengths, source, target, checkpoints, first = [], [], [], [], 0

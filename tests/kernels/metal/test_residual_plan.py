@@ -1,4 +1,4 @@
-"""What rows read of quantized and of residual pages on Metal, position by position, without a kernel."""
+"""Rows' reads of quantized and residual pages on Metal, position by position, without a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks make of the latencies of requests."""
+"""Statistics that benchmarks compute from latencies of requests."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_deficits_keep_the_hits_of_the_longest_prefix() -> None:
 
 
 def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
-    """Who is late already waits, so that those who came after it are not late as well."""
+    """Late requests wait, so that later ones are not late as well."""
     options = ("--traffic", "overload", "--fairness", "off", "--target-itl", "500")
     without = results(*options)["overload"]["fcfs"]
     within = results(*options, "--target-ttft", "10")["overload"]["fcfs"]

@@ -1,4 +1,4 @@
-"""How long kernels are timed: the same figure from few layers where many would take too long."""
+"""Duration of kernel timings: equal figures from few layers where many would take too long."""
 
 from __future__ import annotations
 

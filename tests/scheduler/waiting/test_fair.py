@@ -1,4 +1,4 @@
-"""Fairness between tenants by hand: who is next, what is charged, who gives way."""
+"""Fairness between tenants, worked out by hand: order, charges and preemption."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     overtaken = 0
     while successor.status is Status.WAITING:
         if overtaken == 3 and cold.status is Status.WAITING:
-            s.abort(cold)  # whoever takes its place has waited as long
+            s.abort(cold)  # the successor has waited as long
         s.add(Sequence("warm", [9] * 17, 1))
         overtaken += names(advance(s)) == ["warm"]
         assert overtaken <= MAX_OVERTAKEN

@@ -1,4 +1,4 @@
-"""Fairness between tenants, whatever they send: how far apart they can be, and that everybody ends."""
+"""Fairness between tenants for any traffic: bounded differences, and every request ends."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
     running=st.integers(1, 4),
 )
 def test_a_flood_starves_nobody(kind: str, lengths: list[int], budget: int, running: int) -> None:
-    """One tenant never stops sending; whoever else sends something gets it."""
+    """One tenant never stops sending; requests of any other tenant are served."""
     blocks = BlockManager(24, PAGE_SIZE)
     s = Scheduler(blocks, Limits(budget, min(running, budget)), waiting=QUEUES[kind](blocks))
     others = [

@@ -112,7 +112,7 @@ def test_blocks_are_seen_as_by_mlx_lm_one_token_at_a_time(
 
 
 def test_the_mask_of_a_prompt_is_mended_in_phi3small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As mlx-lm has it, rows of a prompt see what follows them."""
+    """In mlx-lm's code, rows of a prompt see later rows."""
     model, _ = load(tmp_path, "phi3small")
     tokens = list(range(30))
     assert worst_error(plain_logits(model, tokens, 30), plain_logits(model, tokens, 1)) < 1e-4

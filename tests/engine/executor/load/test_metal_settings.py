@@ -1,4 +1,4 @@
-"""What a process sets for an Apple GPU, on a device that is not there."""
+"""Settings of a process for an Apple GPU, on a simulated device."""
 
 from __future__ import annotations
 

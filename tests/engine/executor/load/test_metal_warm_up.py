@@ -1,6 +1,6 @@
-"""What serves was compiled before the first request: the same kernels, for the same types.
+"""All kernels used in serving, with their types, were compiled before the first request.
 
-Once the model has been probed nothing is computed any more: what is launched does not depend on results.
+After the probe nothing is computed any more, because launches do not depend on results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The load-time probe: what it accepts, in which tier, and that it refuses what is wrong."""
+"""The load-time probe: the models that it accepts, their tier, and the refusal of wrong results."""
 
 from __future__ import annotations
 

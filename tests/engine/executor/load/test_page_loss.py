@@ -101,7 +101,7 @@ def test_scoring_takes_few_rows_at_once_and_keeps_no_memory(monkeypatch: pytest.
         return submit(runner, batch, *rest)
 
     def created(config: EngineConfig, *rest: Any) -> Any:
-        if config.num_pages == 32:  # of the pool that is served from
+        if config.num_pages == 32:  # pages of the pool that serves
             rows.append(-mx.get_cache_memory())
         return create(config, *rest)
 

@@ -1,4 +1,4 @@
-"""Rows of a graph that nobody has evaluated: the bits of all rows' graph, computed of those rows only."""
+"""Rows of an unevaluated graph: the bits equal those of the whole graph, with only these rows computed."""
 
 from __future__ import annotations
 

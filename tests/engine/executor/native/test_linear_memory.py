@@ -1,4 +1,4 @@
-"""Where packed weights lie, and how threads share them, changes no bit."""
+"""Neither the memory of packed weights nor its sharing by threads changes a bit."""
 
 from __future__ import annotations
 

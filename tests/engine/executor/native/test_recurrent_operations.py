@@ -1,4 +1,4 @@
-"""What stands around a recurrence, in one native operation each: gated norms, norms of q and k, windows."""
+"""Operations around a recurrence, in one native operation each: gated norms, norms of q and k, windows."""
 
 from __future__ import annotations
 

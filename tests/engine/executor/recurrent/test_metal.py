@@ -79,7 +79,7 @@ def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) 
 
 
 def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
-    """Whoever is in it: prompts of several lengths beside rows that are decoded."""
+    """For any batch: prompts of several lengths together with decoding rows."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     device = WritingDevice()
     steps: list[Counter[str]] = []

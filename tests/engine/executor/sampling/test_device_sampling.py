@@ -1,4 +1,4 @@
-"""Tokens drawn by MLX operations are the host's, or the row is given back."""
+"""Tokens drawn by MLX operations equal the host's, or the row is marked unsure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def random_states(rng: np.random.Generator, vocab_size: int, count: int = NUM_RO
 
 
 def compare(logits: mx.array, states: list[SampleState]) -> tuple[int, int]:
-    """How many rows were sure, and unsure; AssertionError if one was sure and wrong."""
+    """Return the numbers of sure and unsure rows; AssertionError if a sure one is wrong."""
     host = sample(iter(np.array(logits.astype(mx.float32))), states)
     tokens, verdicts = np.array(draw_tokens(logits, draws_of(states))).tolist()
     for token, verdict, expected, state in zip(tokens, verdicts, host, states, strict=True):
@@ -62,7 +62,7 @@ def test_tokens_are_the_hosts(seed: int, vocab_size: int, spread: float, dtype: 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_few_rows_of_a_large_vocabulary_are_unsure(dtype: mx.Dtype) -> None:
-    """Where a few tokens take most of the mass, as a language model's do."""
+    """A few tokens have most of the mass, as in a language model."""
     rng, vocab_size = np.random.default_rng(3), 151_936
     sure = unsure = 0
     for _ in range(3):

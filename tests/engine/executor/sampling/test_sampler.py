@@ -185,7 +185,7 @@ def test_plain_greedy_is_only_plain_greedy() -> None:
 
 
 def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
-    """What the parameters leave nothing of is told from what the model has computed wrongly."""
+    """A row excluded by the parameters is distinguished from one that the model computed wrongly."""
     held = SampleState(
         SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=5, end_ids=tuple(range(5))
     )

@@ -1,4 +1,4 @@
-"""Tenants and salts: nobody finds, sees, or can tell from outside, what others have cached."""
+"""Tenants and salts: no tenant finds, sees or can infer the cached pages of another."""
 
 from __future__ import annotations
 

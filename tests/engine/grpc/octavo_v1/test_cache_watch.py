@@ -45,7 +45,7 @@ async def read(stream: AsyncGenerator[pb.WatchResponse, None], num_events: int) 
 
 async def test_a_watcher_knows_the_cached_pages() -> None:
     async with served(config=small_config(num_pages=16)) as its:
-        await say(its, [9] * 22)  # before anybody watches
+        await say(its, [9] * 22)  # before the first watcher
         async with aclosing(its.client.cache.watch()) as stream:
             hello = await asyncio.wait_for(anext(stream), 20)
             assert hello.WhichOneof("event") is None
@@ -81,7 +81,7 @@ async def test_a_watcher_with_an_invalid_start_gets_an_error() -> None:
 
 
 async def test_a_watcher_that_falls_behind_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads the first batch, is busy, and the log moves on without it."""
+    """The watcher reads the first batch, then is busy while the log advances."""
     reading = asyncio.Event()
     monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
 

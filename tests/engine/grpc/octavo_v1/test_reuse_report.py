@@ -1,4 +1,4 @@
-"""GetStats' tree: drawn once for all who ask at once, and not again for a while."""
+"""GetStats' tree: built once for concurrent calls, and reused for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What VllmEngine says of the model, the server, its load and its tokenizer."""
+"""VllmEngine's description of the model, the server, its load and its tokenizer."""
 
 from __future__ import annotations
 

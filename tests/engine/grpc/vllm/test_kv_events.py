@@ -30,7 +30,7 @@ PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
 
 
 class Index:
-    """What a router knows of a worker: prompts by their tokens, checked as it goes along."""
+    """A router's index of a worker's pages: prompts by their tokens, checked on every update."""
 
     def __init__(self) -> None:
         self.path: dict[int, tuple[int, ...]] = {}  # block hash: all tokens up to its end
@@ -98,7 +98,7 @@ class Router:
         await eventually_async(known, f"the router knows {num_tokens} of {tokens}")
 
     async def refusal(self) -> grpc.StatusCode:
-        """What the server ends the subscription with."""
+        """Return the error with which the server ends the subscription."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(self._task, 20)
         return caught.value.code()
@@ -180,13 +180,13 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
 
 async def test_a_router_that_comes_late_begins_with_what_can_be_found() -> None:
     async with worker(config=small_config(num_pages=64)) as its:
-        await say(its, [250] * 22)  # before anybody wanted to know what is in the pages
+        await say(its, [250] * 22)  # before the first subscription
         async with Router(its):
             await subscribed(its)
         other = [*PROMPT[:8], *range(100, 110)]
         await say(its, PROMPT)
         await say(its, other)
-        await say(its, [250] * 30)  # goes on from pages whose tokens nobody kept
+        await say(its, [250] * 30)  # continues pages whose tokens were not kept
         async with Router(its) as late:
             await late.learns(PROMPT, 20)
             await late.learns(other, 16)
@@ -319,7 +319,7 @@ async def test_removed_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> N
         call = its.stub.SubscribeKvEvents(pb.SubscribeKvEventsRequest(), metadata=bob.metadata())
         await call.initial_metadata()
         await subscribed(its)
-        for number in range(6):  # alice's pages give way to alice's
+        for number in range(6):  # alice's new pages evict her old ones
             await say(its, [number] * 40)
         log = log_of(its)
         removed = [event for event in log.since(1) if event.kind == "removed"]
