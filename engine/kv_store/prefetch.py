@@ -175,7 +175,7 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # factor of a transfer's weight per later transfer; about fifty count
+FADING = 0.98  # factor of a transfer's weight after each later one: a mean over about fifty transfers
 HOPE = 0.9  # factor of the measured time each time it decides against the store
 
 

@@ -22,7 +22,7 @@ MAX_QUEUED = 65_536  # queued pages, which have no bytes in models without atten
 MAX_USES = 65_536  # digests with unrecorded uses; further uses are dropped
 FULL_DISK_S = 1.0  # seconds between prunings of a full disk, whose space others may take at once
 STALL_S = 2.0  # seconds without a written page after which closing stops waiting
-COUNTS_PER_BUDGET = 16  # counts of all shards while a budget's worth of bytes is written
+COUNTS_PER_BUDGET = 16  # times that all shards are counted while as many bytes as the budget are written
 
 
 @dataclass(frozen=True, slots=True)

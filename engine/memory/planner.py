@@ -325,8 +325,9 @@ _BYTES = 2  # bytes of a 16-bit value
 
 @dataclass(frozen=True, slots=True)
 class LatentCaches:
-    """Layers that cache latents, with bytes per token in 16 bits of all of them, and of K and V of every
-    head."""
+    """Layers that cache latents: their bytes per token in 16 bits, and those of K and V of every head
+    instead.
+    """
 
     layers: int
     bytes_per_token: int

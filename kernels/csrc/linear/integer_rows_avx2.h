@@ -29,7 +29,7 @@ struct BlockCodes {
   int even, odd;  // sums of the inputs in the lower and the upper half of a word
 };
 
-// What a block is multiplied with before it is rounded, and its scale: NaN once a value is not finite.
+// A block's factor before rounding, and its scale, which is NaN if a value is not finite.
 struct BlockScale {
   float factor, scale;
 };
