@@ -173,7 +173,8 @@ class Speculation:
     speculate   source of drafts for requests that do not choose one; "draft": a draft model
     most        largest number of drafts of a sequence in one step
 
-    A search takes about 10 us. Samples search after every step, unless even certain drafts would not pay.
+    A search takes 4 to 31 us (``tests/bench/bench_drafting.py``). Samples search after every step, unless
+    even certain drafts would not pay.
     """
 
     def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
