@@ -128,7 +128,7 @@ def find_router() -> str:
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join((beside, os.environ.get("PATH", "")))
     if (found := shutil.which("smg", path=path)) is None:
-        raise InvalidConfig("the router is not installed; run: pip install 'octavo[router]'")
+        raise InvalidConfig("the router is not installed; run in a checkout: pip install '.[router]'")
     return found
 
 

@@ -234,7 +234,7 @@ class EngineConfig:
         kind="path", metavar="DIR",
     )  # fmt: skip
     vision: bool = setting(
-        False, "take images in chats, where the model has a vision part; needs pip install 'octavo[vision]'",
+        False, "take images in chats, where the model has a vision part; needs pip install '.[vision]'",
         shown="", kind="switch",
     )  # fmt: skip
     vision_cache: int = setting(

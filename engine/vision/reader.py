@@ -76,7 +76,7 @@ class PictureReader(HelperProcess):
             self._end()
             raise RequestFailed(
                 f"the helper process that decodes pictures did not start ({error}); it needs Pillow: "
-                "pip install 'octavo[vision]'"
+                "pip install '.[vision]'"
             ) from None
 
     def _ask(self, message: dict[str, Any], more: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:

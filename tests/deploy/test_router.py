@@ -119,5 +119,5 @@ async def test_without_the_router_there_is_one_line_with_the_remedy(tmp_path: Pa
     )  # fmt: skip
     _, errors = await process.communicate()
     assert process.returncode == 2
-    assert b"octavo[router]" in errors
+    assert b"pip install '.[router]'" in errors
     assert errors.count(b"\n") == 1

@@ -220,7 +220,7 @@ def _mlx_vlm_loader() -> Callable[..., Any]:
         from mlx_vlm.utils import load_model
     except ImportError as error:
         raise ModelLoadError(
-            f"vision needs mlx-vlm, which cannot be imported ({error}); pip install 'octavo[vision]'"
+            f"vision needs mlx-vlm, which cannot be imported ({error}); pip install '.[vision]'"
         ) from error
     loader: Callable[..., Any] = load_model
     return loader

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("mlx_vlm", reason="pip install 'octavo[vision]'")
+pytest.importorskip("mlx_vlm", reason="pip install '.[vision]'")
 
 import tiny_vlm
 from octavo.engine.api.config import EngineConfig
