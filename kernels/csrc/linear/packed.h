@@ -73,7 +73,7 @@ struct PackedShape {
   int outputs;
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
-  int bits = 0;  // bits of a code; 0 for a dense weight
+  int bits = 0;   // bits of a code; 0 for a dense weight
   // Whether blocks have only codes, and all scales and biases follow the last panel. If kernels do not use
   // them, a step would otherwise read them from memory together with the codes.
   bool scales_last = false;
