@@ -10,7 +10,8 @@ from .spec import KVGroupSpec, RecurrentState
 from .types import Digest, PageId, PageTable
 
 Fill = abc.Callable[[list[int], list[PageId]], None]
-"""Puts the contents of pages of a sequence, by their indices in it, into pages of a pool."""
+"""Function that fills pages of a pool with contents; it gets the pages' indices in the sequence and their
+ids."""
 
 
 class CacheGroup(ABC):

@@ -16,14 +16,14 @@ TOKEN_BYTES = 4
 NO_MEDIA: tuple[MediaSpan, ...] = ()
 
 Hasher = abc.Callable[[Digest, bytes, int], list[Digest]]
-"""``hasher(parent, packed, page_bytes)``: digests of consecutive pages, each of which depends
-on its parent's and on its own tokens; one call per run of pages, because calls cost more
+"""Function ``hasher(parent, packed, page_bytes)`` that returns the digests of consecutive pages. Each digest
+depends on its parent's and on its page's tokens. One call hashes a run of pages, because a call costs more
 than hashing.
 
-A digest stands for the contents: a page is found by it alone, and tokens are not compared again.
-So two prefixes must never share one. With SHA-256 that takes 2**128 tries, also of somebody who
-chooses prompts to that end; a short or a fast hash would let such a caller read a page of
-others. Whatever gives fewer than ``MIN_DIGEST_BYTES`` is refused."""
+A digest identifies the contents: pages are found by digest alone, and tokens are not compared again. So two
+prefixes must never share a digest. SHA-256 would take 2**128 tries, even for an attacker who chooses the
+prompts. With a short or non-cryptographic hash, an attacker could read pages of other users. Hashers with
+digests below ``MIN_DIGEST_BYTES`` are therefore rejected."""
 
 MIN_DIGEST_BYTES = 32
 

@@ -60,7 +60,7 @@ class CoveredPages:
 
 
 BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
-"""Registers a copy of a slot, source to target, that holds both until it is carried out."""
+"""Function (group, source, target) that registers a copy of a slot and holds both slots until it is done."""
 
 
 class StateGroup(CacheGroup):

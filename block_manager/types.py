@@ -11,8 +11,8 @@ Digest = NewType("Digest", bytes)
 
 NULL_PAGE: Final = PageId(0)
 """Entry of a page table whose page was freed because no later query sees it. ``GroupPageTable.window_start``
-says which entries these are; nobody holds or reads a page by them. It is a page id like any other, so that
-a kernel that computes the address of what it then masks stays inside the pool."""
+tells which entries these are; they neither hold nor read a page. Page 0 exists in every pool, so a kernel may
+compute the address of a masked entry and stay inside the pool."""
 
 
 class MediaSpan(NamedTuple):

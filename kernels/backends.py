@@ -46,11 +46,11 @@ def pinned_version(requirements: Iterable[str]) -> str | None:
 
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
-"""0: Metal kernels do not write pages in place. Else they do, where a self-test shows that the device
-allows it."""
+"""Environment variable; with 0, Metal kernels do not write pages in place. Otherwise they do if a self-test
+shows that the device allows it."""
 
 ABI_VERSION = 9
-"""Of the native extension's interface; csrc/module.cpp has the other one."""
+"""Version of the native extension's interface; csrc/module.cpp must have the same number."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]
 

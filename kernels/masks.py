@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 HIDDEN = -1e30
-"""A mask's value at or below which a row does not see a position."""
+"""Mask values at or below this hide a position."""
 
 
 def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: int) -> mx.array | None:

@@ -13,7 +13,7 @@ import numpy as np
 from .metadata import Ints
 
 NO_STATE = -1
-"""The slot read by a sequence that has no state yet. Not zeros: what a model does may differ."""
+"""Slot to read for a sequence without a state. Its initial state is up to the model; it need not be zeros."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

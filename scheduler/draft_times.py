@@ -15,12 +15,12 @@ from .budget import TokenBudget
 from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""How many drafts a step has, in all: few numbers, for a step that has had its number of rows before runs as
-a captured program. The first one of each number takes many times as long where the model is small, and is not
-counted."""
+"""Possible total numbers of drafts in a step. They are few, because a step whose number of rows has occurred
+before runs as a captured program. The first step of each number is not counted: small models take many times
+as long."""
 
 UNKNOWN_COST = 0.2
-"""Of a draft beside one sequence, as a share of its step, before any step was timed."""
+"""Assumed cost of a draft, as a share of a one-sequence step, before any step was timed."""
 
 _LEARNING = 0.05  # weight of the latest step, after about twenty steps
 _PRIOR = 2.0  # steps: weight of the line through all numbers of drafts, at one of them

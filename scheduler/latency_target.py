@@ -13,45 +13,46 @@ from .step_cost import StepCost, with_chunk, with_drafts
 from .types import Sequence, StepShape
 
 LATE_FACTOR = 1.6
-"""Times the mean error of predictions, that a step takes longer than predicted once in ten times, were errors
-normal: 1.28 deviations, of 1.25 mean errors each."""
+"""Ratio of the error that one step in ten exceeds to the mean error, both of predicted times. Normal errors
+are assumed: 1.28 standard deviations, each of 1.25 mean errors."""
 
 FIRST_ERROR = 0.11
-"""Mean error, as a share of the prediction, that is assumed at first."""
+"""Assumed mean relative error of predictions before any was observed."""
 
 MOST_HEADROOM = 0.95
 LEAST_HEADROOM = 0.7
-"""Bounds of what a predicted step may take of the target: a few calm steps promise nothing, and steps that
-nobody can predict still are to get on."""
+"""Bounds of the share of the target that a predicted step may take. The upper one keeps a reserve even after
+a few calm steps; the lower one lets prompts progress even if predictions are poor."""
 
 _FORGETTING = 0.98  # weight per step; the errors of about fifty steps with prompts count
 
 AUTO_FACTOR = 3.0
-"""Times what the decodes alone take, that a step may take without a target of its own: others' prompts show
-in the gaps of a stream by that much at most."""
+"""``auto`` lets a step take this many times its decode-only time, within the bounds below."""
 
 AUTO_LEAST_S = 0.025
-"""But a step may take so long in any case: nobody sees it, and prompts of small models need whole chunks."""
+"""Seconds that ``auto`` always allows: such gaps are too short to notice, and small models need whole
+chunks."""
 
 AUTO_MOST_S = 0.2
-"""And no longer, if the decodes leave room for prompts at all: a longer gap is seen as a stall. Nor may more
-sequences run than decode in it, or in ``AUTO_FACTOR`` times what one of them takes."""
+"""Most seconds that ``auto`` allows, because a longer gap looks like a stall; ``AUTO_ROOM`` can raise it.
+Sequences are admitted only while a step of decodes fits into this time or ``AUTO_FACTOR`` times a
+one-sequence step."""
 
 AUTO_ROOM = 1.3
-"""Times what the decodes alone take, that prompts get beside slow ones."""
+"""``auto`` always lets a step take this many times its decode-only time, so that prompts progress."""
 
 DECODE_SHARE = 0.7
-"""Of a target that somebody set, what the decodes alone may take when one more sequence is let in: the rest
-is for prompts, and for positions that are yet to be generated."""
+"""Share of an explicit target that decodes may take after another sequence is admitted. The rest is for
+prompts and for positions that are yet to be generated."""
 
 MIN_RUNNING = 4
-"""Sequences that run in any case: one by one, they would use the machine badly."""
+"""Number of sequences that may always run; fewer would use the machine poorly."""
 
 MIN_CHUNK = 8
-"""Prompt tokens that a step takes in any case, so that prompts get on under a target that cannot be met."""
+"""Prompt tokens that a step always takes, so that prompts progress even under a target that cannot be met."""
 
 UNTAUGHT_CHUNK = 64
-"""Prompt tokens of a step as long as no chunk has been timed."""
+"""Prompt tokens per step until the first chunk has been timed."""
 
 
 class LatencyTarget:

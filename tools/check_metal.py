@@ -41,7 +41,7 @@ DTYPES = (mx.float16, mx.bfloat16)
 PRELUDE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 COMPILER = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGES = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")
-"""Of macOS 14, 15, 26 and 27: MLX compiles for what the system has."""
+"""Language versions of macOS 14, 15, 26 and 27: MLX compiles for the version of its system."""
 
 
 class Recorder:

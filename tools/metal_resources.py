@@ -30,10 +30,10 @@ SHAPES = tuple(
     for group in (1, 4, 8)
 )
 LATENTS = tuple((name, 512, heads) for name in ("fp4", "fp5", "int8", "bf16") for heads in (16, 128))
-"""Latents' format and width, and query heads."""
+"""MLA kernels to examine: format, latent width and number of query heads."""
 
 LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256), ("fp4", 512), ("fp5", 512), ("int8", 512), ("bf16", 512))
-"""Format and head dim of those whose attention kernels must get along without scratch memory."""
+"""Format and head dim of the attention kernels that must not use scratch memory."""
 
 
 def examine(
@@ -86,7 +86,7 @@ def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool =
 
 
 STATES = ((64, 64), (128, 128), (128, 64), (256, 256))
-"""Widths and heights of states of recurrences."""
+"""Widths and heights of recurrent states."""
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ class EvictionPolicy(Protocol):
 
 
 POLICIES: dict[str, abc.Callable[[int], EvictionPolicy]] = {}
-"""By name, what makes a policy for a pool of so many pages."""
+"""Constructors of eviction policies by name; each takes the number of pages of its pool."""
 
 Factory = TypeVar("Factory", bound=abc.Callable[[int], EvictionPolicy])
 

@@ -39,4 +39,4 @@ class EncodedPrompt:
 
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt | EncodedPrompt
-"""Text (encoded as the model expects a document), token ids as they are, or chat messages."""
+"""Text (encoded as a document), token ids, or chat messages."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DROP_REASONS = ("queue_full", "write_failed", "read_failed", "torn", "altered", "foreign", "budget")
-"""Why a page is not, or no longer, on disk:
+"""Reasons for a page not being on disk, or no longer:
 
-queue_full                 it was not written, because disk is slower than the engine
-write_failed, read_failed  the system said no; it is not tried again
-torn, altered, foreign     what was read was not what had been written (see page_files.BadPages)
-budget                     others were used more lately
+queue_full                 it was not written, because the disk is slower than the engine
+write_failed, read_failed  the system reported an error; the operation is not retried
+torn, altered, foreign     the file's contents differ from those written (see page_files.BadPages)
+budget                     it was evicted, because other pages were used more recently
 """
 
 

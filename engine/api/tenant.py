@@ -22,4 +22,4 @@ class Tenant:
 
 
 NO_TENANT = Tenant()
-"""Whoever sends requests to a server without tenants: everything is theirs."""
+"""Tenant of all requests on a server without tenants."""

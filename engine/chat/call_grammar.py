@@ -13,7 +13,7 @@ from .call_writer import CallWriter, IdStyle, Tools
 from .text_source import Steps, TextSource
 
 AddedId: TypeAlias = Callable[[str], "int | None"]
-"""The id of the token that stands for a text alone, if there is one."""
+"""Function that returns the id of the added token with exactly this text; None if there is none."""
 
 _ANY_TEXT = r"/(.|\n)*/"
 _SCALARS = ("integer", "number", "boolean", "null")

@@ -14,7 +14,7 @@ from .json_calls import end_mark, read_each
 from .text_source import Malformed, Steps, TextSource, Unfinished, Wrap
 
 Parse: TypeAlias = Callable[[str, Tools], Any]
-"""A parser of mlx-lm: the text of whole calls to {"name", "arguments"}, or to a list of those."""
+"""Parser of mlx-lm: turns the text of whole calls into {"name", "arguments"} or a list of such objects."""
 
 _CDATA = "<![CDATA["
 

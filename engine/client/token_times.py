@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 RESOLUTION_S = 0.01
-"""Tokens that came within less give no rate: a client's process is not woken more exactly, and what it finds
-waiting then has come in no time."""
+"""Seconds; shorter spans give no rate, because a client process is not woken more precisely, and tokens that
+already wait for it seem to arrive in no time."""
 
 
 @dataclass(slots=True)

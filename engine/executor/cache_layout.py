@@ -28,8 +28,8 @@ class StateCache:
 
 
 CachePlace = AttentionCache | StateCache | tuple["CachePlace", ...] | None
-"""What stands at a place of the model's cache list: a tuple where it has several, None where the model
-never writes."""
+"""Entry of a model's cache list: a tuple for several caches in one entry, None if the model never writes
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,8 @@ CODES: tuple[tuple[type[OctavoError], grpc.StatusCode], ...] = (
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (EngineDead, grpc.StatusCode.UNAVAILABLE),
 )
-"""Errors and their canonical codes: the first that fits an error counts, and the first of a code is what a
-client raises for it."""
+"""Errors and their gRPC status codes. The first entry that matches an error gives its code, and a client
+raises the first entry of the code that it gets."""
 
 
 def code_of(error: Exception) -> grpc.StatusCode:

@@ -43,4 +43,4 @@ def usage_info(usage: Usage) -> UsageInfo:
 
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
-"""vLLM's form: for each token of the prompt, by token id, ``logprob``, ``rank`` and ``decoded_token``."""
+"""vLLM's format: a dict per prompt token, from token id to ``logprob``, ``rank`` and ``decoded_token``."""

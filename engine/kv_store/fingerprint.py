@@ -19,7 +19,8 @@ CHUNK_BYTES = 8 * 1024**2
 MAX_THREADS = 8
 
 Stamp = list[int]
-"""Size, inode, and times of the last change of contents and of the inode (which no program can set)."""
+"""Size, inode, and times of the last change of contents and of the inode; no program can set the inode's
+time."""
 
 
 def model_fingerprint(path: Path, *, weights: str, exact: bool, remembered: Path | None = None) -> str:

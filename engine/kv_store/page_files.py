@@ -53,7 +53,7 @@ _MALFORMED = (
     MemoryError,
     RecursionError,
 )
-"""What taking apart a file that somebody else made can raise."""
+"""Exceptions that parsing a file of unknown origin can raise."""
 
 
 class BadPages(Exception):

@@ -15,7 +15,7 @@ from octavo.kernels.page_bytes import PageBytes, convert_pages
 from ..api.errors import InvalidRequest
 
 VERSION = "pages 3"
-"""Of what a file of pages says about them; see page_files.py."""
+"""Version of the metadata in page files; see page_files.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class FetchedPage:
 
 
 Parts = Sequence[KVGroupSpec | RecurrentState]
-"""As from ``BlockManager.parts``: what a prefix consists of."""
+"""Parts of a prefix, as ``BlockManager.parts`` returns them."""
 
 
 class PrefetchJob:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from ..api.stats import TenantLoad, TenantTokens
 
 MAX_TENANTS = 64
-"""Tenants with a label of their own, the first that were seen; the others share one."""
+"""Number of tenants with a label of their own, in order of appearance; all other tenants share one label."""
 
 OTHERS = "(others)"
 

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 
 LEAST_GAIN = 1.08
-"""Times as many tokens per second, as expected, that are worth a draft. Less is within the error of
-what is known of how often drafts hold and of what they cost."""
+"""Smallest expected ratio of tokens per second, with to without drafts, for which drafts are computed. A
+smaller gain is within the error of the estimated acceptance rates and costs."""
 
 
 def allot(

@@ -135,7 +135,7 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
 
 
 Ratios = Sequence[tuple[int, float]]
-"""Numbers of drafts, rising, and how many times as long a step with so many takes."""
+"""Pairs of a number of drafts, ascending, and the time of a step with them relative to a step without."""
 
 
 class Drafted(Protocol):

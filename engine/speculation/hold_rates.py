@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 MODEL = 10**5
-"""A match as long as that: of what a model guessed."""
+"""Match length that stands for drafts of a draft model."""
 
 FORCED = 10**6
-"""A match as long as that: of what a grammar leaves no choice about."""
+"""Match length that stands for grammar-forced tokens."""
 
 _BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # lower bounds of the kinds of drafts, by supporting tokens
 _HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation

@@ -26,7 +26,8 @@ from ..executor.sampling.sampler import SampleState
 from .draft_tables import Ask, BatchDrafter, Guesses, States
 
 READ_AT = 64
-"""Rows of one sample that wait to be read before it is read without a guess: fewer are read with the next."""
+"""Waiting rows of a sample at which the head reads them without drafting; fewer rows wait for the next
+draft."""
 
 
 @dataclass(slots=True, eq=False)

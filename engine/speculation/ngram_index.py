@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 NGRAM = 3
-"""Tokens that a place has in common with the end, at least. Two are often no more than chance."""
+"""Tokens per n-gram: the shortest match with the latest tokens. Matches of two tokens are often chance."""
 
 SEARCHED = 4096
-"""Tokens of a text that is searched, at most."""
+"""Largest number of tokens of a text that is searched; longer texts get an index."""
 
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large odd factors; products with tokens stay below 2**63
 _FOLD = 17

@@ -33,7 +33,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TAIL_TOKENS = 24  # last tokens of a prompt, which show whether it has opened or closed the reasoning
 MAX_EXTRA_TOKENS = 512
-"""That one of two tokenizers which are called the same may have behind the other's: markers of its own."""
+"""Most additional tokens, such as markers, by which two tokenizers of the same name may differ."""
 
 
 class Tokenizer:

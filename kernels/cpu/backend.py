@@ -26,9 +26,9 @@ from .programs import CpuPrograms
 from .residual import CpuResidualCache
 
 FEWEST_COLUMNS = 64
-"""Of the page tables that steps are given: they have zeros up to 64 columns, 256, 1024 and so on, so that the
-shapes of steps repeat as sequences grow. A new shape costs a step its graph and its capture. No kernel reads
-beyond a sequence's own pages."""
+"""Smallest width of page tables. Widths grow in steps (64, 256, 1024) and are padded with zeros, so that step
+shapes repeat as sequences grow: a step of a new shape must build and capture its graph. Kernels never read
+the padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from .base import FORMATS, RECIPE, FormatPair, PageFormat, format_pair
 from .rotation import hadamard, rotation_block
 
 FORMATS_WITH_KERNELS = ("bf16", "fp16", "int8", "int4", "fp4", "fp5", "mxfp4", "nvfp4", "affine8", "affine4")
-"""Those with kernels on every backend, in the order in which they are listed; others come after them."""
+"""Page formats with kernels on every backend, in listing order; other formats are listed after them."""
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
 MAX_FP16 = np.float32(65504)
-"""The largest finite fp16: scales stop there."""
+"""Largest finite fp16 value; scales are clamped to it."""
 
 
 class PageFormat(ABC):
@@ -122,7 +122,7 @@ def check_multiple(name: str, head_dim: int, multiple: int) -> None:
 
 
 FORMATS: dict[str, PageFormat] = {}
-"""By name, every format there is."""
+"""All page formats by name."""
 
 Format = TypeVar("Format", bound=type[PageFormat])
 
@@ -147,7 +147,7 @@ class FormatPair:
 
 
 RECIPE = "fp5/fp4"
-"""The fewest bits measured to answer as 16-bit pages do, with the two residual pages that are the default
+"""Smallest formats measured to answer as well as 16-bit pages, with the default of two residual pages
 (docs/benchmarks/results)."""
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .base import Floats
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""The values of codes 0..7; codes 8..15 are their negatives."""
+"""Values of codes 0..7; codes 8..15 are their negatives."""
 
 # Values of |x| / scale between two magnitude indices, and whether a tie takes the upper (even) index.
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))

@@ -20,20 +20,20 @@ from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 from .packing import pack, tree_sum, unpack
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
-"""The values of E2M2 codes 0..15; even ones are those of E2M1."""
+"""Values of E2M2 codes 0..15; even codes have the values of E2M1."""
 
 EDGES = tuple((float(MAGNITUDES[i] + MAGNITUDES[i + 1]) / 2, bool(i % 2)) for i in range(15))
-"""Where |x| / scale passes from one magnitude index to the next, and whether a tie does (to even ones)."""
+"""Values of |x| / scale between two magnitude indices, and whether a tie rounds up; ties round to even."""
 
 COARSE = 8
-"""So many values at a row's start are E2M1: the byte of their lowest bits is the scale."""
+"""Number of E2M1 values at a row's start; the byte of their lowest bits stores the scale."""
 
 SCALE_FACTOR = np.float32(1 / 7)
 LARGEST_SCALE = np.float32(61440)
 STEPS = (0, 1, 2, 3, 6)
-"""Scales are tried so many E5M3 numbers above absmax / 7, in this order. Chosen among -4..6 for the
-smallest relative RMS error on Gaussian, Laplace and outlier rows of 64 and 128 values, rotated: 0.056 and
-0.055; the number at or below absmax / 7 alone gives 0.065 and 0.060, all eleven 0.055 and 0.055."""
+"""Candidate scales, in the order of trial, as numbers of E5M3 steps above absmax / 7. They were chosen among
+-4..6 for the smallest relative RMS error on rotated Gaussian, Laplace and outlier rows of 64 and 128 values:
+0.056 and 0.055. Step 0 alone gives 0.065 and 0.060, all eleven steps 0.055 and 0.055."""
 
 
 @register

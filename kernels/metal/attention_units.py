@@ -27,7 +27,7 @@ MAX_HEADS = 2
 REDUCE_SIMDGROUPS = 8
 CHUNK_SIMDGROUPS = 8
 CHUNK_BYTES = 28672
-"""Threadgroup memory for K and V of a chunk's tile at most: a core has about 60 KiB."""
+"""Most bytes of threadgroup memory for a chunk's tile of K and V; a GPU core has about 60 KiB."""
 
 
 def chunk_parts(layer: LayerSpec) -> int:

@@ -19,7 +19,7 @@ from .units import (
 )
 
 PARTS = 4
-"""Simdgroups that share 8 rows: their queries and sums are registers."""
+"""Number of simdgroups that share 8 rows and keep parts of their queries and sums in registers."""
 
 MAX_LATENT = 512
 MAX_ROTARY = 128

@@ -21,7 +21,8 @@ from .plan import divide, num_splits, num_tiles, restore_order
 from .units import KernelSource
 
 LATENT_TOKENS = 64
-"""Tokens of prompts that are divided into tiles together, where what they read changes along a sequence."""
+"""Tokens of an MLA prompt that a residual cache routes together; the pages they read change along the
+prompt."""
 
 ALL_TILES = np.iinfo(np.int32).max
 

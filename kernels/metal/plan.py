@@ -17,14 +17,15 @@ from ..visibility import window_start
 from .attention_units import DECODE_TILE
 
 SPLIT_TILES = 4
-"""Tiles of 32 keys that a split takes at least (128 positions)."""
+"""Smallest split, in tiles of 32 keys (128 positions)."""
 
 FULL_SPLIT_TILES = 8
-"""Tiles that keep every simdgroup of a threadgroup at work; what splits take once there are many."""
+"""Tiles that occupy every simdgroup of a threadgroup; splits grow to this before there are more than
+MANY_SPLITS."""
 
 MANY_SPLITS = 32
 MAX_SPLITS = 128
-"""Above, splits grow instead."""
+"""Largest number of splits of a row; longer sequences get longer splits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,8 @@ _ROWS, _SLOTS = 13, 5
 _WRITTEN = (0, 1, 3, 4)
 _KEY_HEADS, _HEADS, _DIM = 2, 4, 64
 _LIMIT = 1e-4
-"""Of the largest value: sums of 64 products in float32, exponentials as GPUs have them."""
+"""Largest error, relative to the largest value: float32 sums of 64 products, and the GPU's exponential
+function."""
 
 Array = NDArray[Any]
 Check = Callable[[MetalRecurrences, np.random.Generator], tuple[list[mx.array], list[Array]]]

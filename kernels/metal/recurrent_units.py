@@ -9,16 +9,16 @@ from .units import KernelSource, make_unit
 
 MAX_WIDTH = 256
 WIDTH_MULTIPLE = 16
-"""Of a row of the state: keys of the delta rule, the state of SSD."""
+"""Width of a state row (delta rule: keys; SSD: state) must be a multiple of this."""
 
 _LANE_VALUES = 16
 _ROWS = 2
-"""Of the state in a lane: with 16 values of each, its 32 registers."""
+"""State rows per lane; with 16 values of each, they fill 32 registers."""
 
 _MAX_SIMDGROUPS = 4
 CONV_THREADS = 64
 _AHEAD = 4
-"""Inputs that a convolution loads before it uses the first."""
+"""Number of inputs that a convolution loads before it uses the first."""
 
 _DECAYS: dict[GateKind, str] = {
     "ready": "gate",

@@ -19,10 +19,10 @@ from ..formats import PageFormat, rotation_block
 
 NUM_SIMDGROUPS = 4
 MAX_WRITE_SIMDGROUPS = 16
-"""In a threadgroup that stores the rows of one token."""
+"""Most simdgroups of a threadgroup that stores the K and V of one token."""
 
 MIN_ELEMENTS = 8
-"""MLX puts arrays of fewer elements into another address space, which changes the signature."""
+"""MLX puts smaller arrays into another address space, which changes the kernel's signature."""
 
 _BODY = "//! body\n"
 _COMMENT = re.compile(r"//.*")

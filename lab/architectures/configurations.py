@@ -185,7 +185,7 @@ _SCALES: dict[str, Any] = {
 }
 
 EVERYTHING = _SHAPE | _OTHER_NAMES | _NORMS_AND_POSITIONS | _WINDOWS | _EXPERTS | _LATENTS | _STATES | _SCALES
-"""A value for every name that more than one architecture is configured with, and for many others."""
+"""Small values for all names that two or more architectures share, and for many others."""
 
 _YARN = {
     "rope_theta": 10000.0,
@@ -299,13 +299,13 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
     "step3p5": {"moe_top_k": 2, "moe_num_experts": 8},
 }
-"""What these understand otherwise than most, by the module of mlx-lm."""
+"""Values of architectures that interpret these names differently, by module of mlx-lm."""
 
 _NO_CONFIGURATION = {
     "nemotron-nas": "every block of it is configured on its own",
     "prism_hadamard_qwen35": "it exists as packed weights only",
 }
-"""Architectures that have no tiny configuration, and why."""
+"""Architectures without a tiny configuration, with reasons."""
 
 
 def configuration(architecture: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from octavo.kernels.backends import native_instructions
 
 LEVELS = ("generic", "avx2", "avx512", "amx")
 CONTEXTS = (512, 4096)
-"""Unless others are asked for: 32,768 positions take the lowest level minutes."""
+"""Default context lengths; 32,768 positions would take minutes at the lowest level."""
 CLIFF = 1.1
 PER_BYTE = 1.5
 

@@ -66,7 +66,7 @@ class Timing:
 
 
 QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
-"""Of kernels on one thread: a few seconds a format, and other programs hardly count."""
+"""Timing of kernels on one thread by processor time: a few seconds per format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ TILE = 2048  # rows and columns of NumPy's matrices, which fit the cache
 
 
 Clock = Callable[[], float]
-"""Seconds: ``time.perf_counter``, or ``time.process_time`` of kernels on one thread, which other programs
-of the machine disturb less."""
+"""Function that returns seconds: ``time.perf_counter``, or ``time.process_time`` for kernels on one thread,
+which depends less on other programs."""
 
 
 @dataclass(frozen=True, slots=True)

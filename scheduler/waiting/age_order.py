@@ -54,13 +54,14 @@ def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
 
 
 MAX_OVERTAKEN = 32
-"""Younger ones that are let in before the oldest, or before those that gave their pages back: then these come
-first. Those let in with the last of them may be as many more as run at once."""
+"""Number of younger sequences admitted before the oldest one, or before preempted ones, until these come
+first. The last admission may overtake by as many more sequences as run at once."""
 
 MAX_PASSED = 256
-"""The same where the oldest comes first and cannot be let in yet: for a long prompt that is under way, say.
-Then nobody passes it any more, or the room it needs might never be free. Bounds that follow from both:
-docs/design/latency-bounds.md and docs/design/preemption-bounds.md."""
+"""Number of younger sequences admitted before the oldest one while it comes first but cannot be admitted, for
+example because a long prompt is being computed. After that no sequence passes it, because otherwise the
+memory it needs might never become free. docs/design/latency-bounds.md and preemption-bounds.md derive bounds
+from both."""
 
 
 class AgeOrder:

@@ -18,7 +18,8 @@ PROMPT_COST = 1.0  # cost of a prompt token that was not in the prefix cache
 OUTPUT_COST = 2.0  # cost of a generated token
 
 SHORT_STEPS = 8
-"""Steps for each one that ends with a tenant's first token, however much of others' prompts would fit in."""
+"""Of this many steps, one may end early with a tenant's first token, even if other tenants' prompts would
+fit."""
 
 MAX_COUNTERS = 4096  # counters per priority; beyond it, counters that a return would lift anyway are dropped
 

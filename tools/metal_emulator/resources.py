@@ -37,8 +37,8 @@ _FLAGS = (
     "-ffp-contract=fast",
 )
 MAX_REGISTERS = 110
-"""What the compiler is told to get along with; what does not fit goes to scratch memory. Apple's GPUs have
-128 per thread at most, and fewer threads per core the more each takes."""
+"""Register limit given to the compiler, which spills the rest to scratch memory. Apple's GPUs have at most
+128 per thread, and a core runs fewer threads if each takes more."""
 
 _LIMITS = f'attributes #0 = {{ "amdgpu-num-vgpr"="{MAX_REGISTERS}" "amdgpu-flat-work-group-size"="1,512" '
 _IDS = {

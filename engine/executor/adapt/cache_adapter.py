@@ -57,7 +57,7 @@ class RotaryKeys(mx.array):
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 observers: list[Callable[[Any, Any], None]] = []
-"""Told of keys and mask of attention over arrays, while a model is being discovered."""
+"""Callbacks that get keys and mask of array attention during discovery of a model."""
 
 
 class HookError(RuntimeError):

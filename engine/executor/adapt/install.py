@@ -122,7 +122,8 @@ _CHANGED: dict[str, tuple[str, str, Any]] = {
     "llama4": ("mx", "arange", _mx_arange),
     "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
 }
-"""By module of mlx-lm: the name it calls the library by, the attribute, and what takes its place."""
+"""Replaced attributes of libraries: by module of mlx-lm, the library's name there, the attribute, its
+replacement."""
 
 
 def install_names() -> None:

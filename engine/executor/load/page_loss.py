@@ -20,7 +20,7 @@ MIN_TOKENS = 16  # tokens: shorter texts are not measured
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
-"""Scores of a text by a runner that was made for it with this configuration."""
+"""Function that scores a text on a runner that was built for this configuration."""
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:

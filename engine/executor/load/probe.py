@@ -37,9 +37,9 @@ from .probe_steps import probe_cache, probe_pool, step_metadata
 
 LONGEST_WINDOW = 256  # positions: longer windows are not probed beyond their end
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
-"""New tokens of each sequence in each step. The first gets a chunk across the end of a page and a token after
-that, the second ends early, the third begins late. Each token is a row of three forwards, for which loading
-waits: few tokens in several steps cost less than many in fewer."""
+"""New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
+token after it, the second ends early, and the third begins late. Each token is a row of three forwards that
+delay loading, and few tokens in several steps cost less than many tokens in fewer steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
 MAX_COLUMNS = 8192  # number of compared logits per row
 CACHE_STEP = 16  # positions by which caches grow; mlx-lm's 256 would mostly write zeros
 MORE_NOISES = 4
-"""Roundings that are tried beside the first one where that does not explain a row."""
+"""Number of additional perturbations, used if the first one does not explain a row's error."""
 
 Errors = NDArray[np.float64]
 

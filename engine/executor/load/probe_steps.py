@@ -21,7 +21,7 @@ from ..cache_layout import CacheLayout
 PAGE_SIZE = 8
 
 Work = tuple[int, int, int]
-"""A sequence, and its new positions [start, stop)."""
+"""Sequence index and range [start, stop) of its new positions."""
 
 Floats = NDArray[np.float32]
 

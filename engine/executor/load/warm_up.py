@@ -15,10 +15,10 @@ from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
 
 LONG = 140
-"""Positions that are enough for a row to be split over its keys."""
+"""Number of positions at which backends split a row over its keys."""
 
 Work = tuple[int, int, int]
-"""A sequence, 0 or 1, and its new positions [start, stop)."""
+"""Sequence index (0 or 1) and range [start, stop) of its new positions."""
 
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:

@@ -21,7 +21,7 @@ from octavo.kernels import _ext
 
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu_fast_approx": "gelu_sigmoid"}
-"""Functions of ``mlx.nn`` and what the kernels call them."""
+"""Activation functions of ``mlx.nn`` and their names in the kernels."""
 
 
 def replace_activations() -> dict[str, Any]:
@@ -101,7 +101,7 @@ _OURS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
     ("mlx_lm.models.activations", "precise_swiglu", _precise_swiglu),
     ("mlx_lm.models.gated_delta", "normalize_qk", _normalize_qk),
 )
-"""Modules, their functions, and what makes ours of one."""
+"""Replaced functions: module, name, and a function that wraps the original."""
 
 
 @functools.cache

@@ -28,7 +28,8 @@ from ...api.errors import ModelLoadError
 from .rope import NATIVE as ROPES
 
 LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
-"""Largest error of a value, relative: of three roundings, and in float32 of approximated exponentials."""
+"""Largest relative error of a value by dtype: three roundings, or in float32 that of approximated
+exponentials."""
 
 _NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
 _POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows

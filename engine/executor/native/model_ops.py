@@ -70,9 +70,10 @@ def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
 log = logging.getLogger(__name__)
 
 LARGEST_UNTOUCHED = 1 << 21
-"""Multiplications per row up to which the probe's reference is computed by MLX's own linear layers, at one or
-two for each nanosecond. Those of a larger model would take longer than all of loading: there the reference is
-computed when layers with packed weights are native, each compared with MLX's own, and nothing else is."""
+"""Multiplications per row up to which MLX's own linear layers compute the probe's reference, at 1 to 2 per
+ns. For a larger model that would take longer than loading. Its reference is computed with native layers for
+packed weights, each of which is compared with MLX's own layer, and with MLX's own modules for everything
+else."""
 
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits of the formats that our kernel quantizes to
 

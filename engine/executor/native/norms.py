@@ -127,7 +127,7 @@ if gate is not None:
 else:
     return x.astype(hidden_states.dtype)""": NormKind(gate_first=False),
 }
-"""Bodies of ``__call__`` in model files, without their layout and comments."""
+"""Kinds of norms by the body of ``__call__`` in model files, without layout and comments."""
 
 
 def kind_of_norm(module: Any) -> NormKind | None:

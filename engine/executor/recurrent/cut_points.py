@@ -35,22 +35,22 @@ FUNCTIONS = {
     "ssm_update": CutPoint("state", 7),
     "recurrent_gla": CutPoint("h", 5, axis=2),
 }
-"""Bound by name in model files of mlx-lm."""
+"""Cut points that are functions, by the name under which model files of mlx-lm import them."""
 
 METHODS = {("rwkv7", "_wkv7"): CutPoint("state", 6)}
-"""Of a mixer itself: by its file and name."""
+"""Cut points that are methods of a mixer, by model file and method name."""
 
 CHILDREN = {
     ("recurrent_gemma", "Conv1d"): CutPoint("cache", 1),
     ("recurrent_gemma", "RGLRU"): CutPoint("cache", 1),
 }
-"""Modules inside a mixer: by their file and type."""
+"""Cut points that are submodules of a mixer, by model file and type."""
 
 WHOLE = {("longcat_flash_ngram", "NgramEmbedding")}
-"""Mixers that are a cut point as a whole, called as (token ids, cache): by their file and type."""
+"""Mixers that are a cut point as a whole, by model file and type; called as (token ids, cache)."""
 
 SCAN = CutPoint("state", 6)
-"""``mamba_scan.selective_scan``, for the mixers of ``mamba_scan.INPUTS``."""
+"""Cut point ``mamba_scan.selective_scan`` of the mixers in ``mamba_scan.INPUTS``."""
 
 _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 

@@ -33,7 +33,7 @@ INPUTS: dict[tuple[str, str], Inputs] = {
     ("mamba", "MambaBlock"): _of_mamba,
     ("jamba", "JambaMambaMixer"): _of_jamba,
 }
-"""Mixers that can be computed so, by their file and type, with their norms of the step size, B and C."""
+"""Supported mixers by model file and type, with the function that normalizes their step size, B and C."""
 
 
 def process_rows(module: Any, inputs: Inputs, x: mx.array, A: mx.array, scan: Callable[..., Any]) -> mx.array:

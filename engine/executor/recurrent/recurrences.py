@@ -36,7 +36,7 @@ _NAMES = {
     "selective_scan": ("x", "d", "B", "C", "A", "D", "state"),
     "_wkv7": ("r", "w", "k", "v", "a", "b", "state"),
 }  # fmt: skip
-"""Arguments of mlx-lm's functions, in order."""
+"""Argument names of mlx-lm's functions, in order."""
 
 
 @dataclass(frozen=True, slots=True)
