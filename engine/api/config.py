@@ -100,9 +100,10 @@ class EngineConfig:
     residual_pages: int | None = setting(
         None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
         "being written",
-        shown="2 if K or V has 5 bits or less; 1 if another setting keeps 16-bit pages; else 0", kind="int",
-        metavar="N", low=0, remedy="0 keeps no 16-bit pages",
-        more="The default is 0 for models without KV pages.",
+        shown="2 for formats of 5 bits or less, else 0 or 1", kind="int", metavar="N", low=0,
+        remedy="0 keeps no 16-bit pages",
+        more="The default is 2 if K or V has 5 bits or less, else 0. It is at least 1 if sink_pages or "
+        "quantize_after is set, and 0 for models without KV pages.",
     )  # fmt: skip
     quantize_after: int = setting(
         0, "number of tokens up to which a sequence is kept in 16 bits only", kind="int", metavar="TOKENS",

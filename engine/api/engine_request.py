@@ -12,7 +12,7 @@ from .outputs import Delta
 from .sampling_params import SamplingParams
 
 _NUMBERS = itertools.count()
-_VARIANT = b"\xff"  # no UTF-8, so no salt of a client has it
+_VARIANT = b"\xff"  # separates salt and variant; not valid UTF-8, so clients cannot send it
 
 
 class CacheNamespace(NamedTuple):

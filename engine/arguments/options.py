@@ -152,7 +152,7 @@ def _formats(name: str) -> str:
     name = VLLM_FORMATS.get(name, name)
     if name != AUTO and not known_formats(name):
         raise argparse.ArgumentTypeError(
-            f"{name!r} must be a page format, use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
+            f"{name!r} must be a page format; use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
         )
     return name
 

@@ -134,7 +134,7 @@ class TagCalls(ToolFormat):
 
 
 class _TextValue:
-    """The JSON string of a text value, as far as it is certain."""
+    """Incremental JSON string of a text value; holds back text that more text may change."""
 
     def __init__(self, calls: TagCalls) -> None:
         self._trim = calls.trim

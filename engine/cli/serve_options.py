@@ -248,7 +248,7 @@ def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
         help="publish every change of the prefix cache: tcp://*:PORT and ipc://PATH are bound, "
         "tcp://HOST:PORT is connected to, as in vLLM (extra `zmq`; nowhere)")  # fmt: skip
     add("--kv-events-replay-endpoint", metavar="ADDRESS",
-        help="bind a socket there that sends lost events again (nowhere)")  # fmt: skip
+        help="address of a socket from which readers request events that they missed (none)")  # fmt: skip
     add("--kv-events-topic", metavar="TEXT", default="",
         help="first frame of each event's message; llm-d expects kv@POD@MODEL (empty)")  # fmt: skip
     add("--kv-events-encoding", choices=("array", "map"), default="array",

@@ -169,7 +169,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
 def _insert(
     ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
 ) -> LoadedPages:
-    """Insert a run of pages, whose tokens end ``tokens``, in portions; groups without a window come first."""
+    """Insert a run of pages in portions, groups without a window first. The run's tokens end ``tokens``."""
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
@@ -203,7 +203,8 @@ def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[in
         before = [] if run.parent == root(salt) else ends.get((run.parent, salt))
         if before is None:
             raise InvalidRequest(
-                f"{file.name} continues pages that are in none of the files before it; save again"
+                f"{file.name} must follow a file with its preceding pages, but no earlier file has them; "
+                "save again"
             )
         tokens = [*before, *run.token_ids]
         page_bytes = run.kind.page_size * TOKEN_BYTES

@@ -95,8 +95,10 @@ class InputProcessor:
         try:
             return [operator.index(cast(int, item)) for item in prompt]
         except TypeError as error:
+            kinds = sorted({type(item).__name__ for item in prompt})
             raise InvalidRequest(
-                f"a prompt must be text, token ids or chat messages, got a list with {error}; use one kind"
+                f"a prompt must be text, token ids or chat messages, got a list of "
+                f"{' and '.join(kinds)}; use one kind"
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:

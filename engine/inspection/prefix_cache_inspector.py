@@ -13,7 +13,7 @@ from octavo.block_manager.pins import MAX_NAMES, PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
-from .lookup_history import HistoryEntry, LookupHistory
+from .lookup_history import MOST_REQUESTS, MOST_TOKENS, HistoryEntry, LookupHistory
 from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 
@@ -98,8 +98,8 @@ class PrefixCacheInspector:
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
-                f"no request with this id was admitted recently: only the latest {len(self.lookups)} are "
-                "recorded; call this sooner, and copy the id from the response"
+                f"no request with this id is recorded: the history keeps at most {MOST_REQUESTS} requests "
+                f"and {MOST_TOKENS} tokens; call this sooner, and copy the id from the response"
             )
         return remembered
 

@@ -84,7 +84,7 @@ class ShardReader:
             self._changed.notify_all()
 
     def take(self, fetch: PrefetchJob, num_bytes: int) -> list[FetchedPage]:
-        """Return the next available pages: those below ``num_bytes`` in total, and one more."""
+        """Return the next pages until their bytes reach ``num_bytes``; the last page may exceed it."""
         pages: list[FetchedPage] = []
         taken = 0
         while fetch.pages and taken < num_bytes:

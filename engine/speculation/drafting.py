@@ -160,7 +160,7 @@ class Drafts(Protocol):
 
 
 class StepTimes(Protocol):
-    """Times of steps that give a number of sequences one token each."""
+    """Measured step times by number of sequences, each of which gets one token per step."""
 
     def ratios(self, num_sequences: int) -> Ratios:
         """Return numbers of drafts with relative step times; the same object until something is learned."""

@@ -41,8 +41,9 @@ class PictureReader(HelperProcess):
         without a helper process."""
         limits = self.limits
         if not data or len(data) > limits.max_bytes:
+            remedy = "scale it down" if data else "send the whole file"
             raise InvalidRequest(
-                f"a picture must have 1 to {limits.max_bytes} bytes, got {len(data)}; scale it down"
+                f"a picture must have 1 to {limits.max_bytes} bytes, got {len(data)}; {remedy}"
             )
         with self._lock:
             self._start()

@@ -81,7 +81,7 @@ class _Kind:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Mask of rows that see any of these pages; all residual pages end with the row's own position."""
+        """Mask of rows that see any of these pages, which is so if a row sees their last position."""
         return self.positions >= (0 if self.seen_since is None else self.seen_since)
 
     @property
@@ -269,8 +269,8 @@ def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int
     """Divide rows for tiles of ``tokens`` tokens."""
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
-    # Rows of a sequence with an equal end of quantized pages share both tables; later rows see the first
-    # row's pages from some position on.
+    # Rows of a sequence whose quantized pages end at the same position share both page tables. Later rows see
+    # the first row's pages from some position on.
     sequences, last = metadata.row_sequences.astype(np.int64), quantized.positions
     first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
     routes = (

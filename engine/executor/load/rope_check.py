@@ -76,8 +76,8 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
         where = f" of {name} layers" if name else ""
         shown = {key: one for key, one in wanted.items() if key != "type" and not isinstance(one, list)}
         raise ModelLoadError(
-            f"{key}{where} in {origin} must be supported by mlx-lm's {config['model_type']!r}, got "
-            f"{shown}, which it turns into {_described(modules)}; serve a model without it"
+            f"{key}{where} {shown} in {origin} is not supported: mlx-lm's {config['model_type']!r} would use "
+            f"{_described(modules)}; serve a checkpoint without this setting"
         )
 
 

@@ -172,8 +172,8 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return the multiplications of MLX for one row through every layer with a weight, and every expert. A
-    quantized weight counts as 16, because MLX is that much slower for it. Infinite for experts that MLX
+    """Return how many multiplications MLX needs for one row, counting every layer and every expert. A
+    quantized weight counts 16 times, because MLX is that much slower. Return infinity for experts that MLX
     cannot multiply on a CPU."""
     count = 0.0
     for _, module in model.named_modules():

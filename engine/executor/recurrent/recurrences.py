@@ -1,4 +1,4 @@
-"""Kernels for the cut points of mlx-lm's recurrent layers, run on the slots of a state pool.
+"""Kernels that replace mlx-lm's recurrence functions ("cut points"), run on the slots of a state pool.
 
 Each function takes the arguments of mlx-lm's function, with all rows of a step as ``[1, T, ..]``. It returns
 the kernel call, or None if no kernel fits; mlx-lm's operations are used then. States have mlx-lm's layout.

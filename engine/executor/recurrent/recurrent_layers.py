@@ -1,9 +1,8 @@
 """A model's recurrent layers in mixed steps, with replaced mixers and states in slots.
 
-Every token of a step is a row, ``[T, 1]``. A replaced mixer runs once, on ``[1, T, H]``, as if the step were
-one sequence without a state, so row-by-row operations process all rows at once. Its cut points hold the
-state; they are intercepted and computed with the states of slots. A mixer with state outside its cut points
-is refused. Calls with mlx-lm's own caches run mlx-lm's code.
+Every token of a step is a row, ``[T, 1]``. A replaced mixer runs once on all rows, ``[1, T, H]``. Only its
+recurrence functions (cut points) depend on state; Octavo intercepts them and uses each row's slot. A mixer
+with state outside its cut points is refused. Calls with mlx-lm's own caches run mlx-lm's code.
 """
 
 from __future__ import annotations

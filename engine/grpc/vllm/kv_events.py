@@ -103,7 +103,7 @@ class KvEventStream:
 
     def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
         if not self._sent and not request.load_records_before_first_batch:
-            return False  # such a router would treat it as an event
+            return False  # without this flag, a router takes an early load record for an event
         return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
 
     def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:

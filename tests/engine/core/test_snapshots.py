@@ -218,7 +218,7 @@ def test_a_file_without_what_comes_before_it(
     ask_one(first, PROMPT)
     save_all(first._ask, tmp_path / "cache")
     (tmp_path / "cache" / "000001.safetensors").unlink()
-    with pytest.raises(InvalidRequest, match=r"000002.* continues pages"):
+    with pytest.raises(InvalidRequest, match=r"000002.* must follow a file"):
         load(engine()._ask, tmp_path / "cache")
 
 

@@ -52,9 +52,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("kind", "changes", "named"),
     [
         ("qwen3", {"hidden_act": "gelu"}, "hidden_act in .* must be 'silu', got 'gelu'"),
-        ("qwen3_moe", {"rope_scaling": NTK}, "rope_scaling in .*'ntk'.* which it turns into RoPE"),
+        ("qwen3_moe", {"rope_scaling": NTK}, "rope_scaling .*'ntk'.* in .* would use RoPE"),
         ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
-        ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers in .*77"),
+        ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers .*77.* in "),
         ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
         ("cohere2", {"use_parallel_block": False, "hidden_act": "relu"}, "hidden_act in .* got 'relu'"),
     ],
