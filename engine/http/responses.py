@@ -138,9 +138,12 @@ def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
             last["content"] = last["content"] or fields["content"]
             for name in ("tool_calls", "reasoning_content"):
                 if name in fields:
-                    last[name] = last[name] + fields[name] if name in last else fields[name]
+                    last.setdefault(name, []).extend(fields[name])
         else:
             found.append({"role": role, **fields})
+    for message in found:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     return found
 
 
@@ -166,7 +169,7 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
         case "reasoning":
             text = _text(item.content, f"{where}.content") or _decoded(item.encrypted_content)
             text = text or _text(item.summary, f"{where}.summary")
-            return "assistant", {"content": "", "reasoning_content": text}
+            return "assistant", {"content": "", "reasoning_content": [text]}
     raise FieldError(
         f"{where}.type",
         f"{where}.type must be message, function_call, function_call_output or reasoning, got "

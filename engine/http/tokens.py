@@ -64,10 +64,15 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
         encode = functools.partial(
             tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
         )
-    ids = await handler.texts.run(handler.tenant_of(exchange), encode)
-    strings = [tokenizer.piece(token) for token in ids] if request.return_token_strs else None
-    answer = TokenizeAnswer(count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=strings)
-    await exchange.answer(answer.json_bytes())
+
+    def answer() -> bytes:
+        ids = encode()
+        strings = [tokenizer.piece(token) for token in ids] if request.return_token_strs else None
+        return TokenizeAnswer(
+            count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=strings
+        ).json_bytes()
+
+    await exchange.answer(await handler.texts.run(handler.tenant_of(exchange), answer))
 
 
 async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:

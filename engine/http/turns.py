@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from typing import Any, Literal, TypeAlias
 
 from ..api.outputs import Delta, FinishReason
@@ -84,28 +85,34 @@ def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list
     ]
 
 
-def _joined(first: Any, second: Any) -> Any:
-    """Return two contents as one."""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    lists = ([{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second))
-    return [part for each in lists for part in each]
+def _joined(contents: Sequence[Any]) -> Any:
+    """Return contents as one: texts that follow each other as one text, parts in their order."""
+    found: list[Any] = []
+    for are_texts, group in groupby(contents, lambda each: isinstance(each, str)):
+        if are_texts:
+            found.append({"type": "text", "text": "\n\n".join(group)})
+        else:
+            found += chain.from_iterable(group)
+    return found if any(not isinstance(each, str) for each in contents) else found[0]["text"]
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with one system message at the start, because many templates allow no other. Later ones
     become text of the user's message before them, or a user's message."""
-    found: list[dict[str, Any]] = []
+    found: list[tuple[dict[str, Any], list[Any]]] = []  # messages, and the contents of each
+    is_begun = False  # whether a message is no system message
     for message in messages:
-        last = found[-1] if found else {}
         role, content = message["role"], message["content"]
-        if role == "system" and any(each["role"] != "system" for each in found):
+        if role == "system" and is_begun:
             role, content = "user", f"<system-reminder>\n{content}\n</system-reminder>"
-        if role == last.get("role") and role in ("system", "user"):
-            last["content"] = _joined(last["content"], content)
+        is_begun = is_begun or role != "system"
+        if role in ("system", "user") and found and found[-1][0]["role"] == role:
+            found[-1][1].append(content)
         else:
-            found.append({**message, "role": role, "content": content})
-    return found
+            found.append(({**message, "role": role}, [content]))
+    for message, contents in found:
+        message["content"] = contents[0] if len(contents) == 1 else _joined(contents)
+    return [message for message, _ in found]
 
 
 async def prepare_turn(
