@@ -8,19 +8,19 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Blocks between the computed and the prefetched one, if a tile of K and V would fill the L1.
+// Prefetch distance in blocks, for rows so long that a tile of K and V would fill the L1.
 constexpr int kDistance = 2;
 
-// A later block of K or V, prefetched in parts while another block is computed. Prefetched at once, its lines
-// would wait for each other, and other loads for them.
+// A later block of K or V, prefetched in parts while another block is computed. If all its lines were
+// requested at once, they would occupy the fill buffers and delay other loads.
 struct Ahead {
   const uint8_t* codes = nullptr;
   int64_t bytes = 0;
 
-  // `step`: 0 to 3 are the tile's blocks of K, the next four its blocks of V, then those of the next tile.
+  // `step` numbers blocks: 0 to 3 are the tile's K, 4 to 7 its V, and later ones belong to the next tile.
   Ahead(const PageLayout& layout, const Tile& tile, int step) : Ahead(layout, tile, step, 0) {}
 
-  // The `distance`-th existing block after it; a tile may have only two visible blocks.
+  // Selects the `distance`-th visible block after `step`; a tile may have only two visible blocks.
   Ahead(const PageLayout& layout, const Tile& tile, int step, int distance) {
     const auto block = [&](int i) -> const Tile::Block& {
       return i < 2 * kBlocks ? tile.blocks[i % kBlocks] : tile.next[i % kBlocks];
@@ -41,7 +41,7 @@ struct Ahead {
   __attribute__((always_inline)) void prefetch_line(int line) const { prefetch_byte(int64_t{64} * line); }
 
  private:
-  // A step reads it once. Not into L1, whose few outstanding lines are for loads.
+  // Prefetches into L2 only, because a step reads this line once and L1's few fill buffers serve loads.
   __attribute__((always_inline)) void prefetch_byte(int64_t byte) const {
     if (codes == nullptr) return;
     if (kCore == Core::zen5) __builtin_prefetch(codes + byte, 0, 0);

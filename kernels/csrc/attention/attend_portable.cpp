@@ -1,9 +1,10 @@
-// Paged attention for the level OCTAVO_ISA: which sides a call gets, and the loop that joins them.
+// Paged attention for the level OCTAVO_ISA: chooses the key side and value side of a call and runs their
+// loop.
 //
-// An item's rows (query tokens times the query heads of one KV head) run against tiles of 64 positions,
-// each dequantized once for all of them. Softmax is online, in the log2 domain. What a row computes does
-// not depend on the rows beside it, given their number.
-#pragma GCC optimize("fp-contract=fast")  // multiply-adds may fuse here: nothing is bit-defined
+// An item's rows (query tokens times the query heads of one KV head) attend to tiles of 64 positions. Each
+// tile is dequantized once for all rows. Softmax is online, in the log2 domain. A row's result depends on the
+// number of rows in its item, but not on their contents.
+#pragma GCC optimize("fp-contract=fast")  // multiply-adds may fuse, because results are not bit-defined
 
 #include "attention/float.h"
 #include "attention/loop.h"
@@ -17,7 +18,7 @@ AttendKernel attend_kernel(const AttendArgs& args);
 namespace octavo::OCTAVO_ISA {
 
 #if defined(__AVX2__)
-// Integer and bf16 arithmetic of the level, or null (attention/sides_avx2.cpp, attention/sides_avx512.cpp).
+// Sides of the level with integer or bf16 arithmetic, or null (attention/sides_avx2.cpp, sides_avx512.cpp).
 const KeySide* special_key_side(const AttendArgs& args);
 const ValueSide* special_value_side(const AttendArgs& args);
 #else
@@ -26,8 +27,7 @@ static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; 
 #endif
 
 #if defined(__AVX512F__)
-// Where fp16 pages are multiplied as floats they are on both levels, and wider vectors of them were measured
-// to be slower.
+// Both levels multiply fp16 pages as floats, and AVX-512's wider vectors were measured to be slower at it.
 static bool avx2_is_faster(const AttendArgs& args) {
   return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
          special_key_side(args) == nullptr && special_value_side(args) == nullptr;

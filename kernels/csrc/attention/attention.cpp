@@ -23,8 +23,8 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Partial results: of split items, and of one pool for rows of another. Kept between calls, because every
-// layer of a step needs the same amount; given back once a call needs far less.
+// Buffer for partial results of split items, and of one pool whose rows another pool finishes. It is kept
+// between calls, because every layer of a step needs the same size, and freed once a call needs far less.
 float* partial_buffer(int64_t size) {
   static thread_local std::vector<float> buffer;
   constexpr size_t kKeep = size_t(1) << 20;
@@ -46,11 +46,11 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
 
 namespace {
 
-constexpr int kPartSlot = 1;  // of thread_scratch: kernels use the first
+constexpr int kPartSlot = 1;  // slot of thread_scratch; kernels use slot 0
 
 int num_tokens(const AttendArgs& args) { return args.q_start[args.num_sequences]; }
 
-// A call, its kernel, and how it is cut into items.
+// A call with its kernel and its division into items.
 struct PlannedCall {
   AttendArgs args;
   AttendKernel kernel;
@@ -69,13 +69,13 @@ struct PlannedCall {
   }
 };
 
-// Items of two calls, of which the second ones join what the first ones give.
+// Items of two calls; the second item of a pair joins the results of the first one with its own.
 struct ItemPairs {
   std::vector<const AttendItem*> alone;                              // of the first call
   std::vector<std::pair<const AttendItem*, const AttendItem*>> all;  // (first or null, second)
 };
 
-// An item of each call, where both finish the same rows; the others are no pairs.
+// Pairs items of both calls that finish the same rows; other items stay single.
 ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
   const AttendArgs& args = first.args;
   const int num_heads = args.layout.num_heads;
@@ -102,7 +102,7 @@ ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
   return pairs;
 }
 
-// The second item of a pair joins what the first one gives, which stays in this thread's memory.
+// Computes both items of a pair; the first one's results stay in this thread's memory.
 void attend_pair(const PlannedCall& first, const AttendItem& first_item, const PlannedCall& second,
                  const AttendItem& second_item) {
   const int group = group_size(first.args), num_heads = first_item.num_heads * group;
@@ -112,7 +112,7 @@ void attend_pair(const PlannedCall& first, const AttendItem& first_item, const P
       static_cast<float*>(thread_scratch(sizeof(float) * num_rows * size_t(dim + 2), kPartSlot));
   const int64_t first_row = int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;
   const FloatRows rows = FloatRows::in(memory, num_rows, dim, num_heads, first_row);
-  if (first_item.num_tiles == 0) {  // what its kernel gives where nothing is seen
+  if (first_item.num_tiles == 0) {  // the kernel's result for rows that see no position
     std::fill(rows.rows, rows.maxima, 0.0f);
     std::fill(rows.maxima, rows.sums, kLowest);
     std::fill(rows.sums, rows.sums + num_rows, 0.0f);
@@ -137,7 +137,7 @@ void run_attention(const AttendArgs& args) {
 
 void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) {
   PlannedCall first(first_args), second(second_args);
-  first.args.sinks = nullptr;  // they are folded in once, where parts are joined
+  first.args.sinks = nullptr;  // sinks are folded in once, by the second call
   const ItemPairs pairs = pair_items(first, second);
   const int num_heads = first.args.num_query_heads, dim = first.args.layout.v.dim;
   const int64_t num_rows = pairs.alone.empty() ? 0 : int64_t(num_tokens(first.args)) * num_heads;
@@ -162,23 +162,22 @@ namespace {
 struct AttendOptions {
   float scale, softcap;
   int window, keep;                    // of the layer
-  int residual_window, residual_keep;  // see Residency; 0: one pool
-  bool sinks, mask, rotary;            // which of the optional inputs there are
+  int residual_window, residual_keep;  // see Residency; both 0: one pool
+  bool sinks, mask, rotary;            // which optional inputs are present
   bool exact;
 };
 
-// Attention over one pool, or over two that hold the rows of the same layer: quantized pages, and 16-bit
-// residual pages of some. Each pool is attended over by the kernels of its own formats. Those of the
-// quantized pages leave float rows and the logarithms of their sums of weights; those of the residual pages
-// weight both by these, and fold in the sinks, as they finish their rows.
+// Attention over one pool, or over two pools of the same layer: quantized pages, and 16-bit residual pages of
+// some positions. Each pool has kernels of its own format. The quantized call leaves float rows with their
+// maxima and sums of weights. The residual call joins these with its own rows and folds in the sinks.
 class Attend : public mx::Primitive {
  public:
   Attend(mx::Stream stream, const PageLayout& layout, const std::optional<PageLayout>& residual,
          const AttendOptions& options)
       : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
-  // queries, q_start, kv_len, pool, page_table, maybe the same two of residual pages and their starts, maybe
-  // sinks, a mask, rotary queries -> out
+  // Inputs: queries, q_start, kv_len, pool, page_table; optional: residual pool, its page_table and starts,
+  // sinks, mask, rotary queries. Output: out.
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     mx::array& out = outputs[0];
     allocate(out);
@@ -231,7 +230,7 @@ class Attend : public mx::Primitive {
   AttendOptions options_;
 };
 
-// Residual pages of a call, and which rows are read there.
+// Residual pages of a call, and the positions that are read from them.
 struct ResidualInputs {
   const PageLayout& layout;
   const mx::array &pool, &page_table, &starts;

@@ -5,8 +5,8 @@
 //
 //   K codes [page_size] | K scales [page_size] | V codes [page_size] | V scales [page_size]
 //
-// so reading one head of one page is one run of memory. The bytes of codes and scales are those of
-// octavo.kernels.formats, which docs/spec/page-formats.md defines bit by bit.
+// so one head of one page is read as one run of memory. Codes and scales are stored as octavo.kernels.formats
+// writes them; docs/spec/page-formats.md defines every bit.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct PageLayout {
   int64_t head_bytes;                   // bytes of one (page, head)
 };
 
-// Activations [rows, heads, dim] of any strides, counted in elements.
+// Activations [rows, heads, dim] with any strides, in elements.
 struct RowsView {
   const void* data;
   Float type;
@@ -49,7 +49,7 @@ struct WriteArgs {
   uint8_t* pool;
   RowsView keys, values;
   const int32_t* slots;  // [num_tokens]
-  int32_t* flags;        // [num_tokens]; set to 1 where a row was not storable
+  int32_t* flags;        // [num_tokens]; set to 1 for rows that could not be stored
   int num_tokens;
 };
 
@@ -64,18 +64,18 @@ struct GatherArgs {
   void *keys, *values;  // [num_sequences, num_heads, length, dim]
 };
 
-// Positions that a call reads if rows are in two pools, quantized in one and with 16 bits in the other, the
-// residual pages. Row t reads positions from starts[t], a page boundary, and the first `keep` ones from
-// residual pages, and the others as quantized rows. `window`: that of the queries that read the fewest.
+// Division of positions between quantized pages and 16-bit residual pages. Row t reads positions from
+// starts[t] on, which is a page boundary, and the first `keep` positions from residual pages; it reads all
+// others as quantized rows. `window`: the smallest window of residual positions of any query.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;
   const int32_t* starts;  // [num_tokens]
 };
 
-// A mask [num_tokens, 1 or num_query_heads, length] instead of causality and window, contiguous along
-// positions. `seen` is 0 where a row does not see a position. Or `added` is added to its logits, kHidden and
-// below where it sees nothing. Neither: no mask. Strides are counted in elements, 0 if heads share a row.
+// A mask [num_tokens, 1 or num_query_heads, length] that replaces causality and window; it is contiguous
+// along positions. Either `seen` is 0 for hidden positions, or `added` is added to logits and hides positions
+// by kHidden or less. Without a mask both are null. Strides are in elements, 0 if heads share a row.
 struct MaskView {
   const uint8_t* seen;
   const float* added;
@@ -86,12 +86,12 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
-// A logit that contributes nothing but keeps differences finite (log2 domain).
+// Logit of hidden positions (log2 domain): its weight is 0, but differences with it stay finite.
 inline constexpr float kLowest = -1e30f;
 
-// For latent layers: K rows are latents, which are also V, and the stored V are rotary keys. Scaled dot
-// products of further queries with these are added to the scaled logits. All query heads share one KV head;
-// it is given as several (`layout.num_heads`) at one address.
+// Rotary part of a latent (MLA) layer. Its pages store latents as K, which also serve as V, and rotary keys
+// as V. The scaled dot products of `queries` with rotary keys are added to the scaled logits. All query heads
+// share one KV head, which the layout presents as several heads (`layout.num_heads`) at one address.
 struct RotaryPart {
   RowFormat format;
   int64_t codes, scales;  // byte offsets inside one page
@@ -100,17 +100,17 @@ struct RotaryPart {
   explicit operator bool() const { return queries.data != nullptr; }
 };
 
-// Rows of sums as floats in the order of dims, not divided by their sums of weights, and relative to
-// 2^maximum. Those of token t and query head h are at t * num_heads + h - first.
+// Weighted sums as float rows in the order of dims, relative to 2^maximum and not divided by the sums of
+// weights. The row of token t and query head h has index t * num_heads + h - first.
 struct FloatRows {
-  float *rows, *maxima, *sums;  // [.., v.dim], [..], [..]; or null
+  float *rows, *maxima, *sums;  // [rows, v.dim], [rows], [rows]; or null
   int num_heads;
   int64_t first;
 
   explicit operator bool() const { return rows != nullptr; }
   int64_t at(int64_t token, int head) const { return token * num_heads + head - first; }
 
-  // Uses `memory` of num_rows * (dim + 2) floats.
+  // Returns rows inside `memory`, which has num_rows * (dim + 2) floats.
   static FloatRows in(float* memory, size_t num_rows, int dim, int num_heads, int64_t first) {
     float* const maxima = memory + num_rows * size_t(dim);
     return {memory, maxima, maxima + num_rows, num_heads, first};
@@ -118,7 +118,7 @@ struct FloatRows {
 };
 
 struct AttendArgs {
-  PageLayout layout;  // of latent layers: V rows are those of K
+  PageLayout layout;  // for latent layers, V rows are the K rows
   const uint8_t* pool;
   RowsView queries;  // [num_tokens, num_query_heads, k.dim]
   void* out;         // [num_tokens, num_query_heads, v.dim], contiguous, of the queries' type
@@ -128,47 +128,47 @@ struct AttendArgs {
   const float* sinks;  // [num_query_heads] or null
   int64_t table_width;
   int num_sequences, num_query_heads;
-  float scale, softcap;  // softcap 0: none
-  bool exact;            // 16-bit rows: floats over 16-bit pages, 15 bits of queries and weights over others
-  int window, keep;      // window 0: none
+  float scale, softcap;  // softcap 0: no cap
+  bool exact;            // for 16-bit queries: floats over 16-bit pages, 15 bits over others
+  int window, keep;      // window 0: no window
   MaskView mask;
   RotaryPart rotary;
-  Residency residency;  // all positions: one pool
-  FloatRows part;       // replaces `out` if results are a part of the result
-  FloatRows other;      // results of another pool, joined with these before the sinks
+  Residency residency;  // default: all positions are in one pool
+  FloatRows part;       // replaces `out` if the results are partial
+  FloatRows other;      // results of another pool, joined with these before sinks are folded in
 };
 
-// Tiles have this many positions, aligned to it; pages of fewer than kShortestPage positions are copied
-// first.
+// Positions per tile; tiles are aligned to it. Pages of fewer than kShortestPage positions are copied first.
 inline constexpr int kTileTokens = 64;
 inline constexpr int kShortestPage = 16;
 
-// A row's sums are split at positions that are multiples of this, and the parts are folded in order. So the
-// bits do not depend on whether one item computes all parts or each has its own.
+// A row's sums are split at multiples of this position count, and the parts are folded in order. So the
+// result is bit-identical whether one item computes all parts or each part has an item.
 inline constexpr int kPartTokens = 1024;
 
-// Some query tokens of one sequence, all query heads of some KV heads, and some of their visible tiles.
-// Several KV heads are interleaved at each tile, because their pages are adjacent, so memory is read in
-// longer runs.
+// Work of one thread: some query tokens of one sequence, all query heads of some KV heads, and some visible
+// tiles. Several KV heads are interleaved at each tile: their pages are adjacent, so memory is read in longer
+// runs.
 struct AttendItem {
   int sequence, kv_head, num_heads;
   int first_token, num_tokens;  // rows of the batch
-  int first_tile, num_tiles;    // in the list of visible tiles, see attention/tiles.h
+  int first_tile, num_tiles;    // indices in the list of visible tiles, see attention/tiles.h
   int64_t partial;              // offset in the buffer of partial results; -1: write the output
-  int64_t partial_stride;       // from one KV head's partial to the next one's
+  int64_t partial_stride;       // distance between the partials of two KV heads
 };
 
 // Largest number of rows (query heads of all KV heads, times tokens) of an item with several KV heads.
 inline constexpr int kRowsInTurn = 32;
 
-// Rows of an item whose KV range was split; their partials are adjacent.
+// Rows whose KV range was split over several items; their partials are adjacent.
 struct MergeItem {
   int kv_head, first_token, num_tokens;
   int num_partials;
   int64_t partial;
 };
 
-// A partial result of R rows: accumulators [R, width], then row maxima [R] and sums [R], all float.
+// Kernel of a call. It writes a partial result of R rows as floats: accumulators [R, width], maxima [R], sums
+// [R].
 struct AttendKernel {
   void (*attend)(const AttendArgs&, const AttendItem&, float* partials);
   void (*merge)(const AttendArgs&, const MergeItem&, const float* partials);
@@ -197,7 +197,7 @@ namespace avx512 {
 extern const AttentionKernels attention_kernels;
 }
 
-// The table of the level in use (runtime/dispatch.h).
+// Returns the kernel table of the level in use (runtime/dispatch.h).
 const AttentionKernels& attention_kernels();
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// bf16 pages under bf16 queries: products of bf16 pairs, summed in float32 (vdpbf16ps).
+// Sides for bf16 pages and bf16 queries: products of bf16 pairs, summed in float32 (vdpbf16ps).
 //
 //   K panel  [dim / 2][64 positions][2]
 //   V panel  [32][width][2 positions]
@@ -72,7 +72,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Scores of kCount blocks, from the one `panel` and `scores` begin with.
+// Computes the scores of kCount blocks; `panel` and `scores` point to the first one.
 template <int kRows, int kCount>
 OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
   __m512 sums[kRows][kCount];
@@ -94,7 +94,8 @@ OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i*
     for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
 }
 
-// Where two blocks hold all that is seen of a tile: the first of them, else -1.
+// Returns the first of two adjacent blocks that hold all visible positions of a tile; -1 if there is no such
+// pair.
 int first_of_two(const Tile& tile) {
   const auto seen = [&](int b) { return tile.blocks[b].base != nullptr; };
   if (!seen(2) && !seen(3)) return 0;
@@ -102,7 +103,7 @@ int first_of_two(const Tile& tile) {
   return -1;
 }
 
-// Six rows at once: three would not have enough sums for the products' latency.
+// Scores six rows at once, because three rows have too few independent sums to hide the products' latency.
 void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m512i* panel, float* scores) {
   int row = 0;
   for (; row + 6 <= num_rows; row += 6)
@@ -113,7 +114,7 @@ void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m5
   });
 }
 
-// A few rows over K as it is transposed, without a panel: the same products in the same order.
+// Scores a few rows while K is transposed, without storing a panel. Products and their order are unchanged.
 template <int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* queries, float* scores) {
   const int64_t row_bytes = layout.k.row_bytes;
@@ -136,7 +137,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* 
       transpose16(pairs);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        ahead.prefetch_line(16 * part + i);  // one by one: many at once make other loads wait
+        ahead.prefetch_line(16 * part + i);  // one at a time, because many at once delay other loads
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           add_dots(sums[r], (__m512bh)pairs[i], broadcast2(queries + r * dim + 32 * part + 2 * i));
@@ -171,12 +172,12 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
 
 // ---- V ----
 
-// The panel, then the weights of each row as 64 bf16 values.
+// Returns the size of the panel followed by each row's weights, 64 bf16 values.
 size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(padded_dim(dim)) * kTileTokens * 2 + size_t(num_rows) * kTileTokens * 2;
 }
 
-// Lane 4 c + k of vectors 2 j and 2 j + 1 is dim 32 j + 8 c + k, and 4 more.
+// Lane 4 c + k of vector 2 j is dim 32 j + 8 c + k, and of vector 2 j + 1 it is dim 32 j + 8 c + k + 4.
 void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const int64_t row_bytes = layout.v.row_bytes;
   const int num_vectors = padded_dim(layout.v.dim) / 16;
@@ -192,7 +193,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
       for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 2) {
         const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2), at = 2 * pair * row_bytes + byte;
         const __mmask32 valid = ~uint32_t(0) >> (32 - count);
-        // What no row sees may be NaN, and 0 * NaN is not 0.
+        // Invisible rows may contain NaN, and 0 * NaN is not 0.
         const __mmask32 first_valid = visible >> (2 * pair) & 1 ? valid : 0;
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? valid : 0;
         const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + at);
@@ -204,7 +205,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Vectors [vector, vector + kVecs): enough sums of their own for the products' latency.
+// Accumulates vectors [vector, vector + kVecs): enough independent sums to hide the products' latency.
 template <int kRows, int kVecs>
 OCTAVO_INLINE void accumulate_vectors(const uint16_t* weights, const __m512i* panel, int num_vectors,
                                       int vector, uint32_t blocks, float* accumulators) {
@@ -243,8 +244,8 @@ OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel
     accumulate_vectors<kRows, 2>(weights, panel, num_vectors, vector, blocks, accumulators);
 }
 
-// A few rows over V as it is interleaved, without a panel: the same products in the same order. A pass takes
-// kVecs vectors of all rows of V.
+// Accumulates a few rows while V is interleaved, without storing a panel. Products and their order are
+// unchanged. A pass reads kVecs vectors of all rows of V.
 template <int kRows, int kVecs>
 void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint16_t* weights,
                          float* accumulators) {
@@ -290,7 +291,8 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
   }
 }
 
-// The passes of V that so many rows take without a panel: 8 vectors, or 4; null where a panel is better.
+// Returns a function for this many rows without a panel, with 8 or 4 vectors a pass; null if a panel is
+// faster.
 using DirectValues = void (*)(const PageLayout&, const Tile&, const uint16_t*, float*);
 DirectValues direct_values(int dim, int num_rows) {
   if (dim % 64 != 0) return nullptr;

@@ -1,6 +1,6 @@
-// bf16 pages under bf16 queries where there are AMX tiles. Latents are such pages, of which a row is K and V.
-// A tile adds products up in an order of its own, so any number of rows goes through tiles: a row has the
-// same bits in a chunk and alone.
+// Sides for bf16 pages and bf16 queries on CPUs with AMX tiles, also for latents, whose rows are both K and
+// V. Tiles sum products in an order of their own. So even a single row uses tiles, and its result is
+// bit-identical alone and in a chunk.
 //
 //   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
 //   V panel  [4 times 32 dims][2][32 pairs of positions][16 dims][2]
@@ -18,8 +18,8 @@ namespace {
 constexpr int kRows = 16;        // of a tile
 constexpr int kStepValues = 32;  // dims, or positions, that a tile multiplies
 constexpr int kTileValues = kRows * kStepValues;
-constexpr int kPanelVectors = kTileTokens;  // of 32 dims: pairs of positions, two vectors each
-constexpr int kPanelParts = 4;              // of 32 dims, at once
+constexpr int kPanelVectors = kTileTokens;  // vectors of 32 dims: two for each pair of positions
+constexpr int kPanelParts = 4;              // parts of 32 dims that are loaded together
 
 int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 
@@ -73,8 +73,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* queries, int 
                   scores);
 }
 
-// Rows of accumulators a little longer than a power of two: they would all fall into the same few sets of the
-// cache.
+// Returns the floats of an accumulator row. Multiples of 256 are padded, because all rows would otherwise
+// share a few cache sets.
 int width(int dim) { return dim % 256 == 0 ? dim + 16 : dim; }
 
 size_t weight_bytes(int num_rows) { return size_t(padded_rows(num_rows)) * kTileTokens * 2; }
@@ -83,13 +83,13 @@ size_t value_panel_bytes(int, int num_rows) {
   return kPanelParts * kPanelVectors * sizeof(__m512i) + weight_bytes(num_rows);
 }
 
-// Where the values of a tile's blocks lie, and which of a block's rows any row sees. `next`: those of the
-// tile after it, to be prefetched, or null: latents are prefetched as keys.
+// Addresses of the values in a tile's blocks, and their visible rows. `next`: addresses in the next tile, to
+// be prefetched; null for latents, which are prefetched as keys.
 struct Values {
   const uint8_t *rows[kBlocks], *next[kBlocks];
   uint32_t visible[kBlocks];
   int64_t row_bytes;
-  uint32_t halves;  // in which halves of the tile there are any
+  uint32_t halves;  // halves of the tile with visible positions
 
   Values(const PageLayout& layout, const Tile& tile) : row_bytes(layout.v.row_bytes), halves(0) {
     for (int b = 0; b < kBlocks; ++b) {
@@ -104,14 +104,14 @@ struct Values {
   }
 };
 
-// Dims [32 * part, 32 * part + 32) of two positions, next to each other: even dims, then odd ones.
+// Interleaves 32 dims of two positions: a vector of even dims, then a vector of odd dims.
 OCTAVO_INLINE void interleave(__m512i first, __m512i second, __m512i* to) {
   to[0] = _mm512_mask_blend_epi16(0xaaaaaaaa, first, _mm512_slli_epi32(second, 16));
   to[kTileTokens / 2] = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
 }
 
-// The panels of `count` times 32 dims, from `part` on. A block of which nothing is visible becomes zeros
-// where its half is multiplied. Rows are read, and the next tile's are prefetched, in the order of memory.
+// Loads `count` panels of 32 dims, from `part` on. An invisible block is loaded as zeros if the other block
+// of its half is visible. Rows are read, and the next tile's rows prefetched, in memory order.
 void load_columns(const Values& values, int part, int count, __m512i* panel) {
   const int64_t row_bytes = values.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
@@ -120,7 +120,7 @@ void load_columns(const Values& values, int part, int count, __m512i* panel) {
     const uint8_t* next = values.next[b] == nullptr ? nullptr : values.next[b] + 64 * part;
     const uint32_t visible = values.visible[b];
     for (int pair = 0; pair < 8; ++pair) {
-      // What no row sees may be NaN, and 0 * NaN is not 0.
+      // Invisible rows may contain NaN, and 0 * NaN is not 0.
       const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
       const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
       __m512i* to = panel + 8 * b + pair;

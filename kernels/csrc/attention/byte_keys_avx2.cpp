@@ -1,9 +1,9 @@
-// Scores over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed point of
-// their row's largest, codes integers of at most kLargestValue, and their products are summed exactly. A
-// row's scale is applied to its scores as one float factor.
+// Scores over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW). Queries become 8-bit fixed point
+// relative to the row's largest element, and codes become integers of at most kLargestValue. Products are
+// summed exactly. A key row's scale multiplies its scores as one float factor.
 //
-// Codes are looked up as value + kLargestValue, because one factor must be unsigned; sums of 16-bit lanes
-// start from what that adds, negative (`Queries::biases`), and run over kRun dims.
+// Codes are looked up as value + kLargestValue, because VPMADDUBSW needs one unsigned factor. Sums start from
+// the negated contribution of this offset (`Queries::biases`) and run over kRun dims in 16-bit lanes.
 //
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
@@ -17,11 +17,11 @@ namespace {
 template <class Code>
 using Lookup = ByteLookup<Code, Code::kLargestValue, 1>;
 
-// Sums of 16-bit lanes run over kRun dims: 8 products of at most 28 * 127.
+// Dims summed in 16-bit lanes: a lane sums 8 products of at most 28 * 127.
 constexpr int kRun = 2 * kChunk;
 static_assert(8 * Fp5::kLargestValue * kLargestByte <= INT16_MAX && Fp5::kLargestValue > Fp4::kLargestValue);
 
-// int8 rows in the order of the expanded chunks; of each row and run, 16 biases; then a factor per row.
+// Queries: int8 rows in the order of expanded chunks, 16 biases for each row and run, and a factor per row.
 struct Queries {
   int8_t* rows;
   int16_t* biases;
@@ -67,15 +67,15 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
 
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
-// Rows of codes (or, expanded, of bytes), one after the other, and their scales or planes of lowest bits.
+// Adjacent rows of codes (or of expanded bytes), with their scales or planes of lowest bits.
 struct Keys {
   const uint8_t *codes, *planes;
   int64_t plane_stride;
 };
 
-constexpr int kSums = 8;  // what is summed up together: kRows rows times 8 / kRows keys
+constexpr int kSums = 8;  // sums computed together: kRows rows times 8 / kRows keys
 
-// Sums of the sixteen lanes of each of eight vectors.
+// Returns the sums of the sixteen lanes of each of eight vectors.
 template <class Code>
 OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -99,7 +99,7 @@ OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
                           _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// A number per row, as often as there are keys.
+// Returns a number per row, repeated for each key.
 template <int kRows>
 OCTAVO_INLINE __m256 spread(const float* of_rows) {
   float all[kSums];
@@ -107,7 +107,7 @@ OCTAVO_INLINE __m256 spread(const float* of_rows) {
   return _mm256_loadu_ps(all);
 }
 
-// Sums to scores.
+// Converts sums to scores.
 template <int kRows>
 OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, float* scores) {
   const __m256 values = _mm256_cvtepi32_ps(sums);
@@ -129,15 +129,15 @@ OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, flo
   }
 }
 
-// sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from d on. A key is expanded once for all
-// rows.
+// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from dim d on. Each key is expanded
+// once for all rows.
 template <class Code, int kRows, int kChunks>
 OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows, int dim, int d,
                                   const Keys& keys, const uint8_t* ahead, __m256i (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
-    forget(rows);  // to read rows again costs nothing, to keep them costs registers
+    forget(rows);  // makes the compiler reload rows, which is free, instead of keeping them in registers
     const int at = (key * dim + d) / 2;
     __builtin_prefetch(ahead + at);
 #pragma GCC unroll 2
@@ -155,7 +155,7 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// The same of keys that lie expanded.
+// Computes the same sums from keys that are already expanded.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
@@ -175,7 +175,7 @@ OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* ke
   }
 }
 
-// Scores in fixed point over kChunks chunks from d on, of kRows rows and 8 / kRows keys, in that order.
+// Adds up fixed-point scores over kChunks chunks from dim d on, ordered by kRows rows, then 8 / kRows keys.
 template <class Code, int kRows, int kChunks, bool kExpanded>
 OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
                                const Keys& keys, const uint8_t* ahead) {
@@ -189,7 +189,7 @@ OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& querie
   return reduce<Code>(sums);
 }
 
-// A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
+// Scores a block's 16 keys for kRows rows of kDim dims; of `any_dim` dims if kDim is 0.
 template <class Code, int kDim, int kRows, bool kExpanded>
 OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int any_dim,
                               Keys keys, const uint8_t* ahead, const float (&scales)[16], float* scores) {
@@ -221,7 +221,7 @@ void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_row
     score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
-// Keys one after the other.
+// Copies a block's keys one after the other.
 template <class Code>
 void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
   for (int key = 0; key < 16; ++key)

@@ -1,5 +1,5 @@
-// Queries as 8-bit fixed point, relative to the largest element of their row or of each kFactorDims dims, for
-// products of bytes.
+// Queries in fixed point for integer products, relative to the largest element of a row or of each
+// kFactorDims dims.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, in
 
 constexpr int kFactorDims = 16;
 
-// Converts a row with a limit of kLargestByte, and writes the value of one for each kFactorDims dims.
+// Converts a row with a limit of kLargestByte, and writes the value of one unit for each kFactorDims dims.
 inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, int r, int32_t* fixed,
                                float* factors) {
   alignas(64) float row[kMaxDim];

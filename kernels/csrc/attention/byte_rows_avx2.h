@@ -1,8 +1,8 @@
-// Rows of V as bytes, with two positions interleaved, so that the 16-bit lanes of VPMADDUBSW sum products of
-// both.
+// Rows of V as bytes. Two positions are interleaved, so that each 16-bit lane of VPMADDUBSW sums a product of
+// each.
 //
-//   Lane i of vector j (of four to 64 dims) is dim 2 b + j % 2 of the chunk. b is the byte of codes that
-//   `Code::arranged` gives at i / 8 * 16 + j / 2 * 8 + i % 8.
+//   A chunk of 64 dims is four vectors. Lane i of vector j is dim 2 b + j % 2, where b is the byte that
+//   `Code::arranged` puts at i / 8 * 16 + j / 2 * 8 + i % 8.
 #pragma once
 
 #include "attention/bytes_avx2.h"
@@ -24,12 +24,12 @@ inline int value_width(int dim) { return dim; }
 // The panel of a stretch: [pairs of positions][chunks][4 vectors]. A tile's stretches are adjacent.
 inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
 
-// A chunk of the 16 rows of a block, in pairs of rows; kDim 0: rows of `any_dim` dims.
+// A chunk of a block's 16 rows, in pairs of rows. Rows have kDim dims, or `any_dim` if kDim is 0.
 template <class Code, int kDim>
 struct Rows {
   const uint8_t *codes, *planes;
   int64_t plane_stride;
-  int any_dim, dim;  // dim: where the chunk begins
+  int any_dim, dim;  // dim: the chunk's first dim
 
   Rows(const PageLayout& layout, const Tile::Block& block, int dim)
       : codes(v_codes(layout, block.base, block.offset) + dim / 2),
@@ -51,7 +51,7 @@ struct Rows {
  private:
   int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
 
-  // Interleaves the lower (upper: half 1) bytes of each 128 bits.
+  // Interleaves the lower bytes of each 128-bit lane (half 0) or the upper ones (half 1).
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
     return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
   }
@@ -67,7 +67,7 @@ struct Values {
   int stretch;
 
   const Tile::Block& block(int i) const { return tile.blocks[2 * stretch + i]; }
-  // Returns a line of codes of the block after block i; each pair and chunk of block i gets one.
+  // Returns a line to prefetch from the block after block i; each pair and chunk of block i gets one line.
   const uint8_t* ahead(int i, int dim) const {
     const Tile::Block& next =
         tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
@@ -78,8 +78,8 @@ struct Values {
   }
 };
 
-// Adds 16-bit sums of a row to its accumulators: of each vector the even lanes, then the odd ones. As the
-// upper halves of 32 bits they are scaled by 2^16, which is exact in floats.
+// Adds a row's 16-bit sums to its accumulators: the even lanes of a vector, then the odd ones. A sum is read
+// as the upper half of a 32-bit lane, which scales it by 2^16, exact in floats.
 OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
   const __m256 unit = _mm256_mul_ps(factor, _mm256_set1_ps(0x1p-16f));
   const __m256i even = _mm256_slli_epi32(sums, 16), odd = _mm256_and_si256(sums, _mm256_set1_epi32(-65536));
@@ -107,15 +107,16 @@ void expand_stretch(const Values<Code>& values) {
     }
 }
 
-// An accumulator of a chunk is [4 vectors][even lanes, odd lanes]. Lanes 2 i and 2 i + 1 of 128 bits of two
-// vectors are four consecutive dims, which `Code` puts next to those of lanes 2 i + 2 or 2 i + 4.
+// An accumulator of a chunk is [4 vectors][even lanes, odd lanes]. In each 128 bits, lanes 2 i and 2 i + 1 of
+// two vectors hold four consecutive dims. `Code` decides whether the next four dims are in lanes 2 i + 2 or 2
+// i + 4.
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
   constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;
   static_assert(Code::byte_at(2 * kBeside) == 2);
   for (; dim > 0; dim -= kChunk, row += kChunk)
     for (int half = 0; half < 2; ++half, accumulator += 32) {
-      __m256d pairs[4];  // dims by turns: lanes 0 and 2 of 128 bits, then 4 and 6; the same of odd lanes
+      __m256d pairs[4];  // interleaved dims: lanes 0 and 2 of each 128 bits, 4 and 6, 1 and 3, 5 and 7
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; ++odd) {
         const __m256 first = _mm256_loadu_ps(accumulator + 8 * odd);

@@ -1,12 +1,12 @@
-// Sums over a tile by products of bytes (VPMADDUBSW), for the value sides of AVX2: which stretches, chunks
-// and rows are added up together, and whether codes are expanded for these or once for all rows.
+// Loops of AVX2's value sides that use products of bytes (VPMADDUBSW). They decide which stretches, chunks
+// and rows are summed together, and whether codes are expanded for each group of rows or once for all rows.
 //
-// A side's class `Weights` has a tile's weights in fixed point: `fix<kRows>(row)` makes those of some rows,
-// just before they are needed, so that they stay in the first cache. `Weights::Rows` are those of a few rows
-// over a stretch and a chunk:
+// A side's class `Weights` has a tile's weights in fixed point. `fix<kRows>(row)` converts the weights of
+// some rows just before their use, so that they are still in L1. `Weights::Rows` has the weights of a few
+// rows for a stretch and a chunk:
 //
-//   __m256i pair(row, pair, vector): of two positions, for vectors `vector` and the one after it
-//   void add(sums, row, vector, accumulators): adds what the sums of a vector stand for
+//   __m256i pair(row, pair, vector): weights of two positions, for vectors `vector` and `vector` + 1
+//   void add(sums, row, vector, accumulators): scales the sums of a vector and adds them to accumulators
 #pragma once
 
 #include "attention/byte_rows_avx2.h"
@@ -14,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// kRows rows, kVectors vectors of the chunk at `dim` (4, or 2: those of `half`).
+// Sums kRows rows over kVectors vectors of the chunk at `dim`: all 4, or the 2 of `half`.
 template <class Code, int kDim, int kRows, int kVectors, bool kExpanded, class Weights>
 OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int dim,
                                    int half, float* accumulators) {
@@ -55,7 +55,7 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
       of_rows.add(sums[r * kVectors + j], r, j, accumulators + r * width + 16 * j);
 }
 
-// kRows rows from `row` on, over both stretches.
+// Sums kRows rows from `row` on over both stretches.
 template <class Code, int kDim, int kRows, bool kExpanded, class Weights>
 OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int row, float* accumulators) {
   const int width = kDim > 0 ? kDim : values.layout.v.dim;

@@ -1,6 +1,7 @@
-// Weighted sums over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW): softmax weights, times the
-// scale of their row, become 8-bit fixed point, codes integers of at most kLargestValue, and their products
-// are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float accumulators.
+// Weighted sums over fp4, fp5 and int4 pages by products of bytes (VPMADDUBSW). Softmax weights are
+// multiplied by the scale of their V row and become 8-bit fixed point; codes become integers of at most
+// kLargestValue. Products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to
+// float accumulators.
 #include "attention/byte_rows_avx2.h"
 #include "attention/byte_sums_avx2.h"
 #include "attention/byte_weights_avx2.h"
@@ -10,13 +11,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The panels of both stretches, then weights and factors.
+// Returns the size of both stretches' panels, followed by weights and factors.
 size_t value_panel_bytes(int dim, int num_rows) {
   return kStretches * panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
 }
 
 struct Weights {
-  uint32_t* pairs;  // [rows][stretches][pairs]: two bytes, twice
+  uint32_t* pairs;  // [rows][stretches][pairs]: the bytes of two positions, repeated
   float* factors;   // [rows][stretches]
 
   Weights(void* scratch, int dim, int num_rows)
@@ -45,12 +46,12 @@ struct Weights {
   };
 };
 
-// The tile's weights, times their rows' scales, in fixed point: all at once, because one alone is a long
-// chain of operations.
+// Converts the tile's weights, times their rows' scales, to fixed point. All rows are converted together,
+// because one row alone is a long chain of dependent operations.
 template <class Code>
 void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,
               const Weights& fixed) {
-  float scales[kBlocks][16] = {};  // zeros where rows are not seen
+  float scales[kBlocks][16] = {};  // zeros for invisible rows
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;

@@ -11,22 +11,23 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Codes with scales by groups belong to rows that are not rotated, where one large dim would leave the others
-// few steps of a byte. So each group has a factor there; otherwise a row has one factor and one step.
+// Rows of codes with group scales are not rotated, so one large dim would leave few steps of a byte for the
+// others. There each group has a factor of its own; otherwise a row has one factor.
 template <class Code>
 OCTAVO_INLINE int num_steps(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
 }
 
-// The bits of a float kMagic + n, for |n| < 2^22, are those of kMagic plus n. So integer sums that begin with
-// kMagicBits are floats. Multiplying by the factor and subtracting kMagic times the factor replaces a
-// conversion. Both products are exact, because factors end with kFactorZeros zeros.
+// For |n| < 2^22, the float kMagic + n has the bits of kMagic plus the integer n. So integer sums that start
+// from kMagicBits can be read as floats without a conversion. Such a float is multiplied by the factor, and
+// kMagic times the factor is subtracted. Both products are exact, because factors end with kFactorZeros zero
+// bits.
 constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
 static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 
-// Per row: `dim` high bytes, then `dim` low bytes (if kParts is 2), then factors and sums of steps (for codes
-// with groups, the initial values of a step's products).
+// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Factors and sums of steps follow; for
+// codes with groups, the sums are the initial values of a step's products.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
@@ -52,7 +53,7 @@ OCTAVO_INLINE float largest_of(const float* row, int dim) {
   return _mm512_reduce_max_ps(top);
 }
 
-// Returns the next float above a positive one that ends with kFactorZeros zeros.
+// Rounds a positive float up to one whose last kFactorZeros bits are zero.
 OCTAVO_INLINE float with_zeros(float factor) {
   constexpr uint32_t kEnd = (1u << kFactorZeros) - 1;
   uint32_t bits;
@@ -70,7 +71,7 @@ OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
   return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
 }
 
-// A row as floats, padded with vectors of zeros, and its largest magnitude.
+// A row as floats, padded with zeros to whole vectors, and its largest magnitude.
 template <class Code>
 OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
   const int steps = num_steps<Code>(dim), in_step = dim / steps;

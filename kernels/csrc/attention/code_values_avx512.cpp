@@ -10,11 +10,11 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Bytes of a row's weights: high ones, then low ones (of two parts).
+// Bytes of a row's weights: high bytes, then low bytes if there are two parts.
 template <class Code>
 constexpr int kWeightBytes = Code::kParts * kTileTokens;
 
-// The panel, then the weights of each row, and a factor of each.
+// Returns the size of the panel, followed by each row's weights and each row's factor.
 template <class Code>
 size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (kWeightBytes<Code> + 4);
@@ -30,9 +30,9 @@ struct Weights {
         factors(reinterpret_cast<float*>(bytes + size_t(num_rows) * kWeightBytes<Code>)) {}
 };
 
-// weights[row] * scales as fixed point of the row's largest. Bytes are rounded so that no mass is lost: each
-// lane hands its error on to the same lane of the next block, which may add one, and lanes begin with errors
-// that are spread evenly, so that many small weights do not all become 0.
+// Converts weights[row] * scales to fixed point relative to the row's largest product. Rounding to bytes
+// preserves the total: each lane passes its error on to the same lane of the next block, which may add one.
+// Lanes start from evenly spread errors, so that many small weights do not all become 0.
 template <class Code>
 OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], uint8_t* bytes,
                                float& factor) {
@@ -113,15 +113,15 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
   }
 }
 
-// The same products on AMX tiles: integers, so the bits are equal. Blocks that nobody sees hold anything in
-// the panel, and have weights of 0.
+// Computes the same products on AMX tiles; they are integers, so results are bit-identical. The panel of an
+// invisible block is arbitrary, because its weights are 0.
 template <class Code>
 void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
                       float* accumulators) {
   using Tiles = amx::ByteSums<Code::kParts>;
   constexpr int kLow = amx::kByteRows * 32;
   alignas(64)
-      int32_t products[2][2 * kLow];  // in turns: what is added up does not hold up what is multiplied
+      int32_t products[2][2 * kLow];  // two buffers, so that adding up one overlaps with filling the other
   Tiles tiles;
   for (int first = 0; first < num_rows; first += Tiles::kRows) {
     const int count = std::min(Tiles::kRows, num_rows - first);

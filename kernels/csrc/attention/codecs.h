@@ -36,7 +36,7 @@ struct Bf16Codec {
   static constexpr int kBytes = 2;
   OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
     IntVec both;
-    std::memcpy(&both, from, sizeof both);  // rows lie at any address
+    std::memcpy(&both, from, sizeof both);  // rows may be unaligned
     return {(Vec)(both << 16), (Vec)(both & int32_t(0xffff0000))};
   }
 };

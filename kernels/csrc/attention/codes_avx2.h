@@ -1,4 +1,4 @@
-// Codes of 4 bits, and of 4 bits with a plane of lowest bits: their values, and their rows' scales.
+// Values and scales of codes with 4 bits, or with 4 bits and a plane of lowest bits.
 #pragma once
 
 #include <immintrin.h>
@@ -29,7 +29,7 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
-// Bytes of a chunk of V in memory order: `byte_at` is the byte at a place.
+// Order of the bytes in a chunk of V: memory order.
 struct InOrder {
   OCTAVO_INLINE __m256i arranged(__m256i codes) { return codes; }
   static constexpr int byte_at(int place) { return place; }
@@ -66,7 +66,7 @@ struct Fp5 : InOrder {
   OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
     uint64_t bits;
     std::memcpy(&bits, planes + dim / 8, 8);
-    return dim == 0 ? bits & ~uint64_t(0xff) : bits;  // that byte is the scale
+    return dim == 0 ? bits & ~uint64_t(0xff) : bits;  // the first byte is the scale
   }
   OCTAVO_INLINE void load_scales(const uint8_t* planes, int64_t stride, uint32_t mask, float (&to)[16]) {
     uint16_t halves[16];
@@ -87,7 +87,7 @@ const Side* side_of(CodeType codes, Of of) {
   }
 }
 
-// kOf(code) of each code, in both halves, as a table for shuffles, made at compile time.
+// Shuffle table of kOf(code) for all codes, repeated in both halves; made at compile time.
 template <auto kOf>
 OCTAVO_INLINE __m256i byte_table() {
   struct Bytes {

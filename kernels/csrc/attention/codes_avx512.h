@@ -1,10 +1,10 @@
-// Pages of codes by integer dot products (VNNI): codes represent small integers, so products with integer
-// queries and weights are exact, and scales are applied to scores, or to weights, as float factors.
+// Integer dot products (VNNI) for pages of codes. Codes represent small integers, so products with integer
+// queries and weights are exact. Scales of K multiply scores, and scales of V multiply weights, as floats.
 //
-// Queries and softmax weights become 16-bit fixed point in two bytes, with a row of vpdpbusd for each byte.
-// Their rounding, 2^-16 of the largest element, is far below bf16's. For 16-bit rows over pages of 4 and 5
-// bits one byte is kept, unless results must be exact, because its rounding is small compared with the
-// pages'. Exact rows over nvfp4 are floats.
+// Queries and softmax weights become 16-bit fixed point in two bytes, and vpdpbusd multiplies each byte.
+// Their rounding error, 2^-16 of the largest element, is far below bf16's. For 16-bit queries over pages of 4
+// or 5 bits one byte suffices unless results must be exact, because the pages' own error is larger. Exact
+// calls over nvfp4 use floats.
 #pragma once
 
 #include <cstring>
@@ -17,16 +17,17 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Whether rows are multiplied on AMX tiles, if the CPU has them. Integer products have equal bits either way,
-// so this only affects speed (measured on a Sapphire Rapids).
+// Whether rows are multiplied on AMX tiles, if the CPU has them. Integer products are bit-identical either
+// way, so only speed decides (measured on Sapphire Rapids).
 template <typename Code>
 bool takes_tiles(int num_rows) {
   constexpr int kTiledRows = Code::kParts == 1 ? 20 : Code::kBits == 8 ? 16 : 8;
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
-// A code's value is its integer / kScale. Adding kOffset makes integers unsigned, as K has them; its share of
-// a product is subtracted at the end. kGroup: values that share a scale, 0 for the whole row.
+// A code's value is its integer divided by kScale. For K, kOffset is added to make integers unsigned; its
+// contribution to a product is subtracted at the end. kGroup: number of values that share a scale, 0 for the
+// whole row.
 struct Nibble {
   static constexpr int kBits = 4, kGroup = 0;
   static constexpr int kParts = 2;  // bytes of a query's element, and of a weight
@@ -44,7 +45,7 @@ struct Fp5 : Nibble {
   static constexpr int kScale = 4, kOffset = 28;
   static constexpr bool kPlanes = true;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // With the lowest bit: half of the last bit of E2M1 more.
+  // The value if the lowest bit is set: more by half of E2M1's last bit.
   static constexpr int value_above(int code) {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return value(code) + (code & 8 ? -half : half);
@@ -57,13 +58,13 @@ struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
 };
 
-// The codes with queries and weights of one byte.
+// Variant of a code whose queries and weights have one byte.
 template <class Code>
 struct InBytes : Code {
   static constexpr int kParts = 1;
 };
 
-// of(code) + offset of each code, in every 128 bits, as a table for shuffles.
+// Shuffle table of of(code) + offset for all codes, repeated in every 128 bits.
 template <class Of>
 OCTAVO_INLINE __m512i table(Of of, int offset) {
   alignas(16) int8_t bytes[16];
@@ -74,8 +75,8 @@ OCTAVO_INLINE __m512i table(Of of, int offset) {
 OCTAVO_INLINE __m512i low_nibbles(__m512i codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
 OCTAVO_INLINE __m512i high_nibbles(__m512i codes) { return low_nibbles(_mm512_srli_epi16(codes, 4)); }
 
-// Converts vectors of nibbles to integers plus kShift. `planes`: their lowest bits; those of byte i of a word
-// are bits 2 i (of low nibbles) and 2 i + 1 of each of its bytes.
+// Converts vectors of nibbles to integers plus kShift. `planes` has their lowest bits: for byte i of a word,
+// bit 2 i belongs to the low nibble and bit 2 i + 1 to the high one.
 template <class Code, int kShift>
 struct Lookup {
   __m512i values = table([](int code) { return Code::value(code); }, kShift);
@@ -108,13 +109,13 @@ OCTAVO_INLINE __m512 halves(const uint8_t* from, __mmask16 mask) {
   return _mm512_maskz_cvtph_ps(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// 256 * high + low of two rows of products
+// Returns 256 * high + low, the products of both bytes.
 OCTAVO_INLINE __m512i join(__m512i high, __m512i low) {
   return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Columns of 32-bit words of 16 rows that lie `stride` bytes apart: lane i of to[w] is word w of row i, as
-// far as the row reaches.
+// Loads 32-bit words of 16 rows, `stride` bytes apart, as columns: lane i of to[w] is word w of row i. A last
+// word that is not whole ends with zeros.
 OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to) {
   if (stride == 4) {
     to[0] = _mm512_loadu_si512(from);
@@ -157,7 +158,7 @@ OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
 }
 
-// Loads the scales of 16 rows by groups: the factors of codes' integers from E4M3 bytes, 0 in invisible rows.
+// Loads group scales of 16 rows: converts E4M3 bytes to factors of the codes' integers, 0 for invisible rows.
 OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
                                      __m512* scales, int step) {
   __m512i columns[kMaxDim / kNvGroup / 4];

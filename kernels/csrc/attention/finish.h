@@ -13,8 +13,8 @@
 namespace octavo {
 namespace {
 
-// Adds a part of a row's sums to those of earlier parts. Not inlined, so that the compiler fuses the same
-// operations for all callers.
+// Adds a part of a row's sums to the total of earlier parts. Not inlined, so that the compiler fuses the same
+// multiply-adds for all callers.
 [[gnu::noinline]] void fold_part(const float* accumulator, int width, float maximum, float sum, float* total,
                                  float& total_maximum, float& total_sum) {
   const float top = std::max(total_maximum, maximum);
@@ -26,7 +26,7 @@ namespace {
 }
 
 // Joins a row of another pool with this one, and folds sinks in. Not inlined, so that the compiler fuses the
-// same operations for all callers.
+// same multiply-adds for all callers.
 [[gnu::noinline]] void join_rows(const FloatRows& others, int64_t other, float maximum, float sum,
                                  const float* sink, int dim, float* row) {
   const float of_sink = sink != nullptr ? *sink * kLog2E : kLowest;
@@ -44,9 +44,8 @@ inline int64_t output_row(const AttendArgs& args, int token, int head) {
   return int64_t(token) * args.num_query_heads + head;
 }
 
-// Folds the partials of an item's rows in order, and the sinks once, undoes V's rotation and writes the
-// output. `to_natural(accumulator, row)` copies an accumulator of `width` floats to the order of head
-// dimensions.
+// Folds the partials of an item's rows in order and the sinks once, undoes V's rotation, and writes the
+// output. `to_natural(accumulator, row)` copies an accumulator of `width` floats into the order of head dims.
 template <class ToNatural>
 void merge_partials(const AttendArgs& args, const MergeItem& item, const float* partials, int width,
                     ToNatural to_natural) {
@@ -71,7 +70,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     for (int p = 0; folded && p < item.num_partials; ++p)
       fold_part(accumulator + p * stride, width, statistics[p * stride], statistics[p * stride + num_rows],
                 total, top, sum);
-    if (!folded) {  // faster than folding into nothing, with equal bits: 0 + x
+    if (!folded) {  // faster than folding into zeros, and bit-identical because of 0 + x
       top = statistics[0];
       sum = statistics[num_rows];
     }

@@ -1,5 +1,5 @@
-// The float32 sides of attention, for every page format, head dimension and level. Rows of codes become
-// floats, either while they are loaded into a register (16-bit codes) or once per tile in a panel.
+// The float32 sides of attention, for every page format, head dimension and level. Codes are converted to
+// floats either at each load (16-bit codes) or once per tile, into a panel.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectFloatRows = 32;  // up to this many rows read codes themselves; more share a panel
+constexpr int kDirectFloatRows = 32;  // up to this many rows convert codes at each load; more share a panel
 
-// Adds neighbouring elements, within each 128 bits: those of a, then those of b.
+// Adds neighbouring elements within each 128 bits: sums from a, then sums from b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
   IntVec even, odd;
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -26,7 +26,7 @@ OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
   return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
 }
 
-// to[i] = sum of sums[i]
+// Sets to[i] to the sum of the lanes of sums[i].
 OCTAVO_INLINE void reduce4(const Vec* sums, float (&to)[4]) {
   const Vec four = add_neighbours(add_neighbours(sums[0], sums[1]), add_neighbours(sums[2], sums[3]));
   for (int i = 0; i < 4; ++i) {
@@ -36,7 +36,7 @@ OCTAVO_INLINE void reduce4(const Vec* sums, float (&to)[4]) {
   }
 }
 
-// scores[row][key] = queries[row] . keys at `keys`, `stride` bytes apart: kRows * kKeys is 4 or 8
+// Computes scores[row][key] for keys that are `stride` bytes apart; kRows * kKeys is 4 or 8.
 template <class Codec, int kRows, int kKeys>
 OCTAVO_INLINE void score_keys(const float* queries, int dim, const uint8_t* keys, int64_t stride,
                               float* scores) {
@@ -60,7 +60,7 @@ OCTAVO_INLINE void score_keys(const float* queries, int dim, const uint8_t* keys
   }
 }
 
-// accumulators[row] += sum over 16 positions of weights[row][position] * values, columns of `kVecs` vectors
+// Adds weights[row][position] * values of 16 positions to accumulators[row], for kVecs vectors of dims.
 template <class Codec, int kRows, int kVecs>
 OCTAVO_INLINE void add_columns(const float* weights, const uint8_t* values, int64_t stride, int width,
                                int column, const Ahead* ahead, float* accumulators) {
@@ -102,7 +102,7 @@ OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_
     add_columns<Codec, kRows, 2>(weights, values, stride, width, column, nullptr, accumulators);
 }
 
-// body(first_row, std::integral_constant n) over all rows, n of 4, 2 or 1 rows at a time.
+// Calls body(first_row, std::integral_constant n) over all rows, with n = 4, 2 or 1 rows at a time.
 template <class Body>
 OCTAVO_INLINE void for_rows(int num_rows, Body body) {
   int row = 0;
@@ -111,15 +111,15 @@ OCTAVO_INLINE void for_rows(int num_rows, Body body) {
   if (row < num_rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// Returns the floats between rows of a panel: not a multiple of 2 KiB, or the rows of a block would share two
-// sets of the L1.
+// Returns the floats between rows of a panel. Multiples of 2 KiB are avoided, because a block's rows would
+// then share two L1 sets.
 inline int panel_stride(int dim) {
   const int padded = padded_dim(dim);
   return padded % 512 == 0 ? padded + kStep : padded;
 }
 
-// Converts rows of a block to floats, zeros past the dimension and where `visible` has a 0. A codec that
-// reads codes itself stores whole vectors, in its own order, if they fill a row.
+// Converts a block's rows to floats, with zeros past the dimension and for invisible rows. If whole vectors
+// fill a row, a codec with a special order stores them in that order.
 template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
                   float* panel) {
@@ -147,7 +147,7 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
   }
 }
 
-// Codec: reads codes directly for few rows; void if never.
+// `Codec` converts codes at each load if there are few rows; void: always through a panel.
 template <class Codec>
 struct FloatSides {
   static constexpr bool kDirect = !std::is_void_v<Codec>;

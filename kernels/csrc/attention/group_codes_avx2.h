@@ -10,11 +10,12 @@ constexpr int kSlots = kChunk / kNvGroup;  // groups of a chunk
 
 // A code's value is its scale times Code::value / kScale.
 struct Nvfp4 : Fp4 {
-  // Shifted E4M3 bytes are read as float16, which gives 2^-8 of the scale.
+  // E4M3 bytes, shifted, are read as float16, which gives 2^-8 times the scale.
   static constexpr float kScale = 2 * 0x1p-8f;
-  // Near 1: small scales would give subnormal products, which take a hundred times as long.
+  // Byte of a scale near 1, for rows without one: tiny scales would give subnormal products, which are 100
+  // times slower.
   static constexpr int kAnyScale = 56;
-  // Interleaves two bytes of either group of 128 bits.
+  // In each 128 bits, interleaves pairs of bytes of the two groups.
   OCTAVO_INLINE __m256i arranged(__m256i codes) {
     return _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
                                                                                 5, 12, 13, 6, 7, 14, 15)));
@@ -25,7 +26,7 @@ struct Nvfp4 : Fp4 {
   OCTAVO_INLINE __m256 decode(__m128i bytes) {
     return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7));
   }
-  // Of a row's chunk, and the one after it if kChunks is 2, by lane of group_keys_avx2.cpp.
+  // Returns the group scales of kChunks chunks of a row, in the lane order of group_keys_avx2.cpp.
   template <int kChunks>
   OCTAVO_INLINE __m256 key_scales(const uint8_t* row) {
     if constexpr (kChunks == 2) {
@@ -37,8 +38,7 @@ struct Nvfp4 : Fp4 {
     const __m128i all = _mm_cvtsi32_si128(four);
     return decode(_mm_unpacklo_epi8(all, all));
   }
-  // Scales of the groups of two times 16 rows, those of the first in even lanes and of the second in odd
-  // lanes.
+  // Loads group scales of two sets of 16 rows: the first set into even lanes, the second into odd lanes.
   OCTAVO_INLINE void tile_scales(const uint8_t* first, const uint8_t* second, int stride, float* to) {
     for (int i = 0; i < 16 * stride; i += 8, to += 16) {
       const __m128i both = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first + i)),

@@ -1,18 +1,17 @@
-// Scores over nvfp4 pages by products of bytes (VPMADDUBSW): queries become 8-bit fixed
-// point, products of 16 dims are summed exactly, and a group's scale is applied to these sums as a float
-// factor.
+// Scores over nvfp4 pages by products of bytes (VPMADDUBSW). Queries become 8-bit fixed point, and products
+// of 16 dims are summed exactly. Each sum is multiplied by its group's scale as a float.
 //
-// Rows of these pages are not rotated: a large dim would leave the others of a query few steps. So each 16
-// dims have a factor of their own.
+// Rows of nvfp4 pages are not rotated, so one large dim of a query would leave few steps for the others. So
+// every 16 dims of a query have a factor of their own.
 //
-// Codes are looked up as value + kLargestValue, because one factor must be unsigned; what that adds is taken
-// off the sums.
+// Codes are looked up as value + kLargestValue, because VPMADDUBSW needs one unsigned factor. Sums are
+// corrected for this offset.
 //
-// A run is two chunks of 64 dims; where their number is odd, the last one is a run alone.
+// A run is two chunks of 64 dims. If the number of chunks is odd, the last run has one.
 //
-//   Of two chunks 32-bit lane l of each of four vectors has dims of their group `group_of_lane(l)` of 16:
+//   A run of two chunks is four vectors. Their 32-bit lanes l have dims of group `group_of_lane(l)`:
 //   vectors 0 and 1 its first eight dims, vectors 2 and 3 its last ones; 0 and 2 even dims, 1 and 3 odd ones.
-//   Of one chunk lane l of two vectors has dims 8 l to 8 l + 7, even ones and odd ones.
+//   A run of one chunk is two vectors. Their lanes l have dims 8 l to 8 l + 7, even and odd ones.
 #include "attention/byte_queries_avx2.h"
 #include "attention/group_codes_avx2.h"
 #include "attention/key_sums_avx2.h"
@@ -25,15 +24,15 @@ constexpr int kLanes8 = 8;
 constexpr int kRun = 2 * kChunk;
 constexpr int kMaxRuns = kMaxDim / kRun;
 
-// How the halves of 128 bits of VSHUFPS lie.
+// Returns a lane's group; VSHUFPS works within 128 bits and so permutes the groups.
 constexpr int group_of_lane(int lane) { return lane % 2 + lane / 4 * 2 + lane / 2 % 2 * 4; }
 
 using Lookup = ByteLookup<Nvfp4, Nvfp4::kLargestValue, 1>;
 
 inline int num_runs(int dim) { return (dim + kRun - 1) / kRun; }
 
-// int8 rows in the order of the expanded runs; of each row and run by lane the factors and the sums of what
-// they stand for, times what codes are shifted by, to be added.
+// int8 rows in the order of expanded runs. Each row and run has factors by lane, and corrections to add: the
+// queries' sums times the offset of codes.
 struct Queries {
   int8_t* rows;
   float *factors, *sums;
@@ -48,11 +47,11 @@ size_t query_bytes(int dim, int num_rows) {
   return size_t(num_rows) * (dim + num_runs(dim) * 4 * 2 * kLanes8);
 }
 
-// Queries of a run in the order in which its bytes lie. A group's 16 dims are four words: even and odd ones
-// of the first eight, then of the last ones.
+// Arranges a run of queries in the order of the keys' bytes. A group's 16 dims are four words: even and odd
+// dims of the first eight, then of the last eight.
 template <int kChunks>
 OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks]) {
-  __m256i groups[2 * kChunks];  // in each half those of a group
+  __m256i groups[2 * kChunks];  // one group per half
 #pragma GCC unroll 4
   for (int i = 0; i < 2 * kChunks; ++i) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
@@ -63,7 +62,7 @@ OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks])
     to[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88)), 0xd8);
     to[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd)), 0xd8);
   } else {
-    __m256i pairs[4];  // words 0 and 1, then 2 and 3, of two groups by turns
+    __m256i pairs[4];  // words 0 and 1, then 2 and 3, of two groups interleaved
 #pragma GCC unroll 2
     for (int i = 0; i < 4; i += 2) {
       const __m256i even = _mm256_permute2x128_si256(groups[i], groups[i + 1], 0x20);
@@ -78,7 +77,7 @@ OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks])
   }
 }
 
-// A number per group of 16 dims of a run, by lane.
+// Returns the numbers of a run's groups by lane.
 template <int kChunks>
 OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   float by_lane[kLanes8];
@@ -87,7 +86,7 @@ OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   return _mm256_loadu_ps(by_lane);
 }
 
-// Run `at` of all rows' ones.
+// Returns run `at` of all rows.
 template <int kChunks>
 OCTAVO_INLINE void load_run(const Queries& queries, size_t at, const int32_t* fixed, const float* factors,
                             int8_t* to) {
@@ -127,7 +126,7 @@ size_t key_panel_bytes(int) { return 0; }
 struct Scales {
   __m256 of_lanes[16 * kMaxRuns];
 
-  // Keys that are not seen have scales too, and scores that nobody looks at.
+  // Loads scales of all 16 keys, also of masked ones, whose scores are not used.
   __attribute__((always_inline)) void load(const uint8_t* from, int64_t stride, int dim) {
     const int runs = num_runs(dim), chunks = dim / kChunk;
     for (int key = 0; key < 16; ++key, from += stride) {
@@ -143,7 +142,7 @@ struct Scales {
   }
 };
 
-// The bytes of a run in the order of the vectors.
+// Loads the bytes of a run in the order of the vectors.
 template <int kChunks>
 OCTAVO_INLINE void expand_run(const Lookup& lookup, const uint8_t* codes, __m256i (&to)[2 * kChunks]) {
   const __m256i zero = _mm256_setzero_si256();
@@ -157,7 +156,7 @@ OCTAVO_INLINE void expand_run(const Lookup& lookup, const uint8_t* codes, __m256
   }
 }
 
-// Products of the bytes of a run, those of four dims (a chunk) or eight (two) in each 16-bit lane.
+// Multiplies the bytes of a run; each 16-bit lane sums four dims (one chunk) or eight (two chunks).
 template <int kVectors>
 OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* row) {
   __m256i sum = _mm256_maddubs_epi16(bytes[0], load256(row));
@@ -166,7 +165,7 @@ OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* r
   return sum;
 }
 
-// sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on.
+// Computes sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int first, int dim, int d,
                             const uint8_t* keys, const Scales& scales, int first_key, const uint8_t* ahead,
@@ -179,7 +178,7 @@ OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int fi
   const int64_t to_sums = queries.sums - queries.factors;
 #pragma GCC unroll 8
   for (int key = 0; key < kKeys; ++key) {
-    forget(rows);  // to read rows again costs nothing, to keep them costs registers
+    forget(rows);  // makes the compiler reload rows, which is free, instead of keeping them in registers
     __m256i bytes[2 * kChunks];
     const int at = (key * dim + d) / 2;
     if (first == 0) __builtin_prefetch(ahead + at);
@@ -198,7 +197,7 @@ OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int fi
 }
 static_assert(8 * 2 * Nvfp4::kLargestValue * kLargestByte <= INT16_MAX);
 
-// A block's 16 keys against kRows rows; kDim 0: `any_dim` dims.
+// Scores a block's 16 keys for kRows rows of kDim dims; of `any_dim` dims if kDim is 0.
 template <int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Lookup& lookup, const Queries& queries, int first, int any_dim,
                               const uint8_t* keys, const uint8_t* ahead, const Scales& scales,

@@ -1,10 +1,10 @@
-// Weighted sums over nvfp4 pages by products of bytes (VPMADDUBSW): softmax weights, times
-// the scale of their row and group, become 8-bit fixed point, codes integers of at most kLargestValue, and
-// their products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float
-// accumulators.
+// Weighted sums over nvfp4 pages by products of bytes (VPMADDUBSW). Softmax weights are multiplied by the
+// scale of their V row and group and become 8-bit fixed point; codes become integers of at most
+// kLargestValue. Products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to
+// float accumulators.
 //
-// Weights are rounded so that no mass is lost, as in byte_weights_avx2.h, but eight columns at a time: a
-// column is a stretch and a group, and hands the rounding error of each position on to the next.
+// Rounding preserves the total weight, as in byte_weights_avx2.h, but eight columns are rounded at a time. A
+// column is a group in a stretch; it passes the rounding error of each position on to the next position.
 #include <algorithm>
 #include <cstring>
 
@@ -19,12 +19,12 @@ namespace {
 constexpr int kLanes8 = 8;
 static_assert(kStretches == 2);
 
-// Columns lie by group and stretch, a vector has four groups.
+// Columns are ordered by group, then stretch; a vector has four groups.
 static_assert(kSlots == 4);
 constexpr int num_vectors(int dim) { return dim / kChunk; }
 
-// Scales of the tile's rows by position of a stretch and column; any where rows are not seen,
-// whose weights are 0.
+// Scales of the tile's rows by position in a stretch and by column; arbitrary for invisible rows, whose
+// weights are 0.
 struct Scales {
   static constexpr int kMost = kStretch * num_vectors(kMaxDim) * kLanes8;
   int columns;
@@ -50,13 +50,13 @@ struct Scales {
   }
 };
 
-// Added to a running sum of weights it leaves their integer part to bits 8 to 15 and eight bits behind it,
-// and rounds to the nearest integer.
+// Added to a running sum of weights, this constant puts the sum's integer part into bits 8 to 15 of the float
+// and its fraction into the eight bits below, and rounds to the nearest integer.
 constexpr float kPoint = 1.5f * (1 << 15) + 0.5f;
 
-// Weights in fixed point of up to four rows: of each vector of columns and pair of positions kParts vectors.
-// Of two positions there are two bytes, twice: so often as 16-bit lanes of V side by side belong to a group.
-// Groups take turns, so there is a vector for each stretch as it is multiplied.
+// Fixed-point weights of up to four rows: kParts vectors for each vector of columns and pair of positions.
+// The two bytes of a pair are repeated, because two neighbouring 16-bit lanes of V belong to a group. Groups
+// are interleaved, so each stretch has a vector that is multiplied as it is.
 class Weights {
  public:
   Weights(const PageLayout& layout, const Tile& tile, const float* weights, void* scratch)
@@ -70,7 +70,7 @@ class Weights {
     return size_t(kMostRows) * num_vectors(dim) * (kVectorBytes + 4 * kLanes8);
   }
 
-  // Chains of additions are long: several rows at once.
+  // Fixes several rows at once, because each row is a long chain of dependent additions.
   template <int kRows>
   void fix(int row) {
     alignas(32) float beside[kRows * kTileTokens];
@@ -123,7 +123,7 @@ class Weights {
   __attribute__((noinline)) void fix_vector(const float* beside, int v) {
     const float* const of_columns = scales_.scales + v * kLanes8;
     const int columns = scales_.columns;
-    // Of two positions the first one's, and the sum of both: what is added up in order are pairs.
+    // Products of a pair's first position, and the sum of both positions: running sums advance by pairs.
     __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) top[r] = sum[r] = _mm256_setzero_ps();
@@ -167,7 +167,7 @@ class Weights {
     }
   }
 
-  // Bytes 1 and 3 of each column.
+  // Stores bytes 1 and 3 of each column.
   OCTAVO_INLINE void store_pair(__m256i both, uint8_t* to) {
     const __m128i first = _mm_setr_epi8(1, 3, 1, 3, 9, 11, 9, 11, 1, 3, 1, 3, 9, 11, 9, 11);
     const __m128i second = _mm_add_epi8(first, _mm_set1_epi8(4));

@@ -1,10 +1,10 @@
-// Weighted sums over pages whose V is nvfp4, with a scale for each group of dims, by products of bytes
-// (attention/value_panel_avx512.h): weights times the scale of their row and group become fixed point of the
-// largest of their group in a tile, in one byte.
+// Weighted sums over nvfp4 V, which has a scale for each group of dims, by products of bytes
+// (attention/value_panel_avx512.h). Weights are multiplied by the scale of their row and group. They become
+// one-byte fixed point relative to the group's largest product in the tile.
 //
-// A vector of the panel holds dims of four groups, one in each 128 bits: vectors 0 to 3 of 128 dims those of
-// even groups, 4 to 7 those of odd ones. Such a set of groups shares the weights' vectors, whose every 128
-// bits hold four positions of a block, times the scales of a group.
+// A vector of the panel holds dims of four groups, one in each 128 bits. For 128 dims, vectors 0 to 3 hold
+// the even groups and vectors 4 to 7 the odd ones. Such a set of groups shares vectors of weights: each 128
+// bits hold the weights of 16 positions of a block, times the scales of one group.
 //   V panel, scales [sets][4 blocks][4 quads of positions], then of each row and set the weights [4 blocks]
 //   [4 groups][4 quads], and factors by lane
 #include <algorithm>
@@ -14,15 +14,15 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kQuads = 4;       // of a block
-constexpr int kGroups = 4;      // of a set
-constexpr int kSetVectors = 4;  // of the panel
+constexpr int kQuads = 4;       // quads of positions per block
+constexpr int kGroups = 4;      // groups per set
+constexpr int kSetVectors = 4;  // panel vectors per set
 constexpr int kSetBytes = 64 * kBlocks;
-constexpr float kLargestFixed = 254;  // what the largest weight becomes: rounding may add one
+constexpr float kLargestFixed = 254;  // integer of the largest weight; rounding may add one
 
 int num_sets(int dim) { return value_width<Nvfp4>(dim) / (16 * kSetVectors); }
 
-// Of the i-th 128 bits.
+// Returns the group in the i-th 128 bits of a set.
 int group_of(int set, int i) { return set / 2 * 2 * kGroups + 2 * i + set % 2; }
 
 struct Weights {
@@ -44,7 +44,7 @@ size_t panel_bytes(int dim, int num_rows) {
          size_t(num_rows) * sets * (kSetBytes + 64);
 }
 
-// 128 bits of four vectors by their place: those of vector i become place i of each.
+// Transposes four vectors of four 128-bit lanes.
 OCTAVO_INLINE void transpose_lanes(__m512 (&vectors)[4]) {
   const __m512 ab_lower = _mm512_shuffle_f32x4(vectors[0], vectors[1], 0x44);
   const __m512 ab_upper = _mm512_shuffle_f32x4(vectors[0], vectors[1], 0xee);
@@ -56,7 +56,7 @@ OCTAVO_INLINE void transpose_lanes(__m512 (&vectors)[4]) {
   vectors[3] = _mm512_shuffle_f32x4(ab_upper, cd_upper, 0xdd);
 }
 
-// Of the tile's rows; zeros where nobody sees them, and past the last group.
+// Loads group scales of the tile's rows; zeros for invisible rows and past the last group.
 void load_scales(const PageLayout& layout, const Tile& tile, __m512* scales) {
   const int groups = layout.v.dim / kNvGroup, sets = num_sets(layout.v.dim);
   __m512 by_group[(kMaxDim + kChunkDims<Nvfp4>) / kNvGroup * kBlocks];
@@ -79,15 +79,15 @@ void load_scales(const PageLayout& layout, const Tile& tile, __m512* scales) {
     }
 }
 
-// The largest of each 128 bits, in all of their lanes.
+// Returns the largest lane of each 128 bits, repeated in all four lanes.
 OCTAVO_INLINE __m512 largest_of_lanes(__m512 all) {
   all = _mm512_max_ps(all, _mm512_permute_ps(all, 0x4e));
   return _mm512_max_ps(all, _mm512_permute_ps(all, 0xb1));
 }
 
-// A row's weights times the scales of a set. Bytes are rounded so that no mass is lost, as in
-// code_values_avx512.cpp: each lane hands its error on to the next quad, and the lanes of a group begin with
-// errors that are spread evenly.
+// Multiplies a row's weights by the scales of a set and converts them to bytes. Rounding preserves the total,
+// as in code_values_avx512.cpp: each lane passes its error on to the next quad, and a group's lanes start
+// from evenly spread errors.
 OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weights& to) {
   const __m512* const scales = to.scales + set * kBlocks * kQuads;
   __m512 scaled[kBlocks][kQuads], tops[kQuads];
@@ -121,7 +121,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weig
   }
 }
 
-// Products of a quad of positions of block b, of rows whose weights lie `stride` bytes apart.
+// Multiplies a quad of positions of block b for kRows rows, whose weights are `stride` bytes apart.
 template <int kQuad, int kRows, class Source>
 OCTAVO_INLINE void add_quad(const uint8_t* from, size_t stride, const Source& source, int b, int vector,
                             __m512i (&sums)[kRows][4]) {

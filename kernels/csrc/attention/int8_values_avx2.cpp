@@ -1,7 +1,7 @@
-// Weighted sums over int8 pages by 16-bit integer products (VPMADDWD), exact: softmax weights, times the
-// scale of their row, become 15-bit fixed point of the largest in a tile.
+// Weighted sums over int8 pages by exact 16-bit integer products (VPMADDWD). Softmax weights are multiplied
+// by the scale of their V row and become 15-bit fixed point relative to the largest in the tile.
 //
-//   A part is 32 dims of two positions, words of their bytes interleaved: of vector j lane l is dim
+//   A part is 32 dims of two positions with interleaved words: in vector j, lane l is dim
 //   16 (l / 4) + 8 (j / 2) + 2 (l % 4) + j % 2.
 #include <algorithm>
 #include <cstring>
@@ -14,14 +14,14 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kPart = 32, kVectors = 4;
-constexpr int kRowsDirect = 2;  // up to so many rows widen codes themselves; more share a panel
+constexpr int kRowsDirect = 2;  // up to this many rows widen codes at each load; more rows share a panel
 constexpr int kPairs = kTileTokens / 2;
 
 int value_width(int dim) { return dim; }
 
 static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
 
-// The panel: [parts][pairs of positions][4 vectors]; then of each row the weights of the tile, and a factor.
+// After the panel [parts][pairs of positions][4 vectors]: each row's weights of the tile and its factor.
 struct Weights {
   int16_t* fixed;
   float* factors;
@@ -35,7 +35,7 @@ size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(dim) * 2 * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
 }
 
-// weights * scales of one row in fixed point of the largest
+// Converts weights * scales of one row to fixed point relative to the largest product.
 OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int row, const Weights& to) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   __m256 scaled[kTileTokens / 8], top = _mm256_setzero_ps();
@@ -55,7 +55,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int ro
   to.factors[row] = largest / kLargestWord;
 }
 
-// Two rows of codes to pairs of words.
+// Widens two rows of codes to interleaved words.
 OCTAVO_INLINE void widen_pair(const uint8_t* first, const uint8_t* second, __m256i (&to)[kVectors]) {
   const __m256i a = load256(first), b = load256(second);
   const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
@@ -156,7 +156,7 @@ void accumulate_parts(const Values& values, const Weights& weights, int num_rows
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   const int dim = layout.v.dim;
-  float scales[kBlocks][16] = {};  // zeros where rows are not seen
+  float scales[kBlocks][16] = {};  // zeros for invisible rows
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kBlockRows = kShortestPage;
 
-// Pages smaller than a block are first copied into blocks: pages of 16 positions that the sides can read.
-// Rotary keys come last.
+// Returns the layout of blocks into which smaller pages are copied first: pages of 16 positions, as the sides
+// read them. Rotary keys come last.
 PageLayout block_layout(const PageLayout& layout, RotaryPart& rotary) {
   PageLayout blocks = layout;
   blocks.page_size = kBlockRows;
@@ -43,8 +43,7 @@ AttendArgs rotary_args(const AttendArgs& args) {
   return rotary;
 }
 
-// The layout in which a key side finds rotary keys as K, in a tile whose bases are advanced by
-// `rotary.codes`.
+// Returns a layout with rotary keys as K, for a tile whose base addresses are advanced by `rotary.codes`.
 PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
   PageLayout keys = layout;
   keys.k = keys.v = rotary.format;
@@ -61,7 +60,7 @@ struct Workspace {
   float *scores, *result, *rotary_scores;
   size_t query_bytes, result_floats, rotary_bytes;  // of one KV head
 
-  // `results` of each row: its current part of the sums, and earlier parts if there are several.
+  // `results` has each row's current part of the sums, and the total of earlier parts if there are several.
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
             int results)
       : small_pages(args.layout.page_size < kBlockRows),
@@ -214,8 +213,8 @@ struct HeadRows {
   }
 };
 
-// Returns the tile of the head-th of `num_heads` heads, given that of the first. Its next tile is that of the
-// next head, and after the last head the first head's next tile.
+// Returns the tile of head `head` of `num_heads`, given the first head's tile. Its next tile is the next
+// head's tile, or after the last head the first head's next tile.
 Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads, bool rotary) {
   Tile tile = first;
   if (rotary) return tile;  // all heads are at one address
@@ -304,7 +303,7 @@ class RotaryScores {
     }
     keys_.score(layout_, tile, work_.rotary_queries + head * work_.rotary_bytes, num_rows, work_.key_panel,
                 work_.rotary_scores);
-    const float factor = 1 / args_.scale;  // they are scaled already
+    const float factor = 1 / args_.scale;  // rotary queries contain the scale that is applied later
     for (int i = 0; i < num_rows * kTileTokens; i += kLanes)
       store(work_.scores + i, load(work_.scores + i) + load(work_.rotary_scores + i) * factor);
   }

@@ -1,4 +1,4 @@
-// Masks of the caller: which of a tile's positions a row sees, and what is added to their logits.
+// Masks given by the caller: positions of a tile that a row sees, and values added to their logits.
 #pragma once
 
 #include <algorithm>

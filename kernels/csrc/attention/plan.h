@@ -13,12 +13,12 @@ struct AttendPlan {
   int64_t partial_floats = 0;
 };
 
-// The cuts of a row, and its kernel, depend only on its own sequence. So neither the number of threads nor
-// other sequences of the batch change a bit of its result.
+// A row's splits and kernel depend only on its own sequence. So its result is bit-identical for any number of
+// threads and with any other sequences in the batch.
 AttendPlan plan_attention(const AttendArgs& args, int width);
 
-// Query heads that an item of a latent call takes together, reading each latent once for them: as many as
-// possible while every thread has items. No bit of a result depends on it.
+// Returns how many query heads an item of a latent call has; it reads each latent once for all of them. The
+// number is the largest that leaves items for every thread. It changes no bit of a result.
 int latent_group(const AttendArgs& args);
 
 }  // namespace octavo

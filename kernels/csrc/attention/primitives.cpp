@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-// What a row of each format is made of; scale bytes per group of values, or per row (group 0).
+// Layout of a row in each format. Scale bytes are per group of values, or per row if the group is 0.
 struct FormatSpec {
   const char* name;
   CodeType codes;

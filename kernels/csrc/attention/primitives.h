@@ -16,7 +16,7 @@ namespace mx = mlx::core;
 std::string shape_text(const mx::Shape& shape);
 
 // Throws std::invalid_argument (ValueError in Python) with `message()` unless `holds`. The text is built only
-// when needed, because these checks run for every layer of every step.
+// on failure, because these checks run for every layer of every step.
 template <class Message>
 inline void require(bool holds, Message message) {
   if (!holds) throw std::invalid_argument(message());
@@ -46,22 +46,22 @@ void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& ma
 MaskView view_mask(const mx::array& mask);
 
 // Adds optional rotary queries [T, Hq, layout.v.dim] of the type of `queries` to a call's inputs; throws if
-// the layer cannot be one of latents.
+// the layer cannot hold latents.
 void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
                 const PageLayout& layout, const mx::array& queries, float softcap);
 
-// Returns a view with any strides; the array must have its data.
+// Returns a view of an evaluated array with any strides.
 RowsView view_rows(const mx::array& rows);
 const int32_t* view_ints(const mx::array& array);
 
 // Turns `args` into a latent call, for a layer whose pages hold latents as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 
-// Carries out one call on the thread pool, from the evaluating thread (attention/attention.cpp).
+// Runs one call on the thread pool; called by the evaluating thread (attention/attention.cpp).
 void run_attention(const AttendArgs& args);
 
-// Carries out calls over rows of two pools, joined by the second: into `second.out`, with `second.sinks`. An
-// item passes its results from one call to the other in its thread's memory.
+// Runs calls over two pools; the second call joins the results into `second.out` and folds in `second.sinks`.
+// An item passes its results to the second call in its thread's memory.
 void run_attention(const AttendArgs& first, const AttendArgs& second);
 
 }  // namespace octavo

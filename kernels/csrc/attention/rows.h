@@ -39,14 +39,14 @@ inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
 
 inline constexpr int kRowsAhead = 8;
 
-// The pairs (i, i + h) of one vector, h < kLanes. The vector is no wider than the level's registers, because
-// compilers split shuffles of wider ones into single elements.
+// Hadamard steps within a vector: pairs (i, i + h) with h < kLanes. Vec is no wider than the level's
+// registers, because compilers split shuffles of wider vectors into single elements.
 inline Vec hadamard_lanes(Vec x) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
 #pragma GCC unroll 4
   for (int h = 1; h < kLanes; h *= 2) {
-#if defined(__AVX512F__)  // one rounding, because a product by 1 or -1 is exact
+#if defined(__AVX512F__)  // an FMA rounds once, and a product by 1 or -1 is exact
     const IntVec one_or_minus = (lane & h) != 0 ? IntVec{} - 0x40800000 : IntVec{} + 0x3f800000;
     x = (Vec)_mm512_fmadd_ps((__m512)x, (__m512)one_or_minus, (__m512)__builtin_shuffle(x, lane ^ h));
 #else
@@ -79,10 +79,10 @@ inline void hadamard_in_registers(float* row) {
 }
 #endif
 
-// Rotates in place, in blocks of the largest power of two b that divides dim. Each pair (i, i + h) with i & h
-// == 0 becomes its sum and difference for h = 1, 2, 4, ..., b / 2, then everything is multiplied once by
-// float(1 / sqrt(b)); rounded after every operation (octavo.kernels.formats.rotation). The rotation is its
-// own inverse.
+// Rotates in place, in blocks of b, the largest power of two that divides dim. For h = 1, 2, 4, ..., b / 2,
+// each pair (i, i + h) with i & h == 0 becomes its sum and difference. Then each value is multiplied by
+// float(1 / sqrt(b)). Every operation rounds (octavo.kernels.formats.rotation). The rotation is its own
+// inverse.
 inline void hadamard(float* row, int dim) {
 #if defined(__AVX512F__)
   if (dim == 128) return hadamard_in_registers<8>(row);

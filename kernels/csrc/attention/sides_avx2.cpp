@@ -1,4 +1,4 @@
-// Which integer sides a call gets on AVX2.
+// Chooses the integer sides of a call on AVX2.
 #include "attention/sides_avx2.h"
 #include "attention/codes_avx2.h"
 

@@ -5,15 +5,15 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// fp4, fp5 and int4 in 8-bit fixed point, see kernels/README.md for the error. Null for other codes.
+// Sides for fp4, fp5 and int4 in 8-bit fixed point (kernels/README.md has the error); null for other codes.
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 
-// nvfp4 in 8-bit fixed point, with scales of groups. Null for other codes.
+// Sides for nvfp4 in 8-bit fixed point with group scales; null for other codes.
 const KeySide* group_keys(CodeType codes);
 const ValueSide* group_values(CodeType codes);
 
-// int8 in 16-bit fixed point. Null for other codes.
+// Sides for int8 in 16-bit fixed point; null for other codes.
 const KeySide* int8_keys(CodeType codes);
 const ValueSide* int8_values(CodeType codes);
 

@@ -11,21 +11,21 @@ namespace octavo::OCTAVO_ISA {
 extern const KeySide bf16_keys;
 extern const ValueSide bf16_values;
 
-// The sides above, and latents in bf16, on AMX tiles. Null if the CPU has none, and for other calls.
+// Sides for bf16 pages and bf16 latents on AMX tiles; null for other calls, or if the CPU has no AMX.
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
 
-// Codes multiplied as integers, with queries and weights in fixed point of 16 bits, as good as float32, or of
-// 8 (codes_avx512.h). Null for other formats.
+// Sides that multiply codes as integers, with queries and weights in fixed point of 16 bits, which is as good
+// as float32, or of 8 bits (codes_avx512.h); null for other formats.
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
-// V in nvfp4, which has a scale for each group of dims. Null for other formats.
+// Value side for nvfp4, which has a scale for each group of dims; null for other formats.
 const ValueSide* group_values(const AttendArgs& args);
 
 namespace {
 
-// Calls body<n>(first_row) over all rows, n of 2 or 1 rows at a time: their sums stay in registers.
+// Calls body<n>(first_row) over all rows, with n = 2 or 1 rows at a time, whose sums fit into registers.
 template <class Body>
 OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   int row = 0;
@@ -33,9 +33,9 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   if (row < num_rows) body.template operator()<1>(row);
 }
 
-// 32 words of an accumulator in the order of `first`, as VPERMT2D takes them from its two vectors: 16 of
-// them, and those 8 lanes further on. Whole vectors are stored, because a row is read again at once, and
-// partial stores would have to reach the cache first.
+// 32 words of an accumulator, permuted by VPERMT2D from two vectors: 16 words by the indices `first`, then 16
+// by indices that are 8 higher. Whole vectors are stored, because a row is read again at once and loads could
+// not be forwarded from partial stores.
 struct Merged {
   __m512i low, high;
 };
@@ -45,7 +45,7 @@ OCTAVO_INLINE Merged merge(const float* accumulator, __m512i first) {
           _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd)};
 }
 
-// Copies row [dim, and up to the next 32] of an accumulator merged in this way.
+// Copies an accumulator row in this merged order; `row` needs `dim` floats rounded up to a multiple of 32.
 inline void merge_row(int dim, const float* accumulator, const int32_t* order, float* row) {
   const __m512i first = _mm512_load_si512(order);
   for (int to = 0; to < dim; to += 32) {

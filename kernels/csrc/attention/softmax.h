@@ -12,9 +12,9 @@ namespace {
 
 constexpr int kVectors = kTileTokens / kLanes;
 
-// Weights are 2^(logit - maximum) with a running maximum that is raised only if logits exceed it by more than
-// this (log2 domain). Nearly every tile has a slightly larger logit, and raising the maximum rescales all
-// sums. So weights are up to 2^kHeadroom, which is exact in floats.
+// The running maximum is raised only if logits exceed it by more than this (log2 domain), because raising it
+// rescales all sums and nearly every tile has a slightly larger logit. So weights 2^(logit - maximum) may
+// reach 2^kHeadroom, at no loss of precision in floats.
 constexpr float kHeadroom = 8;
 
 // Raises the running maximum to `top`, and scales the sum and the accumulator down.
@@ -32,7 +32,7 @@ inline IntVec seen_lanes(uint64_t bits, int i) {
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Vectors [kFirst, kEnd) of a tile have all positions that any of some rows sees.
+// Softmax over vectors [kFirst, kEnd) of a tile, which contain all positions that any of some rows sees.
 template <int kFirst, int kEnd>
 struct Span {
   static constexpr uint64_t kAll = (~uint64_t(0) >> (64 - (kEnd - kFirst) * kLanes)) << (kFirst * kLanes);
@@ -55,8 +55,9 @@ struct Span {
     return largest_lane(largest_of(highest[0], highest[1]));
   }
 
-  // Turns scores of one row into weights 2^(logit - maximum), 0 for invisible positions, and returns their
-  // sum. Two sums if the row sees the whole tile, else one, so that bits do not depend on the span.
+  // Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
+  // sum. It uses two partial sums if the row sees the whole tile, else one, so that bits do not depend on the
+  // span.
   static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
     Vec total[2] = {};
 #pragma GCC unroll 16
@@ -97,9 +98,9 @@ inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows
 }
 
 // Turns raw scores of some rows into weights, and updates their running maxima (log2 domain) and sums. All
-// maxima are found before any is raised, because that branch may be mispredicted and would delay the rows
-// after it. `factor` turns a score into a logit. Halves of the tile that no row sees may hold anything
-// before, and hold zeros afterwards.
+// maxima are computed before any is raised, because a mispredicted branch would delay the following rows.
+// `factor` turns a score into a logit. Halves of the tile that no row sees have arbitrary scores before and
+// zero weights afterwards.
 inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
                                 float* accumulators, int width, float* maxima, float* sums) {
   uint64_t seen = 0;

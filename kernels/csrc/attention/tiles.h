@@ -1,5 +1,4 @@
-// Visible positions of a query, as tiles and bit masks. Included inside each level's own namespace, so
-// nothing here is shared between instruction sets.
+// Visible positions of a query, as tiles and bit masks. Internal linkage, so that levels share no code.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +21,7 @@ inline int residual_start(const AttendArgs& args, int sequence, int position) {
 
 inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
 
-// Positions visible to any row at positions first..last: t < keep or t >= from, and t < end. Under a mask, an
+// Positions t that any row at positions first..last sees: t < end, and t < keep or t >= from. With a mask, an
 // upper bound.
 struct Visible {
   int from, keep, end;
@@ -42,7 +41,7 @@ struct Visible {
   }
 };
 
-// Tiles visible to rows at positions first..last, in order: those of the `keep` first positions, then those
+// Tiles visible to rows at positions first..last, in order: tiles of the first `keep` positions, then tiles
 // of the window.
 //
 //   0 |keep|..........skipped..........|  window of first ... last | end
@@ -81,13 +80,14 @@ inline uint64_t position_bits(int start, int low, int high) {
   return below_high & ~((uint64_t(1) << low) - 1);
 }
 
-// Returns the visible positions of the tile that starts at `start`; no others may be read as K or V.
+// Returns the visible positions of the tile that starts at `start`; other positions must not be read as K or
+// V.
 inline uint64_t tile_bits(const Visible& visible, int start) {
   return position_bits(start, visible.from, visible.end) |
          position_bits(start, 0, std::min(visible.keep, visible.end));
 }
 
-// Returns what any row of the item sees in the tile that starts at `start`; `visible` covers all its rows.
+// Returns the positions of the tile at `start` that any row of the item sees; `visible` covers all its rows.
 inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const Visible& visible, int start) {
   const uint64_t bits = tile_bits(visible, start);
   if (!args.mask) return bits;
@@ -111,7 +111,7 @@ inline int64_t page_offset(const PageLayout& layout, const int32_t* table, int p
   return (int64_t(table[position >> layout.page_shift]) * layout.num_heads + head) * layout.head_bytes;
 }
 
-// Returns the offset of a page in a call in which latents are at one address for all heads.
+// Returns the offset of a (page, head); in latent calls all heads are at one address.
 inline int64_t page_offset(const AttendArgs& args, const int32_t* table, int position, int head) {
   if (!args.rotary) return page_offset(args.layout, table, position, head);
   return int64_t(table[position >> args.layout.page_shift]) * args.layout.head_bytes;

@@ -13,7 +13,7 @@ constexpr int kTileValues = kTileRows * kTileInputs;
 constexpr int kRowBytes = 64;  // of a tile
 constexpr int kPositions = 64;
 
-// Of 16 positions by 16 rows, to the rows' scores of these positions.
+// Transposes products of 16 positions by 16 rows into the rows' scores.
 void turn(const float* products, int num_rows, float* scores) {
   __m512i lines[16];
 #pragma GCC unroll 16
@@ -27,15 +27,15 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
-// The step-th share of a block's rows, of `steps`.
+// Prefetches the step-th of `steps` shares of a block's rows.
 inline void prefetch_share(const uint8_t* rows, int64_t stride, int step, int steps) {
   if (rows == nullptr) return;
   const int64_t bytes = kTileRows * stride / steps;
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows + step * bytes + i, 0, 2);
 }
 
-// Two blocks, from `block` on, under 32 rows: each of four tiles of products has a tile of keys and one of
-// queries in common with another.
+// Scores two blocks, from `block` on, for 32 rows: two tiles of keys times two tiles of queries give four
+// tiles of products.
 void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int steps, bool ahead,
                float* products) {
   const uint8_t *const first = keys.rows[block], *const second = keys.rows[block + 1];
@@ -65,8 +65,8 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
   _tile_stored(3, products + 3 * kTileFloats, kRowBytes);
 }
 
-// All four blocks under 16 rows, one after the other, as they lie in memory. The next ones are prefetched
-// by turns: the processor's own prefetchers follow several pages of memory better than one.
+// Scores all four blocks for 16 rows, one after the other in memory order. Prefetches alternate between the
+// next tile's blocks, because the hardware prefetchers follow several memory pages better than one.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
   finish_stores();
   for (int b = 0; b < 4; ++b, products += kTileFloats) {
@@ -84,7 +84,7 @@ void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool 
   finish_stores();
 }
 
-// All vectors of up to 16 rows, or of up to 32 where there are `lower` ones.
+// Accumulates all vectors for up to 16 rows, or for up to 32 with kLower.
 template <bool kLower>
 void add_rows(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves, int64_t stride,
               float* accumulators) {
@@ -177,11 +177,11 @@ void configure_bytes(int num_rows, int& configured) {
   else load_config(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
 }
 
-// Products of two tiles of rows, or of one, with two blocks of positions.
+// Multiplies one tile of rows, or two with kLower, by two blocks of positions.
 template <bool kLower>
 void multiply_bytes(const int8_t* upper, const int8_t* lower, int64_t stride, int dim, const uint8_t* keys,
                     int32_t* products) {
-  constexpr int kStep = 64, kPanelStep = kStep / 4;  // dims of a tile; rows of the panel that they take
+  constexpr int kStep = 64, kPanelStep = kStep / 4;  // dims per tile; panel rows per step
   constexpr int64_t kPanelStride = 4 * kPositions, kStride = kPositions * sizeof(int32_t);
   _tile_zero(0);
   _tile_zero(1);
