@@ -1,4 +1,4 @@
-// Rows with adapters in the kernels' form. No MLX.
+// Calls of the adapter kernels, without MLX types.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct AdapterGroup {
   int expert;
   int part_offset;   // offset of its outputs in a row of y
   int first, count;  // rows order[first], ...
-  std::size_t z;     // offset of its products with A
+  std::size_t z;     // offset of the group's products with A
 };
 
 struct AdapterCall {

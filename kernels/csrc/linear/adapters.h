@@ -20,9 +20,9 @@ std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx:
 
 using Factors = std::shared_ptr<const AdapterFactors>;
 
-// The adapters in the slots of layers with the same input; `outputs`: those of each layer, whose results are
-// adjacent. Running steps read it, so adapters change only between steps, and captured steps stay valid. Slot
-// 0 is for rows without an adapter.
+// The adapters in the slots of layers that share an input. `outputs`: number of outputs of each layer; their
+// results are adjacent. Steps read the table when they run. So captured steps stay valid, and adapters change
+// only between steps. Slot 0 is for rows without an adapter.
 class AdapterTable {
  public:
   AdapterTable(int inputs, std::vector<int> outputs, int experts, int num_slots);
@@ -44,14 +44,14 @@ class AdapterTable {
   std::vector<Factors> factors_;  // [slots + 1, parts]
 };
 
-// Adds the adapter of each row to y [..., outputs], the layers' results for x [..., inputs]. slots int32: one
-// for each group of consecutive rows. Rows of slot 0 keep their bits; a row's bits depend only on that row
-// and its adapter.
+// Adds the adapter of each row to y [..., outputs], the layers' results for x [..., inputs]. `slots` int32
+// has one slot for each group of consecutive rows. Rows of slot 0 are unchanged; a row's bits depend only on
+// that row and its adapter.
 mx::array add_adapters(const mx::array& y, const mx::array& x, const mx::array& slots,
                        const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
 
 // Adds adapters of experts: x [..., M, inputs], places [...] = slot * experts + expert, y [..., M, outputs].
-// x and places are broadcast against each other.
+// The leading dimensions of x and places are broadcast.
 mx::array add_expert_adapters(const mx::array& y, const mx::array& x, const mx::array& places,
                               const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
 

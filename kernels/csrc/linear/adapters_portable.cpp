@@ -1,22 +1,23 @@
 // y += scale (x A) B for rows that have adapters, in standard C++ with GCC vectors.
 //
-// Each product of x with a row of A is 16 sums, over every 16th input in ascending order, added up as a tree;
-// each output adds its products in the order of the ranks. So a row's bits depend on nothing beside it.
+// A product of x with a row of A is computed as 16 sums, each over every 16th input in ascending order, which
+// are added as a tree. Each output adds its products in the order of ranks. So a row's bits do not depend on
+// other rows.
 #include <algorithm>
 
 #include "linear/adapter_rows.h"
 #include "runtime/threads.h"
 #include "runtime/unrolled.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors of 16 are passed to nothing that is not inlined
+#pragma GCC diagnostic ignored "-Wpsabi"  // 16-lane vectors are only passed to inlined functions
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kOutputBlock = 512;  // outputs of an item
+constexpr int kOutputBlock = 512;  // outputs per item
 #if defined(__AVX512F__)
-constexpr int kTile = 4;  // rows, and ranks or vectors of outputs, whose sums fit into registers
+constexpr int kTile = 4;  // tile of rows times ranks (or vectors of outputs) whose sums fit into registers
 #else
 constexpr int kTile = 2;
 #endif
@@ -41,7 +42,7 @@ inline __attribute__((always_inline)) float add_lanes(const Vec& sum) {
   return lanes[0];
 }
 
-// z[R][Q] = scale * x [R] times rows a [Q], of `size` values, whole vectors.
+// Computes z[R][Q] = scale * x[R] . a[Q] over `size` values, which are whole vectors.
 template <int R, int Q, class F>
 void multiply_rows(const float* x, const F* a, int size, int a_stride, float scale, float* z, int z_stride) {
   Vec sums[R][Q] = {};
@@ -69,7 +70,7 @@ void multiply_ranks(const float* x, const F* a, const AdapterFactors& factors, f
     multiply_rows<R, 1>(x, a + static_cast<std::size_t>(q) * size, size, size, factors.scale, z + q, rank);
 }
 
-// sums[R][V] of `rank` products z[R] b[V].
+// Computes sums[R][V] over `rank` products z[R] b[V].
 template <int R, int V, class F>
 void multiply_outputs(const float* z, int rank, const F* b, int b_stride, float* to) {
   Vec sums[R][V] = {};
@@ -114,7 +115,7 @@ void multiply_a(const AdapterCall& call, const AdapterGroup& group) {
   for (; r < group.count; ++r) multiply_ranks<1>(x + r * size, a, factors, z + r * factors.rank);
 }
 
-// Adds `count` sums to the outputs from `start` on of a row.
+// Adds `count` sums to a row's outputs from `start` on.
 void finish(const AdapterCall& call, const AdapterGroup& group, int row, int start, int count,
             const float* sums) {
   const AdapterFactors& factors = *group.factors;

@@ -6,9 +6,9 @@
 namespace octavo::amx {
 namespace {
 
-// Writes a thread's results of rows from `first_row` on. Lines of y are far away, some in another core's
-// cache. So gates are kept near until their partners are computed, and results of many rows bypass the
-// caches.
+// Writes a thread's results of rows from `first_row` on. Lines of y are slow to reach, because other cores
+// may have cached them. So gates stay in local memory until their partners are computed, and results of many
+// rows bypass the caches.
 class Results {
  public:
   // Bytes of memory for the gates of some rows.
@@ -26,14 +26,14 @@ class Results {
   Results(const Results&) = delete;
   Results& operator=(const Results&) = delete;
 
-  // Returns the writing of rows from `row` on.
+  // Returns how rows from `row` on are written.
   Writing at(int row) const {
     return {gates_ == nullptr ? nullptr : gates_ + row_bytes_ * (row - first_row_), stream_};
   }
 
  private:
   static std::size_t row_bytes(const LinearCall& call) { return kPanel * float_size(call.y_type); }
-  // Whether panels of rows of y begin at cache lines.
+  // Whether every panel of every row of y begins at a cache line.
   static bool can_stream(const LinearCall& call) {
     const int outputs = call.weight->shape.outputs / (call.gate ? 2 : 1);
     return call.y_type == Float::bf16 && outputs % 32 == 0 && reinterpret_cast<uintptr_t>(call.y) % 64 == 0;

@@ -1,10 +1,10 @@
-// AMX tiles: registers of a thread, activations laid out for them, and products of blocks of rows.
-// Internal linkage: see numeric.h.
+// AMX tiles: a thread's tile registers, activations in their layout, and products of blocks of rows. Internal
+// linkage: see numeric.h.
 //
-// One product multiplies up to 16 rows of 64 bytes of activations, 32 bf16 or 64 codes, by those inputs of 16
+// One product multiplies up to 16 rows of 64 bytes of activations (32 bf16 or 64 codes) by weights of 16
 // outputs. Tiles 0..3 hold sums, 4 and 5 activations, 6 and 7 weights. A block of 17 to 32 rows has two tiles
-// of rows: 0, 1 and 4 belong to the upper, 2, 3 and 5 to the lower one. In a block of up to 16 rows, 0..3 are
-// the four columns of tiles of a panel.
+// of rows: sums 0 and 1 and activations 4 belong to the upper rows, sums 2 and 3 and activations 5 to the
+// lower rows. In a block of up to 16 rows, tiles 0..3 are the panel's four groups of 16 outputs.
 #pragma once
 
 #include <immintrin.h>
@@ -18,10 +18,10 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
 constexpr int kBlockRows = 32;
-constexpr int kWordBytes = 4 * kPanel;              // four bytes of inputs of a panel
-constexpr int kStepBytes = kTileRows * kWordBytes;  // weights of a panel for a whole tile of activations
+constexpr int kWordBytes = 4 * kPanel;              // bytes of a panel's weights for four bytes of inputs
+constexpr int kStepBytes = kTileRows * kWordBytes;  // bytes of a panel's weights for a tile of activations
 
-// The layout for _tile_loadconfig (Intel SDM, LDTILECFG).
+// Memory layout for _tile_loadconfig (Intel SDM, LDTILECFG).
 struct TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -51,7 +51,7 @@ inline void load_config(int upper, int lower, int step_bytes = 64) {
   _tile_loadconfig(&config);
 }
 
-// The tile registers, occupied while the object lives.
+// Owner of the thread's tile registers; releases them in its destructor.
 class Tiles {
  public:
   Tiles() = default;
@@ -59,7 +59,7 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Calls load_config for `rows` rows, unless they are configured already.
+  // Calls load_config for `rows` rows if the tiles are configured differently.
   void configure(int rows, int step_bytes = 64) {
     const int upper = std::min(rows, kTileRows), lower = rows - upper;
     if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
@@ -75,18 +75,18 @@ class Tiles {
   int step_bytes_ = 0;
 };
 
-// The steps of a product of up to 32 rows: runs of `steps` tiles of activations, and their weights in a
-// panel.
+// The steps of a product of up to 32 rows: `runs` runs of `steps` tiles of activations, with their weights in
+// a panel.
 struct Steps {
   const void* x;
-  std::size_t row_stride, lower;  // bytes from row to row, and to the 16th row after it
-  std::size_t x_step;             // bytes from step to step
+  std::size_t row_stride, lower;  // bytes to the next row, and to the 16th row after a row
+  std::size_t x_step;             // bytes to the next step
   const uint8_t* weights;
-  int steps, step_bytes = kStepBytes;            // bytes of weights of a step
-  int runs = 1;                                  // runs of steps
-  std::size_t x_stride = 0, weights_stride = 0;  // bytes from one run to the next
+  int steps, step_bytes = kStepBytes;            // bytes of weights per step
+  int runs = 1;                                  // number of runs
+  std::size_t x_stride = 0, weights_stride = 0;  // bytes to the next run
 
-  // body(x of the first row, weights) for each step, in order.
+  // Calls body(x of the first row, weights) for each step, in order.
   template <class Body>
   inline __attribute__((always_inline)) void each(Body&& body) const {
     for (int run = 0; run < runs; ++run) {
@@ -97,12 +97,12 @@ struct Steps {
   }
 };
 
-// Activations in bf16: row-major, or tile after tile: [rows / 32][inputs / 32][2][16][32], with the two tiles
-// of a block adjacent. Rows at a distance of a power of two would share few sets of the cache, and a
-// prefetcher follows one stream better than two.
+// Activations in bf16: row-major, or in tiles [rows / 32][inputs / 32][2][16][32], with the two tiles of a
+// block adjacent. Tiles avoid two problems: rows that are a power of two apart share few cache sets, and
+// hardware prefetchers follow one stream better than two.
 struct Activations {
   const bf16_t* data;
-  std::size_t inputs;  // padded to whole steps
+  std::size_t inputs;  // number of inputs, padded to whole steps
   bool tiled;
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
@@ -120,12 +120,12 @@ struct Activations {
   }
 };
 
-// Rows of the tiled layout that hold `rows`.
+// Returns the number of rows in the tiled layout, for `rows` rows.
 inline std::size_t tiled_rows(int rows) {
   return static_cast<std::size_t>((rows + kBlockRows - 1) / kBlockRows) * kBlockRows;
 }
 
-// Where step `step` of row `row` goes in the tiled layout.
+// Returns the address of step `step` of row `row` in the tiled layout.
 inline bf16_t* tiled_place(bf16_t* data, std::size_t inputs, std::size_t row, std::size_t step) {
   const std::size_t pair = row / kBlockRows * (inputs / kTileInputs) + step;
   const std::size_t tile = 2 * pair + row / kTileRows % 2;
@@ -133,15 +133,15 @@ inline bf16_t* tiled_place(bf16_t* data, std::size_t inputs, std::size_t row, st
 }
 
 inline void start_sums() {
-  finish_stores();  // of activations and weights
+  finish_stores();  // stores of activations and weights
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
 }
 
-// Stores a tile now and then during long products, although it is not read. TILESTORED takes a quarter of a
-// microsecond if there was none for about 0.6 (Granite Rapids), and the next steps wait for it.
+// Stores an unused tile now and then during long products. On Granite Rapids, TILESTORED takes 0.25 us if
+// there was none for about 0.6 us, and the next steps wait for it.
 class Awake {
  public:
   void step(int index) {
@@ -153,8 +153,8 @@ class Awake {
   alignas(64) uint8_t spare_[kTileRows * 64];
 };
 
-// Prefetches a quarter of a step's weights into L2 while earlier ones are multiplied, because loads of tiles
-// alone keep too few lines outstanding.
+// Prefetches a quarter of a step's weights into L2 while earlier weights are multiplied, because tile loads
+// alone keep too few lines in flight.
 inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights, int quarter) {
   constexpr int kAhead = 2048;  // bytes
   const uint8_t* const from = weights + kAhead + kStepBytes / 4 * quarter;
@@ -162,14 +162,14 @@ inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights,
     _mm_prefetch(reinterpret_cast<const char*>(from + at), _MM_HINT_T1);
 }
 
-// Tile `sums` += tiles `x` times `w`: bf16 with float32 sums, signed by unsigned codes with those of int32.
-// (The intrinsics want literal numbers.)
+// Adds the product of tiles `x` and `w` to tile `sums`: bf16 with float32 sums, or signed by unsigned codes
+// with int32 sums. A macro, because the intrinsics need literal tile numbers.
 #define OCTAVO_ADD_TILES(sums, x, w)                                    \
   if constexpr (std::is_same_v<Sum, float>) _tile_dpbf16ps(sums, x, w); \
   else _tile_dpbsud(sums, x, w)
 
-// out [rows][64] of up to 16 rows, with all four columns of tiles at once. kFetches: weights are prefetched
-// in memory order, see fetch_quarter; steps then have kStepBytes.
+// Computes out [rows][64] of up to 16 rows, with the sums of all 64 outputs in four tiles. kFetches: weights
+// are prefetched in memory order (fetch_quarter); steps then have kStepBytes.
 template <bool kFetches, class Sum, class Between>
 inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
@@ -198,8 +198,8 @@ inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   _tile_stored(3, out + 48, kWordBytes);
 }
 
-// out [rows][64] of 17 to 32 rows: two by two tiles, one half of the panel after the other. Loaded data need
-// not stay in L1: loads from L2 are faster so, by a quarter.
+// Computes out [rows][64] of 17 to 32 rows in two by two tiles, one half of the panel after the other. Tiles
+// are loaded as streams, because loads from L2 are a quarter faster if data need not be kept in L1.
 template <class Sum, class Between>
 inline void multiply_both(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;
@@ -229,23 +229,23 @@ inline void multiply_both(const Steps& steps, Sum* out, Between&& between) {
 }
 #undef OCTAVO_ADD_TILES
 
-// Products of `rows` rows by a panel, out [rows][64]; between() after each step. Tiles must be configured for
-// the rows.
+// Computes the products of `rows` rows with a panel, out [rows][64], and calls between() after each step.
+// Tiles must be configured for these rows.
 template <bool kFetches, class Sum, class Between>
 inline void multiply(const Steps& steps, int rows, Sum* out, Between&& between) {
   if (rows > kTileRows) multiply_both(steps, out, between);
   else multiply_upper<kFetches>(steps, out, between);
 }
 
-// Sums [rows][64] of one block and panel, which become results while the next are multiplied, some rows at a
-// time. Lines of results come from far away, and tiles would wait for them if all were written at once.
+// Sums [rows][64] of one block and panel. They become results a few rows at a time while the next sums are
+// computed: result lines are slow to reach, and writing all at once would stall the tiles.
 template <class Sum>
 class Finish {
  public:
-  // Calls finish(panel, first row, rows, sums) in the order of `put`.
+  // Calls finish(panel, first row, rows, sums) in the order of calls to `put`.
   template <class Body>
   void some(Body&& finish) {
-    constexpr int kRows = 2;  // after each step
+    constexpr int kRows = 2;  // rows finished after each step
     if (left_ == 0) return;
     const int rows = std::min(kRows, left_);
     finish(panel_, row_, rows, next_);
@@ -256,7 +256,7 @@ class Finish {
     if (left_ > 0) finish(panel_, row_, left_, next_);
     left_ = 0;
   }
-  // Returns the memory for the next sums, which `put` hands over after the rest of the last.
+  // Returns memory for the next sums; `put` finishes the rest of the last sums and then takes these.
   Sum* sums() { return sums_[turn_]; }
   void put(int panel, int row, int rows) {
     panel_ = panel, row_ = row, left_ = rows, next_ = sums_[turn_];
@@ -269,19 +269,19 @@ class Finish {
   Sum* next_ = nullptr;
 };
 
-// body(first, last) for blocks of at most 32 rows.
+// Calls body(first, last) for blocks of at most 32 rows.
 template <class Body>
 inline void for_blocks(int first_row, int last_row, Body&& body) {
   for (int first = first_row; first < last_row; first += kBlockRows)
     body(first, std::min(first + kBlockRows, last_row));
 }
 
-// Prefetches the next weights into L2, evenly over all steps. Read only when needed, they arrive at DRAM's
-// rate, and tiles wait. Parts of them are prefetched alternately: next to loads of tiles, the processor's own
-// prefetcher follows reads in one page of memory slowly, but it follows many pages.
+// Prefetches the next weights into L2, evenly over all steps; without this, tiles would wait for DRAM.
+// Several parts of the weights are prefetched in turn: during tile loads, the hardware prefetcher follows a
+// single memory page slowly, but it can follow many pages.
 class Ahead {
  public:
-  // `bytes` from `from` on, nothing if it is null, over `steps` calls of step().
+  // Starts prefetching `bytes` bytes at `from` over `steps` calls of step(); nothing if `from` is null.
   void start(const uint8_t* from, std::size_t bytes, int steps) {
     at_ = from, part_ = (bytes / 64 + kParts - 1) / kParts * 64;
     steps_ = steps, passed_ = 0;
@@ -297,8 +297,8 @@ class Ahead {
  private:
   static constexpr int kParts = 8;
 
-  const uint8_t* at_ = nullptr;                // in the first part
-  std::size_t part_ = 0;                       // bytes
+  const uint8_t* at_ = nullptr;                // next address in the first part
+  std::size_t part_ = 0;                       // bytes per part
   int steps_ = 1, per_step_ = 0, passed_ = 0;  // `per_step_` lines of each part in `steps_` steps
 };
 

@@ -10,21 +10,21 @@
 namespace octavo::amx {
 namespace {
 
-// Blocks of rows stay in L2 while runs of panels pass, one after the other. A thread writes all of a row's
-// results in a run at once, so two threads share a cache line only at ends of runs.
+// A block of rows stays in L2 while it is multiplied by runs of consecutive panels. A thread writes all of a
+// row's results in a run at once, so two threads share a cache line only at the ends of runs.
 //
-// Many rows are divided: one thread computes all runs of a block of rows and lays the rows out itself,
-// because rows laid out by another core arrive slowly. All threads then read all weights. Few rows are shared
-// by all threads, and weights are divided.
+// If there are many rows, each thread computes all runs of its blocks of rows, and all threads read all
+// weights. A thread lays its rows out itself, because rows laid out by another core arrive slowly. If there
+// are few rows, all threads share them and divide the weights.
 class Work {
  public:
   struct Item {
-    int first_panel, last_panel;  // without gates' partners
+    int first_panel, last_panel;  // partners of gates not included
     int first_row, last_row;
-    int next_panel;  // panel with which this thread most likely continues, or -1
+    int next_panel;  // panel that this thread will most likely compute next, or -1
   };
 
-  // `row_bytes`: of activations.
+  // `row_bytes`: bytes of a row of activations.
   Work(const LinearCall& call, std::size_t row_bytes)
       : rows_(call.rows),
         panels_(call.weight->shape.num_panels() - call.partner()),
@@ -42,17 +42,17 @@ class Work {
       block_ = whole_blocks(block_ / 2);
   }
 
-  // body(item) for every item.
+  // Calls body(item) for every item.
   template <class Body>
   void run(Body&& body) const {
     parallel_for(blocks() * runs(), [&](int i) {
-      const bool is_last = i + 1 == blocks() * runs();  // else the next one is most likely this thread's
+      const bool is_last = i + 1 == blocks() * runs();  // else this thread likely computes the next item
       body(item(i / runs(), i % runs(), is_last ? -1 : (i + 1) % runs() * run_));
     });
   }
 
-  // Calls lay_out(first row, last row) for all rows, some at a time, and body(item) for every item, whose
-  // rows are laid out then.
+  // Calls lay_out(first row, last row) for some rows at a time, and body(item) for every item after its rows
+  // were laid out.
   template <class LayOut, class Body>
   void run(LayOut&& lay_out, Body&& body) const {
     if (!shared_out_) {
@@ -75,14 +75,14 @@ class Work {
   bool is_one_block() const { return blocks() == 1; }
 
   // Calls body(item, whether it is this thread's first) for every item, if all rows are one block. A thread
-  // takes its next item before it begins one, so that it prefetches the weights that it will read. Short
-  // items then cost little, and threads end at about the same time. (For up to 16 rows, weights are
-  // prefetched in memory order, so each item ends with some that are not read.)
+  // takes its next item before it begins the current one, so that it can prefetch the next weights. So items
+  // can be short, and threads end at about the same time. (For up to 16 rows, weights are prefetched in
+  // memory order, and each item ends with some prefetches that are not used.)
   template <class Body>
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
     const int size = std::clamp(panels_ / wanted, 1, kMostPanels), count = (panels_ + size - 1) / size;
-    const bool early = count >= 2 * threads;  // otherwise some thread would get nothing
+    const bool early = count >= 2 * threads;  // otherwise some threads would get no item
     std::atomic<int> next{0};
     const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
     parallel_for(threads, [&](int) {
@@ -96,8 +96,8 @@ class Work {
     });
   }
 
-  // Calls body(panel, the weights after it) for the panels of an item, each gate before its partner; null if
-  // the next weights are unknown.
+  // Calls body(panel, next weights) for the panels of an item, each gate before its partner; next weights are
+  // null if unknown.
   template <class Body>
   void each_panel(const PackedWeight& weight, const Item& item, Body&& body) const {
     for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
@@ -111,12 +111,12 @@ class Work {
  private:
   static constexpr std::size_t kRowBytes = 768 * 1024;
   static constexpr int kMostPanels = 16;
-  // Rows are divided if they are this many, each thread gets a block of them, and there are at most
-  // kOutputsPerRow outputs per row, whose weights all threads then read. (Measured with 2, 4, 8 and 16
-  // threads: one core passes rows to another about as slowly as memory delivers weights.)
+  // Rows are divided if there are at least kLeastRows, each thread gets at least kLeastOfThread, and there
+  // are at most kOutputsPerRow outputs per row, because all threads then read all weights. (Measured with 2,
+  // 4, 8 and 16 threads: rows pass between cores about as slowly as weights arrive from memory.)
   static constexpr int kLeastRows = 256, kLeastOfThread = kBlockRows, kOutputsPerRow = 12;
 
-  // A block of rows, and its next run.
+  // A block of rows and the index of its next run.
   struct Share {
     std::atomic<int> next{0};
     std::atomic<bool> is_laid_out{false};

@@ -1,29 +1,29 @@
 // bf16 weights on AMX tiles.
 //
-// Tiles are used for one row too: they outrun DRAM even then, and so a row's sums are the same in any
-// batch. They stay in tiles over all inputs: adding up in memory chunk by chunk, whose weights would then be
-// in the first-level cache, takes longer than loading weights and rows from the second.
+// Even a single row uses tiles: they are faster than DRAM anyway, and so a row's sums are bit-identical in
+// any batch. Sums stay in tiles over all inputs. Chunks of inputs whose weights fit into L1 would be slower,
+// because their sums pass through memory; weights and rows are loaded from L2 instead.
 #include "linear/amx_results.h"
 #include "linear/amx_work.h"
 
 namespace octavo::amx {
 namespace {
 
-// From this number of rows on it pays to copy them into tiles.
+// Fewest rows for which copying them into the tiled layout pays off.
 constexpr int kTiledRows = 8;
 
-// Up to this number each thread copies all of them: half of the tiles would come from another core, and all
-// threads would wait until the last has copied its part.
+// Most rows that each thread copies for itself. Shared copies would come from another core, and all threads
+// would wait for the last part.
 constexpr int kOwnRows = 64;
 
-// Room for all rows in tiles: this thread's, until it asks for others.
+// Returns memory of this thread for all rows in the tiled layout; the next call reuses it.
 Activations tiles_of_thread(const LinearCall& call) {
   const std::size_t padded = call.weight->shape.padded_inputs();
   return {static_cast<bf16_t*>(thread_scratch(sizeof(bf16_t) * padded * tiled_rows(call.rows), 2)), padded,
           true};
 }
 
-// Rows [first, last) into tiles, and a step of `ahead` after each step of a row.
+// Copies rows [first, last) into tiles, and calls ahead.step() after each step of a row.
 void arrange(const bf16_t* rows, const Activations& x, int first, int last, Ahead ahead = {}) {
   for (int row = first; row < last; ++row)
     for (std::size_t step = 0; step < x.inputs / kTileInputs; ++step) {
@@ -33,7 +33,7 @@ void arrange(const bf16_t* rows, const Activations& x, int first, int last, Ahea
     }
 }
 
-// The panels of an item, and for each all blocks of rows.
+// Multiplies each panel of an item by all blocks of rows.
 void run_panels(const LinearCall& call, const Activations& x, const Work& work, const Work::Item& item) {
   const int steps = static_cast<int>(x.inputs / kTileInputs);
   const PackedWeight& weight = *call.weight;
@@ -47,7 +47,7 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
     finish_rows(call, panel, row, rows, sums, results.at(row));
   };
   work.each_panel(weight, item, [&](int panel, const uint8_t* next) {
-    if (call.rows > kTileRows)  // else see fetch_quarter
+    if (call.rows > kTileRows)  // otherwise fetch_quarter prefetches
       ahead.start(next, weight.shape.panel_bytes(), 2 * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       tiles.configure(last - first);

@@ -1,28 +1,30 @@
-// AVX-512: bf16 weights by VPDPBF16PS; rows together, where that is slow, by what has its bits.
+// AVX-512: bf16 weights by VDPBF16PS. Where it is slow, several rows together use FMAs with bit-identical
+// results.
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
-// Pairs of inputs of a panel, 32 KiB, that some row tiles share: while they multiply these, each prefetches
-// a part of the next ones, so that memory is read all along, not by the first tile alone. Measured on a Zen 4
-// only: 32 rows gain a tenth.
+// Pairs of a panel's inputs (32 KiB) that are multiplied by every row tile before the next pairs. Each tile
+// prefetches a part of the next pairs, so that memory is read all the time and not only by the first tile.
+// Measured on a Zen 4 only: 32 rows gain a tenth.
 constexpr int kSharedPairs = 128;
-// From so many on, what a panel takes to read does not matter, and sums that stay in registers do.
+// From this many tiles on, reading a panel costs little, and keeping sums in registers matters more.
 constexpr int kManyTiles = 3 * kItemTiles;
-constexpr int kPairBytes = 256;  // of a panel
+constexpr int kPairBytes = 256;  // bytes of a pair of inputs in a panel
 
-// Bytes of weights that one tile of several rows prefetches ahead: 4 KiB cost a Zen 4 a tenth.
+// Returns how many bytes ahead a single tile of several rows prefetches; on a Zen 4, 4 KiB are a tenth
+// slower.
 inline int tile_ahead() { return kCore == Core::zen4 ? 1024 : kAhead; }
 
-// Some pairs of inputs of a panel, as row tiles meet them.
+// A run of consecutive input pairs of one panel, multiplied by every row tile in turn.
 struct Pairs {
   const uint8_t* words;
   int count;
-  bool past_l2;  // how the next ones are prefetched
+  bool past_l2;  // whether prefetches of the next pairs bypass L2
 };
 
-// Sums [R][64] in memory and in registers.
+// Sums [R][64], moved between memory and registers.
 template <int R>
 inline __attribute__((always_inline)) void load_sums(const float* from, __m512 (&sums)[R][4]) {
   unrolled<4 * R>([&](auto i) __attribute__((always_inline)) {
@@ -36,7 +38,7 @@ inline __attribute__((always_inline)) void store_sums(const __m512 (&sums)[R][4]
   });
 }
 
-// sums[R][64] += x[R][..] words; each step prefetches kLines of `ahead`.
+// Adds x[R] times the pairs' words to sums[R][64]; each step prefetches kLines lines of `ahead`.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, const Pairs& pairs,
                                               const uint8_t* ahead, float* sums) {
@@ -61,7 +63,7 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
   store_sums<R>(sum, sums);
 }
 
-// The same bits from x in float32, by two fused multiplications for each pair.
+// Computes bit-identical sums from x in float32, by two FMAs for each pair.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_flushed(const float* x, int x_stride, const Pairs& pairs,
                                                 const uint8_t* ahead, float* sums) {
@@ -96,7 +98,7 @@ void multiply_pairs(const float* x, int x_stride, const Pairs& pairs, const uint
   flushed_to_zero([&] { multiply_flushed<R, kLines>(x, x_stride, pairs, ahead, sums); });
 }
 
-// Rows of bf16 as floats, in the caller's scratch slot 2.
+// Returns bf16 rows converted to floats, in the caller's scratch slot 2.
 const float* float_rows(const bf16_t* x, int rows, int padded) {
   float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * padded * rows, 2));
   parallel_for(rows, [&](int m) {
@@ -106,7 +108,8 @@ const float* float_rows(const bf16_t* x, int rows, int padded) {
   return floats;
 }
 
-// sums[rows][64] += row tiles [first_tile, last_tile) of a panel; x: [rows, padded inputs].
+// Adds the products of row tiles [first_tile, last_tile) with a panel to sums[rows][64]; x is [rows, padded
+// inputs].
 template <class X>
 void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, int panel, int first_tile,
                     int last_tile, float* sums) {
@@ -116,7 +119,7 @@ void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, i
   const int ahead = count > 1 ? kSharedPairs * kPairBytes : call.rows > 1 ? tile_ahead() : row_ahead(16);
   for (int pair = 0; pair < all; pair += shared) {
     const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair),
-                      kCore == Core::zen5 && count == 1};  // what tiles share stays in L2
+                      kCore == Core::zen5 && count == 1};  // pairs that several tiles share stay in L2
     const Fetch fetch(pairs.words + ahead, pairs.count * kPairBytes, count, pairs.count);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);

@@ -1,5 +1,5 @@
-// AMX: weights of one scale per output channel. Integer sums stay in tiles over all inputs, which
-// scales per group do not allow.
+// AMX: weights with one scale per output channel. Integer sums stay in tiles over all inputs, which group
+// scales would prevent.
 #include "linear/amx_results.h"
 #include "linear/amx_work.h"
 #include "linear/channels_avx512.h"
@@ -7,9 +7,9 @@
 namespace octavo::amx {
 namespace {
 
-constexpr int kStepCodes = 64;  // inputs of one tile of activations, at most
+constexpr int kStepCodes = 64;  // most inputs in a tile of activations
 
-// The panels of an item, and for each all blocks of rows. Codes of 4 bits are widened once for them.
+// Multiplies each panel of an item by all blocks of rows. Codes of 4 bits are widened once for all blocks.
 void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, const Work::Item& item) {
   const PackedShape& shape = call.weight->shape;
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
@@ -18,7 +18,7 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, 
   uint8_t* const scratch = static_cast<uint8_t*>(
       thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
   const Results results(call, item.first_row, scratch + wide_bytes);
-  // One tile of rows reads codes of 8 bits as they lie in memory, and prefetches them as it goes.
+  // A single tile of rows reads 8-bit codes directly and prefetches them in memory order.
   const bool one_tile = call.rows <= kTileRows && shape.bits == 8 && shape.group >= kStepCodes;
   Tiles tiles;
   Ahead ahead;

@@ -1,40 +1,40 @@
-// AVX-512: weights of one scale per output channel by VPDPBUSD. No float operation stands among the products,
-// which is what groups of weights with scales of their own cost. Codes of 4 bits become bytes once for many
-// rows; few rows take them as they are, and each group's sums times its factor.
+// AVX-512: weights with one scale per output channel by VPDPBUSD. Unlike group scales, a channel's scale
+// needs no float operations between the products. For many rows, 4-bit codes are widened to bytes once. Few
+// rows multiply the 4-bit codes directly and multiply each group's sums by its factor.
 #include "linear/channels_avx512.h"
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
 namespace {
 
-// Inputs of a panel that stay in the first cache while few row tiles pass, as bytes.
+// Inputs of a panel whose bytes stay in L1 while they are multiplied by a few row tiles.
 constexpr int kSharedInputs = 256;
 
-// Many of them gain more by sums that come from memory less often, on a Zen 4 (3 to 7 % of the rate at 512
-// rows; 16 rows would lose as much): the second cache holds the bytes then.
+// The same for many row tiles: bytes stay in L2, and sums are loaded less often. On a Zen 4 this is 3 to 7 %
+// faster for 512 rows; 16 rows would lose as much.
 constexpr int kSharedByMany = 1024;
 constexpr int kMany = kItemTiles / 2;
 
-// Row tiles for which a panel of 4-bit codes is widened once, in the second cache.
+// Fewest row tiles for which a whole panel of 4-bit codes is widened once, into L2.
 constexpr int kWidenedTiles = 4 * kItemTiles;
 
-// Bytes that a single row prefetches ahead of its codes on Intel's CPUs: these read a page of memory most
-// quickly where prefetches do not run far ahead of reads.
+// Bytes that a single row prefetches ahead of its codes on Intel's CPUs, which read a memory page fastest if
+// prefetches stay close to the reads.
 constexpr int kNearAhead = 2048;
 
-// Row tiles that take codes of 4 bits as they are, as measured.
+// Most row tiles that multiply 4-bit codes directly (measured).
 constexpr int kFewTiles = 2;
 
-// Some blocks of a panel, as row tiles meet them.
+// Consecutive blocks of a panel, multiplied by every row tile in turn.
 struct Blocks {
   const uint8_t* codes;
-  std::size_t stride;  // bytes from block to block
-  int count, inputs;   // `inputs` of each
-  bool first;          // of the panel: sums start at zero
+  std::size_t stride;  // bytes to the next block
+  int count, inputs;   // number of blocks, and inputs of each block
+  bool first;          // whether they are the panel's first blocks, so that sums start at zero
 };
 
-// sums[R][64] += products of some blocks; each step prefetches kLines of `ahead`, or if kNear, of what comes
-// kNearAhead bytes after the codes.
+// Adds products of some blocks to sums[R][64]. Each step prefetches kLines lines: of `ahead`, or with kNear
+// those kNearAhead bytes after the codes.
 template <int R, int kLines, bool kNear = false>
 __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_stride, const Blocks& blocks,
                                                const uint8_t* ahead, int32_t* sums) {
@@ -64,7 +64,7 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
   });
 }
 
-// What products with 4-bit codes of a group become products of their channels with, for 16 outputs.
+// Factors that convert products with a group's 4-bit codes to products with channel integers, for 16 outputs.
 struct Factors {
   explicit Factors(const uint8_t* from) : factor(spread16(from, 1)), start(spread16(from + kPanel, 1)) {}
 
@@ -76,7 +76,7 @@ struct Factors {
   __m512i factor, start;
 };
 
-// sums[R][64] += a block of 4-bit codes.
+// Adds the products of a block of 4-bit codes to sums[R][64].
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t* x_sums, int group,
                                                  const uint8_t* words, const uint8_t* factors,
@@ -95,7 +95,7 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
   });
 }
 
-// All row tiles, kFewTiles at most, of a panel of 4-bit codes: a block of it at a time.
+// Multiplies all row tiles, at most kFewTiles, by a panel of 4-bit codes, one block at a time.
 void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
@@ -117,7 +117,7 @@ void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& 
   finish_channels(call, x, panel, 0, call.rows, sums);
 }
 
-// A single row of a panel of 4-bit codes, its sums in registers.
+// Multiplies a single row by a panel of 4-bit codes, with sums in registers.
 void multiply_factored_row(const LinearCall& call, const ChannelRows& x, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
@@ -136,8 +136,8 @@ void multiply_factored_row(const LinearCall& call, const ChannelRows& x, int pan
   finish_channels(call, x, panel, 0, 1, results);
 }
 
-// Some blocks of a panel at a time for all of row tiles [first_tile, last_tile). `bytes`: those of the whole
-// panel; null for codes of 4 bits that are widened here, as they are needed.
+// Multiplies row tiles [first_tile, last_tile) by a panel, some blocks at a time. `bytes`: the whole panel as
+// bytes; null for 4-bit codes, which are then widened block by block.
 void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel,
                     int first_tile, int last_tile, const PanelBytes* bytes) {
   const PackedShape& shape = call.weight->shape;
@@ -150,8 +150,8 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
   const bool is_near = rows == 1 && shape.bits == 8 && kCore == Core::other;
-  // What several tiles share is prefetched before they come to it, of widened panels the next one; what one
-  // reads once, not so far ahead.
+  // Blocks that several tiles share are prefetched before the first tile reads them (for widened panels, the
+  // next panel). A single tile prefetches less far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
                             : rows > kTileRows                  ? stride * shared
                                                                 : bytes_ahead(shape, rows);
@@ -180,7 +180,7 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   finish_channels(call, x, panel, first, rows, sums);
 }
 
-// Row tiles [first_tile, last_tile) of a panel, some of them at a time.
+// Multiplies row tiles [first_tile, last_tile) by a panel, some tiles at a time.
 void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel,
                    int first_tile, int last_tile) {
   const int count = last_tile - first_tile, parts = (count + kItemTiles - 1) / kItemTiles;
@@ -197,7 +197,7 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
 
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = channel_rows(call);
-  constexpr int kRows = 16;  // at most: their scales share a line of the cache
+  constexpr int kRows = 16;  // most rows per item; the scales of 16 rows share a cache line
   for_row_items(call.rows, kRows, [&](int first, int last) { quantize_channel_rows(call, x, first, last); });
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;

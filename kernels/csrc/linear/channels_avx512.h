@@ -1,16 +1,14 @@
-// Weights that are integers times one scale per output channel, activations of one scale per row ("W8A8", and
-// "W4A8" with two levels of scales), on AVX-512 and AMX: what both do alike, so that a row's result has the
-// same bits from either.
+// Common parts of AVX-512 and AMX for weights with one scale per output channel and activations with one
+// scale per row ("W8A8", and "W4A8" with two levels of scales). Results of both levels are bit-identical.
 //
-// A weight is s (u - 128) with an unsigned byte u and one s for all inputs of an output, an activation a xq
-// with a signed code and one a for all inputs of a row, so that
+// A weight is s (u - 128), with an unsigned byte u and a scale s per output. An activation is a xq, with a
+// signed code xq and a scale a per row. So
 //
 //   y = a s (u . xq - 128 sum(xq))
 //
-// with one integer sum over all inputs, exact in any order. Codes of 8 bits are u; one q of 4 bits stands for
-// u = k q + c with k and c of its group (see PackedWeight::factors). Rounding moves each activation by at
-// most a / 2 = max|x| / 254 of its row, hence |error| <= max|x| / 254 * sum|w|. Internal linkage: see
-// numeric.h.
+// with one integer sum over all inputs, exact in any order. An 8-bit code is u; a 4-bit code q stands for u =
+// k q + c with its group's k and c (see PackedWeight::factors). Rounding changes an activation by at most a /
+// 2 = max|x| / 254 of its row, hence |error| <= max|x| / 254 * sum|w|. Internal linkage: see numeric.h.
 #pragma once
 
 #include "linear/int8_avx512.h"
@@ -18,16 +16,16 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits by blocks of inputs, for `together` rows at a time: codes [rows / together][inputs /
-// block][together][block], so that what some rows have of a block lies together; scales a and 128 *
-// sum(codes), each [rows]. Before weights of 4 bits, sums of a block's codes, too: [inputs / block][rows].
+// Activations in 8 bits, in blocks of inputs: codes [rows / together][inputs / block][together][block], so
+// that `together` rows of a block are adjacent; scales a and 128 * sum(codes), each [rows]. For 4-bit weights
+// also the sums of each block's codes, [inputs / block][rows].
 struct ChannelRows {
   int8_t* codes;
   float* scales;
   int32_t *starts, *sums;
   int rows, together, blocks, block;
 
-  // Those of `row` from the first input of a block on.
+  // Returns the codes of `row` from the first input of a block on.
   int8_t* at(int index, int row) const {
     if (row < together) return codes + (static_cast<std::size_t>(index) * together + row) * block;
     const std::size_t first = static_cast<std::size_t>(row / together) * blocks + index;
@@ -36,7 +34,7 @@ struct ChannelRows {
   std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
-// Room for them in the caller's scratch slot 1, `together` rows at a time, 0: all of them.
+// Returns memory for them in the caller's scratch slot 1, with `together` adjacent rows; 0: all rows.
 inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
   if (together == 0) together = std::max(1, call.rows);
@@ -58,14 +56,14 @@ inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
           shape.group};
 }
 
-// Rows [first, last) to codes. A row that has an activation that is not finite gets a scale of NaN.
+// Converts rows [first, last) to codes. A row with a non-finite activation gets a scale of NaN.
 inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out, int first, int last) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t rows = out.rows, inputs = shape.inputs;
   for (int m = first; m < last; ++m) {
     const std::size_t start = m * inputs;
     const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
-    // The next row is prefetched while this one is rounded: other threads computed much of it.
+    // The next row is prefetched while this row is rounded, because other threads computed much of it.
     const std::size_t ahead = m + 1 < out.rows ? inputs * float_size(call.x_type) : 0;
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.at(0, m);
@@ -76,19 +74,19 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
       if (shape.bits == 4) *sums = _mm512_reduce_add_epi32(of_block);
     }
     out.scales[m] = limit / 127.0f;
-    // Wraps where a row is not finite, whose results are NaN whatever this is.
+    // The product may wrap in a row with non-finite values, but its results are NaN anyway.
     out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
   }
 }
 
-// 16 bytes as words of 32 bits, times `copies`: 0x01010101 puts each into all four bytes of its word.
+// Widens 16 bytes to 32-bit words and multiplies them by `copies`; 0x01010101 repeats each byte four times.
 inline __m512i spread16(const uint8_t* from, int32_t copies) {
   const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm512_mullo_epi32(words, _mm512_set1_epi32(copies));
 }
 
-// The bytes u [group / 4][64][4] of a group of a panel of 4-bit codes. k q does not leave its byte, so that
-// products of 16 bits are two at once.
+// Widens a panel's group of 4-bit codes to bytes u [group / 4][64][4]. Because k q fits into a byte, a 16-bit
+// multiplication computes two of them.
 inline void widen_factored(const uint8_t* words, const uint8_t* factors, int group, uint8_t* to) {
   const __m512i low_half = _mm512_set1_epi8(15);
   for (int n = 0; n < kPanel; n += 16) {
@@ -106,13 +104,13 @@ inline void widen_factored(const uint8_t* words, const uint8_t* factors, int gro
   }
 }
 
-// The bytes u of a panel, block by block.
+// A panel's bytes u, block by block.
 struct PanelBytes {
   const uint8_t* codes;
   std::size_t stride;
 };
 
-// Codes of 4 bits are widened, to `bytes` [inputs][64].
+// Returns a panel's bytes u; codes of 4 bits are widened to `bytes` [inputs][64].
 inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* bytes) {
   const PackedShape& shape = weight.shape;
   if (shape.bits == 8) return {weight.panel(panel), shape.block_bytes()};
@@ -123,12 +121,12 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
   return {bytes, wide};
 }
 
-// Integer sums of some rows of a panel, as floats.
+// Integer sums of some rows and a panel, read as scaled floats.
 struct ChannelSums {
   const int32_t* dots;  // [rows][64]
   const int32_t* starts;
-  const float* scales;  // of rows
-  __m512 channels[4];   // their scales
+  const float* scales;  // scales of rows
+  __m512 channels[4];   // scales of the panel's channels
 
   ChannelSums(const LinearCall& call, const ChannelRows& x, int panel, int row, const int32_t* dots)
       : dots(dots), starts(x.starts + row), scales(x.scales + row) {
@@ -136,7 +134,7 @@ struct ChannelSums {
     for (int n = 0; n < 4; ++n) channels[n] = _mm512_loadu_ps(from + 16 * n);
   }
 
-  // 16 of row m.
+  // Returns the n-th 16 results of row m.
   __attribute__((always_inline)) __m512 at(int m, int n) const {
     const __m512i sums = _mm512_loadu_si512(dots + m * kPanel + 16 * n);
     const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(starts[m])));
@@ -144,7 +142,7 @@ struct ChannelSums {
   }
 };
 
-// Integer sums [count][64] of rows from `row` on, to results.
+// Writes integer sums [count][64] of rows from `row` on as results.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
                             const int32_t* dots, const Writing& writing = {}) {
   const ChannelSums sums(call, x, panel, row, dots);
@@ -157,7 +155,7 @@ inline void finish_channels(const LinearCall& call, const ChannelRows& x, int pa
     if (call.gate) return finish_gated(call, *call.gate, panel, row, count, store, writing);
     return store(0, count, results.y, call.weight->shape.outputs, writing.stream);
   }
-  constexpr int kRows = 16;  // at once
+  constexpr int kRows = 16;  // rows converted at once
   alignas(64) float floats[kRows * kPanel];
   for (int first = 0; first < count; first += kRows) {
     const int rows = std::min(kRows, count - first);

@@ -27,8 +27,8 @@ struct RowTiles {
   int size(int tile) const { return first(tile + 1) - first(tile); }
 };
 
-// Returns the number of consecutive panels for a thread if each is used only once. Prefetchers work best on
-// sequential reads. Not so many that threads would wait for the last one.
+// Returns how many consecutive panels a thread takes if each panel is used only once. Longer runs suit the
+// prefetchers, but threads must not wait long for the last one.
 inline int panels_in_a_run(const PackedShape& shape, int panels) {
   constexpr int kRunsPerThread = 16;
   constexpr std::size_t kRunBytes = 512 * 1024;
@@ -37,8 +37,8 @@ inline int panels_in_a_run(const PackedShape& shape, int panels) {
   return std::max(1, std::min(share, most));
 }
 
-// body(panel, first tile, last tile) for items of at most `most` tiles of one panel, on all threads. Those
-// of one panel are adjacent, so that it stays in cache.
+// Calls body(panel, first tile, last tile) on all threads, for items of at most `most` tiles of a panel.
+// Items of one panel are adjacent, so that it stays in cache.
 template <class Body>
 inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, Body&& body) {
   const int partner = call.partner(), panels = call.weight->shape.num_panels() - partner,
@@ -59,14 +59,14 @@ inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, B
   });
 }
 
-// The largest of `width` results, rounded to `type`, of the outputs from `start` on.
+// Returns the largest of the `width` results from output `start` on, rounded to `type`.
 inline Largest largest_of(Float type, int start, int width, const float* sums) {
   alignas(64) uint8_t rounded[sizeof(float) * kPanel];
   alignas(64) float values[kPanel] = {};
   alignas(64) int32_t keys[kPanel];
   store_floats(rounded, type, 0, width, sums);
   load_floats(rounded, type, 0, width, values);
-  // Whole panels, in loops that compilers vectorize; INT32_MIN is no float's key.
+  // Loops over whole panels, which compilers vectorize; INT32_MIN is no float's key.
   for (int n = 0; n < kPanel; ++n) keys[n] = ordered_key(values[n]);
   for (int n = width; n < kPanel; ++n) keys[n] = INT32_MIN;
   int32_t most = INT32_MIN;
@@ -85,7 +85,7 @@ struct Added {
   const void* residual;  // of y's type, rows `stride` values apart
   int64_t stride = 0;
 
-  // To the first `width` of the 64 sums of row m.
+  // Adds them to the first `width` of the 64 sums of row m.
   void add_to(float* sums, Float type, int m, int width) const {
     if (bias != nullptr)
       for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
@@ -97,12 +97,13 @@ struct Added {
 };
 
 #if defined(__AVX512BF16__)
-// store_rows of whole panels as bf16, in registers; sums(m, i) is the i-th vector of row m. Of many rows,
-// those that come soon are prefetched: as a rule, another thread had their lines last.
+// Variant of store_rows for whole panels in bf16, without going through memory; sums(m, i) is the i-th vector
+// of row m. If there are many rows, the next rows are prefetched, because another thread usually had their
+// lines last.
 template <class Sums>
 inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
                           bool stream) {
-  constexpr int kRowsAhead = 8, kMany = 17;  // few rows are bound by weights, which prefetches would delay
+  constexpr int kRowsAhead = 8, kMany = 17;  // few rows are bound by reads of weights, which prefetches delay
   const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
   const auto prefetch = [&](const bf16_t* to, int m) __attribute__((always_inline)) {
     for (int n = 0; n < kPanel; n += 32) {
@@ -130,8 +131,8 @@ inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y,
 }
 #endif
 
-// The first `width` of each row of sums [count][64], and what is added to them, rounded to `type` once, to
-// rows of y that are `stride` values apart. `stream`: see Writing.
+// Stores the first `width` of each row of sums [count][64] plus `added`, rounded once to `type`, to rows of y
+// that are `stride` values apart. `stream`: see Writing.
 inline void store_rows(const Added& added, int count, int width, float* sums, Float type, void* y,
                        int64_t stride, [[maybe_unused]] bool stream = false) {
 #if defined(__AVX512BF16__)
@@ -146,22 +147,22 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
   }
 }
 
-// How results are written; without gates or `stream`, as most kernels do it.
+// How results are written. Most kernels use the defaults, without separate gates or `stream`.
 struct Writing {
   void* gates = nullptr;  // where those of these rows are kept until their partners come, [count][64] of y's
                           // type; null: in y
-  // Whole panels of bf16 past the caches: lines of y need not come from memory first, only to be overwritten.
-  // They begin where lines do.
+  // Whether whole panels of bf16 bypass the caches, so that lines of y are not read before they are
+  // overwritten. Panels must begin at cache lines.
   bool stream = false;
 
-  // The same of rows from the m-th of these on.
+  // Returns the writing of rows from the m-th of these on.
   Writing from(int m, Float type) const {
     char* const kept = static_cast<char*>(gates);
     return {kept == nullptr ? nullptr : kept + m * kPanel * float_size(type), stream};
   }
 };
 
-// Of a layer with gates. store(row, rows, y, stride) rounds rows [row, row + rows) of these to y's type.
+// Finishes rows of a layer with gates. store(row, rows, y, stride) rounds rows [row, row + rows) to y's type.
 template <class Store>
 inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
                          Store&& store, const Writing& writing) {
@@ -173,7 +174,7 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
   char* kept = writing.gates == nullptr ? y : static_cast<char*>(writing.gates);
   const int64_t stride = writing.gates == nullptr ? outputs : kPanel;
   if (is_gate) return store(0, count, kept, stride);
-  constexpr int kRows = 16;  // at once
+  constexpr int kRows = 16;  // rows at once
   alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
   for (int row = 0; row < count; row += kRows) {
     const int rows = count - row < kRows ? count - row : kRows;
@@ -191,11 +192,11 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
   }
 }
 
-// Where a panel's results of rows from `first` on go, and what is added to them.
+// Destination of a panel's results of rows from `first` on, and the values added to them.
 struct PanelResults {
   Added added;
   char* y;
-  int start, width;  // outputs
+  int start, width;  // first output, and number of outputs
 
   PanelResults(const LinearCall& call, int panel, int first)
       : added{nullptr, nullptr, call.weight->shape.outputs},
@@ -209,8 +210,8 @@ struct PanelResults {
   }
 };
 
-// Write sums [count][64] (float32) of rows [first, first + count) as results: add bias and residual,
-// round once, and leave out the outputs past the last.
+// Writes float32 sums [count][64] of rows [first, first + count) as results: adds bias and residual, rounds
+// once, and leaves out padding outputs.
 inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums,
                         const Writing& writing = {}) {
   const PanelResults results(call, panel, first);
@@ -233,8 +234,8 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
              writing.stream);
 }
 
-// x as bf16 [rows, padded_inputs], zero in the padding; where it is not that already, in the caller's
-// scratch slot 1.
+// Returns x as bf16 [rows, padded_inputs] with zero padding: x itself if it has this form, else a copy in the
+// caller's scratch slot 1.
 inline const bf16_t* bf16_rows(const LinearCall& call) {
   const int inputs = call.weight->shape.inputs, padded = call.weight->shape.padded_inputs();
   if (call.x_type == Float::bf16 && inputs == padded) return static_cast<const bf16_t*>(call.x);

@@ -1,5 +1,5 @@
-// Weights of every kind as float32, in standard C++ that compilers vectorize. Internal linkage: see
-// numeric.h.
+// Conversion of all kinds of weights to float32, in standard C++ that compilers vectorize. Internal linkage:
+// see numeric.h.
 #pragma once
 
 #include "linear/packed.h"
@@ -7,9 +7,9 @@
 namespace octavo {
 namespace {
 
-typedef uint32_t Word __attribute__((may_alias));  // four inputs of an output, in bytes that hold codes
+typedef uint32_t Word __attribute__((may_alias));  // a 32-bit word of codes
 
-// The codes of one input for the 64 outputs of a panel: `bits` of each, those of a plane of words.
+// Adds `bits` bits, from one plane of words, to the codes of one input for the 64 outputs of a panel.
 inline void add_plane(const uint8_t* plane, int k, int bits, int shift, uint32_t* codes) {
   const int at = k / 4 * bits, right = 8 * (k % 4) + at % 8;
   const Word* const words = reinterpret_cast<const Word*>(plane) + at / 8 * kPanel;
@@ -17,7 +17,7 @@ inline void add_plane(const uint8_t* plane, int k, int bits, int shift, uint32_t
   for (int n = 0; n < kPanel; ++n) codes[n] |= (words[n] >> right & mask) << shift;
 }
 
-// A group as float32 [group][64].
+// Converts a group to float32 [group][64].
 inline void decode_group(const PackedShape& shape, const uint8_t* block, const uint8_t* parameters,
                          float* out) {
   alignas(64) float scale[2 * kPanel];
@@ -39,8 +39,8 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, const u
   }
 }
 
-// Inputs [k, k + count) of `panel` as float32 [count][64]: a group of a quantized weight, or any run of
-// inputs of an f16 or f32 one.
+// Converts inputs [k, k + count) of `panel` to float32 [count][64]: a group of a quantized weight, or any
+// range of inputs of an f16 or f32 weight.
 inline void decode(const PackedWeight& weight, int panel, int k, int count, float* out) {
   const PackedShape& shape = weight.shape;
   if (shape.quantized()) {

@@ -6,25 +6,25 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Results in float32 mean that somebody wants float32's precision.
+// Whether kernels may round activations and weights. Callers with float32 results expect float32's precision.
 bool may_round(const LinearCall& call) { return !call.exact && call.y_type != Float::f32; }
 
-// Do the integer kernels of AVX-512 and AMX know these weights?
+// Whether the integer kernels of AVX-512 and AMX support these weights.
 bool has_integer_kernel(const PackedShape& shape) {
   return shape.affine() && (shape.bits == 8 || shape.bits == 4);
 }
 
-// Are bf16 activations what the call has, or what it may be rounded to?
+// Whether the activations are bf16 or may be rounded to it.
 bool bf16_suffices(const LinearCall& call) { return call.x_type == Float::bf16 || may_round(call); }
 
 void run_avx2(const LinearCall& call) {
   if (!may_round(call)) return avx2::linear_float32(call);
   if (call.weight->shape.quantized()) avx2::linear_integer(call);
-  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // results in bf16: so is x
+  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // results are bf16, so x is too
   else avx2::linear_float32(call);
 }
 
-// Rows that repay unpacking codes to bytes, as measured; the bits of the two kernels are the same.
+// From this many rows (measured), unpacking codes to bytes pays off. Both kernels give bit-identical results.
 void run_other_integers(const LinearCall& call) {
   const int enough_rows = call.weight->shape.kind == WeightKind::mxfp4 ? 4 : 2;
   if (call.rows < enough_rows) avx2::linear_integer(call);
@@ -40,16 +40,16 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// Rows that repay panels laid out anew for tiles, as measured; codes of 4 bits are widened anyway. The bits
-// of the two kernels are the same.
+// From this many rows (measured), laying panels out again for tiles pays off. Codes of 4 bits must be widened
+// anyway, so fewer rows suffice. Both kernels give bit-identical results.
 void run_amx_int8(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 56 : 28;
   if (call.rows < enough_rows) avx512::linear_int8(call);
   else amx::linear_int8_rows(call);
 }
 
-// Rows that repay tiles, as measured. Codes of 4 bits are widened for them: that takes two tiles, which use
-// what is loaded once. The bits of the two kernels are the same.
+// From this many rows (measured), tiles pay off. Codes of 4 bits must be widened for them, which needs two
+// tiles of rows to pay off. Both kernels give bit-identical results.
 void run_amx_channels(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 4 : 13;
   if (call.rows < enough_rows) avx512::linear_channels(call);

@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kScratchSlot = 3;  // the linear kernels use the others
+constexpr int kScratchSlot = 3;  // the linear kernels use other slots
 
 std::size_t row_offset(const mx::array& x, std::size_t row) {
   std::size_t offset = 0;
@@ -20,12 +20,12 @@ std::size_t row_offset(const mx::array& x, std::size_t row) {
   return offset;
 }
 
-// Where the rows of each expert are: order[starts[e]] to order[starts[e + 1]], ascending.
+// Rows by expert: those of expert e are order[starts[e]] to order[starts[e + 1]], ascending.
 struct Groups {
   std::vector<int> starts, order;
 };
 
-// A stable counting sort of blocks of `block_rows` rows by their expert.
+// Sorts blocks of `block_rows` rows by expert with a stable counting sort.
 Groups group_rows(const int32_t* ids, int count, int block_rows, int num_experts) {
   Groups groups{std::vector<int>(num_experts + 1, 0),
                 std::vector<int>(static_cast<std::size_t>(count) * block_rows)};
@@ -50,7 +50,7 @@ class GatherLinear : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
-    // A broadcast x stays as small as it is: rows are found by its strides.
+    // A broadcast x is not expanded: rows are addressed by its strides.
     const bool whole_rows = inputs[0].strides(-1) == 1;
     const mx::array x = whole_rows ? inputs[0] : row_contiguous(inputs[0], encoder);
     const mx::array ids = row_contiguous(inputs[1], encoder);
@@ -74,7 +74,8 @@ class GatherLinear : public CpuPrimitive {
   }
 
  private:
-  // y[r] for the rows r of one expert: gather them, multiply them all at once, scatter the results.
+  // Computes y[r] for the rows r of one expert: gathers the rows, multiplies them together, scatters the
+  // results.
   static void run_expert(LinearCall call, const PackedWeight& weight, const int* order, int rows,
                          const std::vector<std::size_t>& offsets) {
     const std::size_t x_size = float_size(call.x_type), y_size = float_size(call.y_type);

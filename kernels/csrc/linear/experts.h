@@ -1,4 +1,4 @@
-// Mixtures of experts: one packed weight per expert, and the operation that gives each row its own.
+// Mixtures of experts: one packed weight per expert, and the product of each row with its expert's weight.
 #pragma once
 
 #include <vector>
@@ -8,10 +8,10 @@
 namespace octavo {
 
 struct PackedExperts {
-  // std::invalid_argument unless there is one at least, and all have the same shape and format.
+  // Throws std::invalid_argument unless there is at least one expert, and all have equal shapes and formats.
   explicit PackedExperts(std::vector<Packed> experts);
 
-  const PackedShape& shape() const { return weights.front()->shape; }  // of every expert
+  const PackedShape& shape() const { return weights.front()->shape; }  // shape of every expert
   std::size_t nbytes() const;
   std::size_t unread_nbytes() const;  // bytes that no product reads
 
@@ -20,9 +20,9 @@ struct PackedExperts {
 
 using Experts = std::shared_ptr<const PackedExperts>;
 
-// x [..., M, inputs] and ids [...], whose leading dimensions broadcast to one shape:
-// y [..., M, outputs], block i by expert ids[i], bit by bit what `linear` makes of it.
-// An id outside [0, experts) fails the evaluation.
+// x [..., M, inputs] and ids [...], whose leading dimensions broadcast to one shape: y [..., M, outputs],
+// block i multiplied by expert ids[i], bit-identical to `linear`. An id outside [0, experts) fails the
+// evaluation.
 mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::array& ids, bool exact,
                         mx::StreamOrDevice stream);
 

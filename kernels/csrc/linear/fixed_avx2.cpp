@@ -1,17 +1,17 @@
-// bf16 weights and activations on AVX2 in 16-bit fixed point: VPMADDWD makes sixteen products where a float
-// multiply-add makes eight. With the VPADDD that it needs, a Zen 3 starts 1.64 of them in a cycle, of
-// multiply-adds 2.
+// bf16 weights and activations on AVX2 in 16-bit fixed point. VPMADDWD computes sixteen products, a float
+// multiply-add eight. Including the VPADDD that it needs, a Zen 3 starts 1.64 of them per cycle, and 2
+// multiply-adds.
 //
-// In groups of 128 inputs, weights of one output become q = round(w / s) and activations of one row
-// xq = round(x / a), where s and a are powers of two, so that
+// In each group of 128 inputs, the weights of an output become q = round(w / s), and the activations of a row
+// xq = round(x / a), where s and a are powers of two. So
 //
 //   y = sum over groups of  s a (q . xq).
 //
-// a is such that 2^13 <= max|xq| < 2^14, s the least such that sum|q| < 2^17 and |q| < 2^15: every integer
-// sum is below 2^31, hence exact, and only the order of groups matters, which is the same for any number of
-// rows. A bf16 number has 8 significant bits: what is not below 2^7 steps is not rounded at all. Otherwise
-// rounding moves a number by half a step at most, where a <= max|x| / 2^13 and (nearly)
-// s <= max(sum|w| / 2^16, max|w| / 2^14), or either is 2^-126, the least step there is; hence otherwise
+// a is chosen so that 2^13 <= max|xq| < 2^14, and s is the smallest with sum|q| < 2^17 and |q| < 2^15. So
+// every integer sum is below 2^31 and exact. Only the order of groups matters, and it is fixed for any number
+// of rows. A bf16 number has 8 significant bits, so numbers of 2^7 steps or more are not rounded at all.
+// Smaller numbers change by at most half a step, where a <= max|x| / 2^13 and (nearly) s <= max(sum|w| /
+// 2^16, max|w| / 2^14), or either is 2^-126, the smallest step. Hence, unless a step is 2^-126,
 //   |error| <= sum over groups of  max|x| / 2^14 * sum|w| + sum|x| * max(sum|w| / 2^17, max|w| / 2^15).
 #include "linear/fetch_avx2.h"
 #include "linear/fixed_rows_avx2.h"
@@ -22,11 +22,12 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kTileRows = 6;
-constexpr int kItemTiles = 16;  // row tiles that share a strip of codes
-constexpr int kStep = 4;        // pairs of inputs multiplied before others are fetched
+constexpr int kItemTiles = 16;  // most row tiles that share a strip of codes
+constexpr int kStep = 4;        // pairs of inputs multiplied between two prefetches
 constexpr int kAhead = 4096;    // bytes of weights that a single row prefetches ahead
 
-// Lines of weights that become codes next, fetched some at a time while others are multiplied.
+// Weights that become codes next; their lines are prefetched a few at a time while other weights are
+// multiplied.
 struct Fetch {
   const uint8_t* line;
   int lines, per_step;
@@ -38,14 +39,14 @@ struct Fetch {
   }
 };
 
-// Sums of R rows by a strip.
+// Sums of R rows times a strip.
 template <int R>
 struct Sums {
   __m256i at[R][2];
 };
 
-// A word of activations times the codes of a strip. Written out because it takes just the four registers
-// that twelve sums leave; compilers want more, and move or spill sums.
+// Adds a word of activations times the codes of a strip. It is assembly, because it must use only the four
+// registers that twelve sums leave; compilers use more and spill sums.
 inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
                                                     __m256i& sum_0, __m256i& sum_1) {
   __m256i to_0 = sum_0, to_1 = sum_1, product, value;
@@ -78,14 +79,14 @@ inline __attribute__((always_inline)) Sums<R> dot_group(const int32_t* x, const 
   return sums;
 }
 
-// sums[8] += what a group adds to a row's results, multiplied in this order: neither product leaves float32's
-// range unless the sum does.
+// Adds a group's scaled products to sums[8]. The order of multiplication keeps both products in float32's
+// range unless the sum leaves it.
 inline __attribute__((always_inline)) void add_group(__m256i dot, float x_step, __m256 step, float* sums) {
   const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x_step));
   _mm256_storeu_ps(sums, _mm256_fmadd_ps(scaled, step, _mm256_loadu_ps(sums)));
 }
 
-// One group of inputs of a tile of rows, or of a strip of outputs.
+// One group of inputs, of a tile of rows or of a strip of outputs.
 struct RowsView {
   const int32_t* codes;  // [pairs][R]
   const float* steps;    // [R]
@@ -96,7 +97,7 @@ struct StripView {
   int pairs;                 // a multiple of kStep
 };
 
-// sums[R][strip of 64] += one group. What is left to be fetched.
+// Adds one group to sums[R][strip of 64]. Returns the lines that are left to prefetch.
 template <int R>
 __attribute__((noinline)) Fetch multiply_group(const RowsView& x, const StripView& strip, float* sums,
                                                Fetch next) {
@@ -139,16 +140,17 @@ void run_item(const LinearCall& call, const FixedRows& x, const RowTiles& tiles,
   finish_rows(call, panel, first, rows, sums);
 }
 
-// One or two rows: codes are used where they become ones, in registers. Sums of two rows by a panel do not
-// fit there, and take turns after some lines: so memory is still read on and on.
+// Sums of one or two rows, whose codes are used in registers as soon as they are made. Sums of two rows and
+// a whole panel do not fit into registers, so halves of the panel alternate every few lines, and memory is
+// still read continuously.
 template <int R>
 struct PanelSums {
   static constexpr int C = kPanel / 8 / R;
   static constexpr int kTurn = R == 1 ? kFixedGroup / 2 : 8;  // pairs of inputs
-  __m256i at[R][R][C];                                        // of columns [64 / R], rows, vectors
+  __m256i at[R][R][C];                                        // [columns of 64 / R outputs][rows][vectors]
 };
 
-// at[rows][vectors] += some pairs of inputs, of which codes are words times factors.
+// Adds some pairs of inputs to at[rows][vectors]; codes are words times factors.
 template <int R>
 inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uint8_t* words,
                                                      const float* factors, int pairs,
@@ -168,7 +170,7 @@ inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uin
   unrolled<R * C>([&](auto i) __attribute__((always_inline)) { at[i / C][i % C] = dots[i / C][i % C]; });
 }
 
-// sums[R][64] += one group
+// Adds one group to sums[R][64].
 template <int R>
 void multiply_words(const RowsView& x, const uint8_t* words, const uint8_t* exponents, int pairs,
                     float* sums) {

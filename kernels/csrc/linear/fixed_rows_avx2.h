@@ -1,5 +1,5 @@
-// bf16 activations in 16-bit fixed point, in tiles of rows, as linear/fixed_avx2.cpp takes them. Internal
-// linkage: see numeric.h.
+// bf16 activations in 16-bit fixed point, in tiles of rows, for linear/fixed_avx2.cpp. Internal linkage: see
+// numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -9,8 +9,8 @@
 namespace octavo::avx2 {
 namespace {
 
-// Activations in tiles of rows. For each tile of R rows: codes [inputs / 2][R], two inputs in a word, zero in
-// the padding; and what a code counts for, [groups][R].
+// Activations in tiles of rows. Each tile of R rows has codes [inputs / 2][R], two inputs in a word and zero
+// padding, and the value of a code's unit, [groups][R].
 struct FixedRows {
   int groups;
   int32_t* codes;
@@ -22,8 +22,8 @@ struct FixedRows {
   const float* steps_of(int row) const { return steps + static_cast<std::size_t>(row) * groups; }
 };
 
-// The power of two that takes a group's largest value to [2^13, 2^14), and its inverse: NaN, with zeros for
-// codes, if a value is not finite, or so large that its products with codes of weights could overflow.
+// The power of two that scales a group's largest value to [2^13, 2^14), and its inverse. If a value is not
+// finite, or so large that products could overflow, codes are zeros and the inverse is NaN.
 struct FixedScale {
   float factor, step;
 };
@@ -35,16 +35,16 @@ inline FixedScale fixed_scale(const bf16_t* x, int count) {
     largest = _mm256_max_epu16(largest, _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff)));
   }
   const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-  // The instruction finds the least, hence that of the complements.
+  // The instruction finds a minimum, so it is applied to complements.
   const int inverse = _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0);
   const int exponent = (0xffff - inverse) >> 7;
-  constexpr int kTooLarge = 127 + 110;  // 2^110: times 2^17, the most that codes of weights add up to
+  constexpr int kTooLarge = 127 + 110;  // 2^110; codes of weights sum up to 2^17
   if (exponent >= kTooLarge) return {0.0f, as_float(0x7fc00000)};
-  const uint32_t field = std::min(2 * 127 + 13 - exponent, 253);  // tiny ones may have smaller codes
+  const uint32_t field = std::min(2 * 127 + 13 - exponent, 253);  // capped: tiny groups get smaller codes
   return {as_float(field << 23), as_float((254 - field) << 23)};
 }
 
-// `count` values as codes, two in a word.
+// Converts `count` values to codes, two in a word.
 inline void fixed_codes(const bf16_t* x, int count, float factor, int32_t* words) {
   const __m256 by = _mm256_set1_ps(factor), none = _mm256_setzero_ps();
   for (int k = 0; k < count; k += 16) {
@@ -83,7 +83,7 @@ inline void fix_tile(const LinearCall& call, const RowTiles& tiles, int tile, co
   }
 }
 
-// All rows, in the caller's scratch slot 1.
+// Converts all rows, into the caller's scratch slot 1.
 inline FixedRows fix_rows(const LinearCall& call, const RowTiles& tiles) {
   const std::size_t rows = call.rows, words = rows * call.weight->shape.padded_inputs() / 2;
   const std::size_t groups = call.weight->shape.fixed_groups();

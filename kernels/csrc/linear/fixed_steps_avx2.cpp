@@ -1,5 +1,4 @@
-// The steps in which AVX2's kernels count bf16 weights in fixed point (linear/fixed_avx2.cpp), chosen when
-// weights are packed.
+// Choice of fixed-point steps for bf16 weights on AVX2 (linear/fixed_avx2.cpp), when weights are packed.
 #include <algorithm>
 
 #include "linear/fixed_weights_avx2.h"
@@ -8,7 +7,7 @@
 namespace octavo::avx2 {
 namespace {
 
-// What `pairs` pairs of inputs of a panel add up to, and the largest, of each output.
+// Sum and maximum of the magnitudes of `pairs` pairs of inputs, for each output of a panel.
 struct Magnitudes {
   alignas(32) float sum[kPanel], largest[kPanel];
 };
@@ -38,8 +37,8 @@ bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t*
     measure_group(panel + k / 2 * kPairBytes, std::min(inputs - k, kFixedGroup) / 2, group);
     for (int n = 0; n < kPanel; ++n) {
       if (!(group.sum[n] < 0x1p110f)) return false;
-      // Below 2^17 after each of 128 codes was rounded by at most a half, and the sum of magnitudes by
-      // little.
+      // Keeps the sum of codes below 2^17, although each of 128 codes is rounded by up to a half and the sum
+      // of magnitudes by a little.
       const float most = std::min(130944.0f / group.sum[n], 32767.0f / group.largest[n]);
       const int factor = std::min<int>(as_bits(most) >> 23, 253);  // as an exponent of float32; inf for zeros
       exponents[n] = static_cast<uint8_t>(254 - factor);

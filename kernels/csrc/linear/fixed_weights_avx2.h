@@ -1,4 +1,4 @@
-// bf16 weights as linear/fixed_avx2.cpp takes them: codes in 16-bit fixed point. Internal linkage: see
+// Conversion of bf16 weights to 16-bit fixed point for linear/fixed_avx2.cpp. Internal linkage: see
 // numeric.h.
 #pragma once
 
@@ -10,13 +10,14 @@
 namespace octavo::avx2 {
 namespace {
 
-constexpr int kStrip = 16;                      // outputs whose codes lie together
-constexpr std::size_t kPairBytes = 4 * kPanel;  // two inputs of a panel
+constexpr int kStrip = 16;                      // outputs whose codes are adjacent
+constexpr std::size_t kPairBytes = 4 * kPanel;  // bytes of two inputs of a panel
 
-// 1.5 * 2^23: added to a number, it leaves that rounded to an integer in the low bits.
+// Returns 1.5 * 2^23; adding it to a float rounds the float to an integer, which is in the low bits of the
+// sum.
 inline __m256 magic() { return _mm256_set1_ps(0x1.8p23f); }
 
-// Two bf16 weights each of eight outputs as codes, by the inverses of their steps.
+// Converts two bf16 weights of each of eight outputs to codes, given the inverses of their steps.
 inline __attribute__((always_inline)) __m256i fixed_pairs(__m256i words, __m256 factor) {
   const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff0000)));
@@ -25,7 +26,7 @@ inline __attribute__((always_inline)) __m256i fixed_pairs(__m256i words, __m256 
   return _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa);
 }
 
-// Steps of eight outputs, stored as exponents of float32, and their inverses.
+// Return the steps of eight outputs, which are stored as exponents of float32, and their inverses.
 inline __m256i step_bits(const uint8_t* exponents) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents));
   return _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
@@ -37,7 +38,7 @@ inline __m256 inverse_step(const uint8_t* exponents) {
 
 inline __m256i load_words(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-// A panel's group, `pairs` of inputs, as codes in strips [pairs][16].
+// Converts a panel's group of `pairs` input pairs to codes in strips [pairs][16].
 inline void fix_group(const uint8_t* words, const uint8_t* exponents, int pairs, int32_t* codes) {
   constexpr int C = kPanel / 8;
   __m256 factors[C];

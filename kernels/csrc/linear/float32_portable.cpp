@@ -1,9 +1,9 @@
-// y = x W^T in float32, in standard C++ with GCC vectors: every kind of weight, every instruction set.
+// y = x W^T in float32 for every kind of weight and every instruction set, in standard C++ with GCC vectors.
 //
-// Each sum runs over the inputs in ascending order, one fused (or, without FMA, one rounded) step per
-// input. Weights are decoded to float32 first and then used for all rows of the item: most of them a block of
-// a panel at a time, bf16 ones in strips as wide as the sums that fit into registers, so that many inputs of
-// a strip stay in the first cache. For a few rows, bf16 weights are widened in registers instead.
+// Each sum runs over the inputs in ascending order, with one multiply-add per input (fused if there is FMA).
+// Weights are decoded to float32 once for all rows of an item. Most kinds are decoded a block of a panel at a
+// time; bf16 is decoded in strips as wide as the sums that fit into registers, so that many inputs of a strip
+// stay in L1. For a few rows, bf16 weights are widened in registers instead.
 #include "linear/common.h"
 #include "linear/decode.h"
 #include "runtime/unrolled.h"
@@ -20,23 +20,23 @@ constexpr int kWidth = 4;
 #endif
 constexpr int kTileRows = 6;
 constexpr int kItemTiles = 16;      // row tiles that share a decoded chunk
-constexpr int kStripFloats = 4096;  // decoded at once
-constexpr int kBlockInputs = 64;    // of a panel, taken at once where there are no groups or strips
-constexpr int kWidenedRows = 12;    // more rows repay what it takes to store and load widened weights
-constexpr int kAhead = 4096;        // bytes of weights fetched before they are used
+constexpr int kStripFloats = 4096;  // floats decoded at once
+constexpr int kBlockInputs = 64;    // inputs decoded at once if there are no groups or strips
+constexpr int kWidenedRows = 12;    // most rows that widen weights in registers
+constexpr int kAhead = 4096;        // prefetch distance in bytes
 
 typedef float Vec __attribute__((vector_size(kWidth * 4), aligned(4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4), aligned(4)));
 
-// Vectors of outputs beside R rows: sums fill about three quarters of the registers, and a single row
-// still has more sums under way than a multiply-add takes cycles times two.
+// Vectors of outputs per tile of R rows. Sums fill about three quarters of the registers. Even a single row
+// has enough independent sums to hide the latency of two multiply-adds per cycle.
 template <int R>
 constexpr int kVectors = kWidth == 16 ? 4
                          : R == 1     ? 8
                          : R == 2     ? 4
                                       : 2;
 
-// sum += w * x in the register where sum is: left to themselves, compilers use more of them than there are.
+// Computes sum += w * x in sum's register; compilers on their own use more registers than there are.
 inline __attribute__((always_inline)) void add_product(Vec& sum, Vec w, Vec x) {
 #if defined(__FMA__) && !defined(__AVX512F__)
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
@@ -61,7 +61,7 @@ struct Sums {
       *reinterpret_cast<Vec*>(to + i / V * kPanel + i % V * kWidth) = at[i / V][i % V];
     });
   }
-  // One input: x [R] times w [V].
+  // Adds one input: x [R] times w [V].
   __attribute__((always_inline)) void add(const float* x, const Vec (&w)[V]) {
     unrolled<R>([&](auto m) __attribute__((always_inline)) {
       const Vec value = broadcast(x[m]);
@@ -70,8 +70,8 @@ struct Sums {
   }
 };
 
-// Lines of weights to be decoded next, fetched one by one while others are multiplied: decoding them is too
-// short a time to wait for memory in.
+// Weights to be decoded next; their lines are prefetched one by one while other weights are multiplied,
+// because decoding alone is too short to hide memory latency.
 struct Fetch {
   const uint8_t* line;
   std::size_t stride;
@@ -85,7 +85,7 @@ struct Fetch {
   }
 };
 
-// sums[R][strip of 64] += x[count][R] w[count][strip], of which rows are `stride` apart
+// Adds x[count][R] times w[count][strip] to sums[R][strip of 64]; rows of w are `stride` apart.
 template <int R>
 __attribute__((noinline)) void multiply_floats(const float* x, const float* w, int stride, int count,
                                                float* sums, Fetch next) {
@@ -105,7 +105,7 @@ __attribute__((noinline)) void multiply_floats(const float* x, const float* w, i
   tile.store(sums);
 }
 
-// A vector of words, each a pair of bf16, as the first and the second of each pair.
+// Return the first and the second bf16 of each pair in a vector of words.
 inline Vec first_of_pairs(const uint32_t* words) {
   return reinterpret_cast<Vec>(*reinterpret_cast<const Words*>(words) << 16);
 }
@@ -113,7 +113,7 @@ inline Vec second_of_pairs(const uint32_t* words) {
   return reinterpret_cast<Vec>(*reinterpret_cast<const Words*>(words) & 0xffff0000);
 }
 
-// The same with w as pairs of bf16 [count / 2][64][2].
+// Does the same with w as bf16 pairs [count / 2][64][2].
 template <int R>
 __attribute__((noinline)) void multiply_pairs(const float* x, const uint32_t* w, int count, float* sums) {
   constexpr int V = kVectors<R>;
@@ -134,7 +134,7 @@ __attribute__((noinline)) void multiply_pairs(const float* x, const uint32_t* w,
   }
 }
 
-// `width` outputs of pairs of bf16 [count][64][2], as float32 [2 count][width].
+// Converts `width` outputs of bf16 pairs [count][64][2] to float32 [2 count][width].
 template <int width>
 void widen_strip(const uint32_t* words, int count, float* out) {
   for (int pair = 0; pair < count; ++pair, words += kPanel, out += 2 * width)
@@ -144,7 +144,7 @@ void widen_strip(const uint32_t* words, int count, float* out) {
     });
 }
 
-// x as float32 in tiles of rows, zero in the padding, in the caller's scratch slot 1.
+// Returns x as float32 in tiles of rows with zero padding, in the caller's scratch slot 1.
 const float* tile_rows(const LinearCall& call, const RowTiles& tiles) {
   const int inputs = call.weight->shape.inputs, padded = call.weight->shape.padded_inputs();
   float* out = static_cast<float*>(thread_scratch(sizeof(float) * padded * call.rows, 1));
@@ -168,17 +168,17 @@ const float* tile_rows(const LinearCall& call, const RowTiles& tiles) {
   return out;
 }
 
-// The tiles of an item, and their sums [rows][64].
+// The row tiles of an item and their sums [rows][64].
 struct Tiles {
   const RowTiles& tiles;
   const float* x;
   int inputs, first, last;
   float* sums;
 
-  // Of `count` things, those that fall to each tile.
+  // Returns each tile's share of `count` prefetches.
   int share(int count) const { return (count + last - first - 1) / (last - first); }
 
-  // body(integral constant R, x of the tile from input k on, its sums), tile by tile.
+  // Calls body(integral constant R, x of the tile from input k on, its sums) for each tile.
   template <class Body>
   void each(int k, Body&& body) const {
     for (int tile = first; tile < last; ++tile) {
@@ -191,7 +191,7 @@ struct Tiles {
   }
 };
 
-// Of any weight but bf16, block by block of a panel: a group, or some inputs.
+// Multiplies weights other than bf16, block by block of a panel. A block is a group or some inputs.
 void multiply_blocks(const PackedWeight& weight, int panel_index, const Tiles& tiles, float* decoded) {
   const PackedShape& shape = weight.shape;
   const uint8_t* const panel = weight.panel(panel_index);
@@ -216,7 +216,7 @@ void multiply_blocks(const PackedWeight& weight, int panel_index, const Tiles& t
   }
 }
 
-// Of bf16, in strips of a panel.
+// Multiplies bf16 weights in strips of a panel.
 template <int width>
 void multiply_strips(const uint8_t* panel, const Tiles& tiles, float* w) {
   constexpr int chunk = kStripFloats / width;
@@ -236,7 +236,7 @@ void multiply_strips(const uint8_t* panel, const Tiles& tiles, float* w) {
   }
 }
 
-// Of bf16, widened in registers.
+// Multiplies bf16 weights, widened in registers.
 void multiply_words(const uint8_t* panel, const Tiles& tiles) {
   const uint32_t* words = reinterpret_cast<const uint32_t*>(panel);
   for (int k = 0; k < tiles.inputs; k += kBlockInputs, words += kBlockInputs / 2 * kPanel) {

@@ -1,13 +1,12 @@
-// Affine weights in integers on AVX-512 and AMX: what both do alike, so that a row's result has the same
-// bits from either.
+// Common parts of AVX-512 and AMX for affine weights in integers. Results of both levels are bit-identical.
 //
-// The unsigned codes stay as they are, and activations are rounded to signed 8 bits with one scale a per
-// row and group, so that
+// Weights keep their unsigned codes q. Activations are rounded to signed 8-bit codes xq with a scale a per
+// row and group. So
 //
 //   y = sum over groups of  a s (q . xq)  +  a b sum(xq)
 //
-// Integer sums are exact in any order; groups follow in theirs. Rounding moves each activation by at most
-// a / 2 = max|x| / 254 of its group, hence
+// Integer sums are exact in any order, and groups are added in order. Rounding changes an activation by at
+// most a / 2 = max|x| / 254 of its group, hence
 //   |error| <= sum over groups of  max|x| / 254 * sum|w|.
 // Internal linkage: see numeric.h.
 #pragma once
@@ -26,17 +25,17 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits, by groups: codes [groups, rows, group], so that what some rows have of a group lies
-// together; scales a and a * sum(codes), each [groups, rows].
+// Activations in 8 bits by groups: codes [groups, rows, group], so that a group's codes of several rows are
+// adjacent; scales a and a * sum(codes), each [groups, rows].
 struct Int8Rows {
   int8_t* codes;
   float* scales;
   float* code_sums;
-  int32_t* sums;  // of the codes
+  int32_t* sums;  // sums of codes
 };
 
-// The largest magnitude of `count` activations from `at` on: NaN if any of them is not finite. Magnitudes
-// order as their bits do, NaNs above all, in 16 bits as in 32.
+// Returns the largest magnitude of `count` activations from `at` on; NaN if any is not finite. Magnitudes are
+// compared as integers, because their bits are ordered in the same way, with NaNs last.
 inline float largest_magnitude(const LinearCall& call, std::size_t at, int count) {
   const uint8_t* const from = static_cast<const uint8_t*>(call.x) + at * float_size(call.x_type);
   __m512i largest = _mm512_setzero_si512();
@@ -65,17 +64,17 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
   return std::bit_cast<int32_t>(magnitude) < kInfinity ? magnitude : NAN;
 }
 
-// What activations of this largest magnitude are multiplied by to become codes. Below 1e-30 the inverse
-// could overflow; such activations count as zeros.
+// Returns the factor from activations to codes, given the largest magnitude. Below 1e-30 the inverse could
+// overflow, so such activations become zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
-// `count` activations as codes: x * inverse, rounded. Returns sums of codes. Those that lie `ahead` bytes
-// further on are prefetched; 0: none.
+// Converts `count` activations to codes, x * inverse rounded, and returns sums of codes. Prefetches `ahead`
+// bytes further on; 0: no prefetching.
 template <Float kType>
 __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, int count, float inverse,
                                                              int8_t* codes, std::size_t ahead) {
   constexpr std::size_t kBytes = float_size(kType);
-  // Packs keep to their 128 bits: a word w of lane l comes to lie at 4 l + w.
+  // Packs work within 128 bits: word w of lane l ends up at 4 l + w.
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512 factor = _mm512_set1_ps(inverse);
   const auto round16 = [&](std::size_t at) __attribute__((always_inline)) {
@@ -104,7 +103,7 @@ __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, i
   return sum;
 }
 
-// The same of a call's activations, from `at` on.
+// Converts activations of a call from `at` on, of any type.
 __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
                                                           float inverse, int8_t* codes,
                                                           std::size_t ahead = 0) {
@@ -125,7 +124,7 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
   *code_sum = *scale * static_cast<float>(*sum_of_codes);
 }
 
-// Groups are those of the weights, or blocks of them.
+// Converts all rows to codes. `group`: the weights' group, or a block of it.
 inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.inputs / group, rows = call.rows;
@@ -142,15 +141,15 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
       quantize_group(call, at, group, out.codes + i * group, out.scales + i, out.code_sums + i, out.sums + i);
     }
   };
-  constexpr int kRows = 16;  // at most: their scales share a line of the cache
+  constexpr int kRows = 16;  // most rows per item; the scales of 16 rows share a cache line
   for_row_items(call.rows, kRows, [&](int first, int last) {
     for (int m = first; m < last; ++m) quantize(m);
   });
   return out;
 }
 
-// sums + one group's products: `dots` in integers, a weight scale and bias for each output, the activations'
-// scale and what the bias meets.
+// Returns sums plus one group's products. `dots`: integer products; `scale` and `bias`: of each output;
+// `x_scale`: scale of the activations; `code_sum`: factor of the bias.
 inline __m512 plus_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
                             __m512 sums) {
   const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale);
@@ -158,7 +157,7 @@ inline __m512 plus_products(__m512i dots, __m512 scale, __m512 bias, float x_sca
   return _mm512_fmadd_ps(bias, _mm512_set1_ps(code_sum), sum);
 }
 
-// The same with sums in memory.
+// Does the same with sums in memory.
 inline void add_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
                          float* sums) {
   _mm512_storeu_ps(sums, plus_products(dots, scale, bias, x_scale, code_sum, _mm512_loadu_ps(sums)));

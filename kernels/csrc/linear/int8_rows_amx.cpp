@@ -1,10 +1,11 @@
-// Affine weights of 8 and 4 bits on AMX tiles, in integers, for calls of many rows: scales are applied as
-// avx512::linear_int8 does.
+// Affine weights of 8 and 4 bits on AMX tiles, in integers, for many rows. Scales are applied as in
+// avx512::linear_int8.
 //
-// A tile is 16 rows by 16 outputs. Its float32 sums stay in 16 vector registers while all groups pass: tiles
-// work on a group ahead while vectors apply the scales of the last one. Tiles are loaded one at a time, as
-// scales take longer than tiles do; two by two would send float32 sums through memory for every group. Panels
-// are laid out as tiles are loaded, some at once, so that rows are read once for all of them.
+// A tile is 16 rows by 16 outputs. Its float32 sums stay in 16 vector registers over all groups. While
+// vectors apply the scales of one group, tiles multiply a later group. One tile is computed at a time,
+// because applying scales is the bottleneck; two by two tiles would move float32 sums through memory for
+// every group. Several panels are laid out in tile order together, so that rows are read once for all of
+// them.
 #include "linear/amx_tiles.h"
 #include "linear/int8_avx512.h"
 #include "runtime/unrolled.h"
@@ -12,23 +13,23 @@
 namespace octavo::amx {
 namespace {
 
-constexpr int kStepCodes = 64;  // inputs of one tile of activations, at most
+constexpr int kStepCodes = 64;  // most inputs in a tile of activations
 constexpr int kTileOutputs = 16;
-constexpr int kColumns = kPanel / kTileOutputs;  // tiles of a panel
+constexpr int kColumns = kPanel / kTileOutputs;  // column tiles per panel
 constexpr int kDots = kTileRows * kTileOutputs;
-constexpr int kRunPanels = 16;                  // panels that rows pass at once, at most,
-constexpr std::size_t kRunBytes = 1024 * 1024;  // and their bytes, which stay in the second-level cache
+constexpr int kRunPanels = 16;                  // most panels per pass over the rows
+constexpr std::size_t kRunBytes = 1024 * 1024;  // most bytes of these panels, which stay in L2
 
-// 1.5 * 2^23 + sum is exact in float32 for integers |sum| <= 2^22; adding the sum to its bits gives it, where
-// a conversion would take a place among the multiplications.
+// Largest group for which integer sums become floats by adding them to the bits of 1.5 * 2^23, which is exact
+// for |sum| <= 2^22. A conversion instruction would compete with the multiplications.
 constexpr int kMaxGroup = 128;
 static_assert(kMaxGroup * 127 * 255 <= 1 << 22, "a group's sum must be exact when it is added to kFloatBits");
 constexpr int32_t kFloatBits = 0x4b400000;
 constexpr float kFloatStart = 0x1.8p23f;
-constexpr float kLargestScale = 0x1p100f;  // its product with kFloatStart is finite
+constexpr float kLargestScale = 0x1p100f;  // largest scale whose product with kFloatStart is surely finite
 
-// Rows in tiles of 16: codes [tiles][groups][16][group], zero in rows past the last; scales a and
-// a * sum(codes), [tiles][groups][2][16].
+// Rows in tiles of 16: codes [tiles][groups][16][group], zeros in rows past the last; scales a and a *
+// sum(codes), [tiles][groups][2][16].
 struct TiledRows {
   int8_t* codes;
   float* scales;
@@ -68,7 +69,7 @@ TiledRows quantize_tiles(const LinearCall& call) {
   return out;
 }
 
-// A panel as tiles want it: codes in bytes, [4][groups][group / 4][16][4]; scales and biases in float32,
+// A panel in tile order: codes in bytes, [4][groups][group / 4][16][4]; scales and biases in float32,
 // [4][groups][2][16].
 struct Panel {
   const uint8_t* codes;
@@ -80,7 +81,7 @@ std::size_t prepared_bytes(const PackedShape& shape) {
   return static_cast<std::size_t>(kPanel) * (shape.inputs + 2 * sizeof(float) * shape.num_groups());
 }
 
-// Codes of a group as [4][group / 4][16][4], each of the four `column_bytes` after the last.
+// Writes the codes of a group as [4][group / 4][16][4]; the four column blocks are `column_bytes` apart.
 template <int kBits>
 void lay_out(const uint8_t* words, int group, std::size_t column_bytes, uint8_t* out) {
   const __m512i low_half = _mm512_set1_epi8(15);
@@ -119,8 +120,8 @@ Panel prepare_panel(const PackedShape& shape, const uint8_t* block, uint8_t* scr
   return {scratch, parameters, exact_start};
 }
 
-// dots[16][16] of a group. Even and odd groups have tiles of their own. (The intrinsics want literal
-// numbers.)
+// Computes dots[16][16] of a group. Even and odd groups use different tiles, as template arguments because
+// the intrinsics need literal numbers.
 template <int kSteps, bool kOdd>
 inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int group, const uint8_t* codes,
                                                           int32_t* dots) {
@@ -141,7 +142,7 @@ inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int g
   else _tile_stored(0, dots, 64);
 }
 
-// One tile's codes and parameters, from the first group on.
+// Codes and parameters of one tile, from the first group on.
 struct TileCall {
   const int8_t* x;
   const float* x_scales;
@@ -150,10 +151,10 @@ struct TileCall {
   int groups, group;
 };
 
-// 16 outputs of to[16][64]: sums over all groups, each as add_products has it.
+// Computes 16 outputs of to[16][64]: sums over all groups, bit-identical to add_products.
 template <int kSteps, bool kExactStart>
 __attribute__((noinline)) void multiply_tile(const TileCall& call, float* to) {
-  constexpr int kAhead = 2;  // groups
+  constexpr int kAhead = 2;  // groups that tiles compute ahead
   alignas(64) int32_t dots[2 * kAhead][kDots];
   const int groups = call.groups, group = call.group, group_bytes = group * kTileRows;
   const int8_t* x = call.x;
@@ -161,7 +162,7 @@ __attribute__((noinline)) void multiply_tile(const TileCall& call, float* to) {
   const float *x_scales = call.x_scales, *parameters = call.parameters;
   __m512 sums[kTileRows];
   unrolled<kTileRows>([&](auto m) __attribute__((always_inline)) { sums[m] = _mm512_setzero_ps(); });
-  finish_stores();  // of activations, weights and the tiles' layout
+  finish_stores();  // stores of activations, weights and the tile configuration
   const auto multiply = [&](int g) __attribute__((always_inline)) {
     if (g % 2 == 0) multiply_group<kSteps, false>(x, group, codes, dots[g % (2 * kAhead)]);
     else multiply_group<kSteps, true>(x, group, codes, dots[g % (2 * kAhead)]);
@@ -201,7 +202,7 @@ void multiply(const TileCall& call, bool exact_start, float* to) {
   }
 }
 
-// Panels [first, last): each tile of rows passes all of them.
+// Multiplies each tile of rows by panels [first, last).
 void run_panels(const LinearCall& call, const TiledRows& x, int first, int last) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t bytes = prepared_bytes(shape);

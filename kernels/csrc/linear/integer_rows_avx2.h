@@ -1,4 +1,4 @@
-// Activations as AVX2's integer kernels take them: rounded to codes, in tiles of rows. Internal linkage: see
+// Activations for AVX2's integer kernels: rounded to codes, in tiles of rows. Internal linkage: see
 // numeric.h.
 #pragma once
 
@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kMaxBlock = 64;  // inputs that share a scale
 
-// Activations in tiles of rows. For each tile of R rows: codes [inputs / 4][R] of four bytes; then per
-// block [R] what scales the products, a; what the weight's bias meets, a sum(xq); and where the 16-bit
-// sums start.
+// Activations in tiles of rows. Each tile of R rows has codes [inputs / 4][R] of four bytes. Each block has,
+// for R rows, the scale a of products, the factor a sum(xq) of the weights' bias, and the initial 16-bit
+// sums.
 struct Rows {
   int blocks;
   int32_t* codes;
@@ -26,16 +26,16 @@ struct Rows {
 struct BlockCodes {
   alignas(32) int32_t words[kMaxBlock / 4];  // four codes in each
   float scale;
-  int even, odd;  // sums of the inputs in the lower and the upper half of a word
+  int even, odd;  // sums of the codes in the lower and in the upper halves of words
 };
 
-// A block's factor before rounding, and its scale, which is NaN if a value is not finite.
+// The factor from a block's values to codes, and the block's scale, NaN if a value is not finite.
 struct BlockScale {
   float factor, scale;
 };
 
-// Codes get as large as 127; if `pairs`, so do sums of the two that VPMADDUBSW adds up (inputs 0 and 1, 2 and
-// 3, ...), which are 128 at most once rounded: times 255 that fits into 16 bits, in whatever shares.
+// Scales codes to at most 127. With `pairs`, this also limits the sum of any two inputs that VPMADDUBSW adds
+// (0 and 1, 2 and 3, ...). After rounding the sum is at most 128, and times 255 it fits into 16 bits.
 inline BlockScale block_scale(const float* x, int block, bool pairs) {
   constexpr float kMost = 127;
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -54,12 +54,12 @@ inline BlockScale block_scale(const float* x, int block, bool pairs) {
   _mm256_store_ps(poisons, poison);
   float limit = 0, bad = 0;
   for (int i = 0; i < 8; ++i) limit = lanes[i] > limit ? lanes[i] : limit, bad += poisons[i];
-  // Below this the inverse could overflow; such a block counts as zeros.
+  // Below this limit the inverse could overflow, so such a block becomes zeros.
   const float factor = limit > 1e-30f && bad == 0 ? kMost / limit : 0.0f;
   return {factor, limit / kMost + bad};
 }
 
-// Sixteen values as codes of 16 bits; zeros if the factor is 0.
+// Converts sixteen values to codes of 16 bits; zeros if the factor is 0.
 inline __m256i round_codes(const float* x, float factor) {
   const __m256 by = _mm256_set1_ps(factor);
   const __m256 low = factor == 0 ? by : _mm256_mul_ps(_mm256_load_ps(x), by);
@@ -74,7 +74,7 @@ inline BlockCodes quantize_block(const LinearCall& call, std::size_t at, int blo
   const BlockScale scale = block_scale(x, block, pairs);
   BlockCodes result;
   result.scale = scale.scale;
-  __m256i sums_of_two = _mm256_setzero_si256();  // lower and upper half of a word in turn
+  __m256i sums_of_two = _mm256_setzero_si256();  // lower and upper halves of words alternate
   for (int k = 0; k < block; k += 16) {
     const __m256i codes = round_codes(x + k, scale.factor);
     sums_of_two = _mm256_add_epi32(sums_of_two, _mm256_madd_epi16(codes, _mm256_set1_epi16(1)));
@@ -110,7 +110,7 @@ inline void quantize_tile(const LinearCall& call, const RowTiles& tiles, int til
     }
 }
 
-// All rows, in the caller's scratch slot 1; `pairs` as for block_scale.
+// Converts all rows, into the caller's scratch slot 1; `pairs` as for block_scale.
 inline Rows quantize_rows(const LinearCall& call, const RowTiles& tiles, int block, int middle, bool pairs) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t rows = call.rows, blocks = shape.inputs / block;

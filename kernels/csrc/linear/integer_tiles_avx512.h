@@ -1,4 +1,4 @@
-// Register tiles of integer products on AVX-512, 6 rows by 64 outputs: what kernels of all weights share.
+// Register tiles of integer products on AVX-512, 6 rows by 64 outputs, shared by kernels of all weights.
 // Internal linkage: see numeric.h.
 #pragma once
 
@@ -10,10 +10,9 @@
 namespace octavo::avx512 {
 namespace {
 
-constexpr int kTileRows = 6;  // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
-constexpr int kItemTiles =
-    12;  // row tiles that share what they read of a panel; their sums stay in the first cache
-constexpr int kAhead = 4096;  // bytes of weights fetched before they are used, at least
+constexpr int kTileRows = 6;    // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
+constexpr int kItemTiles = 12;  // most row tiles that share a panel; their sums stay in L1
+constexpr int kAhead = 4096;    // smallest prefetch distance in bytes of weights
 
 inline __m512i broadcast4(const void* p) {
   int32_t word;
@@ -21,47 +20,47 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(word);
 }
 
-// Inline for certain: GCC 12 takes a call of what only prefetches for one without effect, and drops it.
+// Always inlined, because GCC 12 treats a call that only prefetches as having no effect and drops it.
 inline __attribute__((always_inline)) void prefetch(const uint8_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// A line of weights, past L2 or into it.
+// Prefetches a line of weights into L2, or past it.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p, bool past_l2) {
   if (past_l2) _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_NTA);
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
-// One that a step reads once, or soon again: while it is in the first cache.
+// Prefetches a line that is read only once, or again while it is still in L1.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
 
-// Bytes of weights that a single row prefetches ahead. Beside products of 4 bits a Zen 4's own prefetcher
-// keeps up with memory, and does so better alone; of 8 and 16 bits each has its best distance. 5 and 6 bits
+// Returns how many bytes of weights ahead a single row prefetches. For 4 bits, a Zen 4's hardware prefetcher
+// keeps up with memory and is faster alone; 8 and 16 bits have their best measured distances. 5 and 6 bits
 // were not measured.
 inline int row_ahead(int bits) {
   if (kCore != Core::zen4) return kAhead;
   return bits == 4 ? 0 : bits == 8 ? 2048 : 3072;
 }
 
-// How far behind a block of a panel lies the one to prefetch while it is multiplied by `rows`: whole blocks.
+// Returns the prefetch distance in bytes while a block of a panel is multiplied by `rows` rows: whole blocks.
 inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
   const std::size_t bytes = shape.block_bytes(), ahead = rows == 1 ? row_ahead(shape.bits) : kAhead;
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
-// Memory that is prefetched: some lines with each step of the products of all row tiles. Prefetched in one
-// go, lines wait for each other, and the products for the lines.
+// Memory to prefetch, a few lines in each step of the products of all row tiles. If all lines were requested
+// at once, they would delay each other and the products' own loads.
 class Fetch {
  public:
-  // For tiles of `steps` each.
+  // Distributes `bytes` bytes over `tiles` tiles of `steps` steps.
   Fetch(const uint8_t* from, std::size_t bytes, int tiles, int steps)
       : from_(from), steps_(steps), lines_(static_cast<int>(bytes / 64)) {
     while (per_step_ < kMost && per_step_ * steps * tiles < lines_) per_step_ *= 2;
   }
 
-  // body(integral constant of lines for each step, the first of them) for the tile-th of the tiles.
+  // Calls body(integral constant of lines per step, first line) for tile number `tile`.
   template <class Body>
   void for_tile(int tile, Body&& body) const {
     const int first = tile * steps_ * per_step_;
@@ -73,12 +72,12 @@ class Fetch {
   }
 
  private:
-  static constexpr int kMost = 4;  // as many as a step reads
+  static constexpr int kMost = 4;  // most lines per step: as many as a step reads
   const uint8_t* from_;
   int steps_, lines_, per_step_ = 1;
 };
 
-// A group's scales and biases of the 64 outputs.
+// Scales and biases of a group for the 64 outputs.
 struct Parameters {
   alignas(64) float scale[kPanel];
   alignas(64) float bias[kPanel];
@@ -89,7 +88,7 @@ struct Sums {
   __m512i at[R][4];
 };
 
-// One word of activations per row, times the codes of four vectors of outputs.
+// Adds one word of activations per row times the codes of four vectors of outputs.
 template <int R>
 inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_t stride,
                                                      const __m512i (&codes)[4], Sums<R>& sums) {
@@ -99,8 +98,8 @@ inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_
   });
 }
 
-// sums += integer dot products of one group: R rows by 64 outputs, exact in any order. Each step prefetches
-// kLines of `ahead`.
+// Adds the integer dot products of one group, R rows by 64 outputs, exact in any order. Each step prefetches
+// kLines lines of `ahead`.
 template <int R, int kBits, int kLines>
 inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_t stride, int group,
                                                      const uint8_t* words, const uint8_t* ahead,
@@ -127,7 +126,7 @@ inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_
   }
 }
 
-// The same of a single row, which prefetches what comes `ahead` bytes after its words; 0: nothing.
+// Does the same for a single row, and prefetches `ahead` bytes after its words; 0: no prefetching.
 template <int kBits>
 inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
                                                    std::size_t ahead, __m512i (&dots)[4]) {
@@ -151,7 +150,7 @@ inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, c
 
 // Rows of activations in one group.
 struct GroupRows {
-  const int8_t *codes, *next;  // `next`: in the group after it, to be fetched meanwhile
+  const int8_t *codes, *next;  // `next`: codes of the next group, to be prefetched
   const float *scales, *code_sums;
 };
 

@@ -1,5 +1,5 @@
-// Quantized weights as AVX2's integer kernels take them: bytes of codes, and float32 scales and biases.
-// Internal linkage: see numeric.h.
+// Quantized weights for AVX2's integer kernels: bytes of codes, and float32 scales and biases. Internal
+// linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -9,16 +9,16 @@
 namespace octavo::avx2 {
 namespace {
 
-// How four codes each of eight outputs become bytes of a register.
+// Converts four codes of each of eight outputs to bytes of a register.
 template <int kCodeBits, bool kE2m1 = false>
 struct Format {
   static constexpr bool kAffine = !kE2m1;
-  static constexpr bool kWide = kCodeBits > 4;    // no room to add more than two products in 16 bits
-  static constexpr bool kPairs = kCodeBits == 8;  // and for two only if activations are limited together
+  static constexpr bool kWide = kCodeBits > 4;    // 16 bits hold the sum of only two products
+  static constexpr bool kPairs = kCodeBits == 8;  // and only if pairs of activations are limited together
   static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
   static constexpr int kHigh = kCodeBits - kLow;
   static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);
-  // Quads in a row after which words of all planes begin anew.
+  // Consecutive quads of inputs after which a new word begins in every plane.
   static constexpr int kQuads = kE2m1                          ? 2
                                 : kHigh == 1 || kCodeBits == 1 ? 8
                                 : kLow == 2 || kHigh == 2      ? 4
@@ -44,13 +44,13 @@ struct Format {
   }
 };
 
-// A block's scales and biases of the 64 outputs, as the sums want them.
+// Scales and biases of a block for the 64 outputs, in the form that sums need.
 struct Parameters {
   alignas(32) float scale[kPanel];
   alignas(32) float bias[kPanel];
 };
 
-// Eight affine scales or biases.
+// Loads eight affine scales or biases.
 inline __m256 load_eight(const uint8_t* from, Float type, int at) {
   if (type == Float::f32) return _mm256_loadu_ps(reinterpret_cast<const float*>(from) + at);
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 2 * at));
@@ -58,7 +58,7 @@ inline __m256 load_eight(const uint8_t* from, Float type, int at) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }
 
-// Eight scales of E2M1 groups: fp4_scale.
+// Loads eight scales of E2M1 groups, as fp4_scale decodes them.
 inline __m256 load_eight_fp4(const uint8_t* from, bool e8m0, int at) {
   const __m256i bits = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + at)));
   if (e8m0) {
@@ -76,8 +76,8 @@ struct Eight {
   __m256 scale, bias;
 };
 
-// Those of a group's outputs [at, at + 8), affine ones in kType, for codes as F loads them (E2M1: twice the
-// values).
+// Loads parameters of a group's outputs [at, at + 8); affine ones have type kType. They suit the codes as F
+// loads them (E2M1: twice the values).
 template <class F, Float kType>
 inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, bool e8m0, int at) {
   if constexpr (!F::kAffine)

@@ -1,4 +1,4 @@
-// Arrays in a file, read when they are used.
+// Arrays in a memory-mapped file.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// A file mapped into the address space while it or one of its arrays exists. It must not be truncated
-// meanwhile. std::runtime_error tells why a file cannot be mapped.
+// A file that stays mapped while this object or one of its arrays exists; it must not be truncated meanwhile.
+// Throws std::runtime_error with the reason if a file cannot be mapped.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   explicit MappedFile(const std::string& path);
@@ -20,8 +20,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Returns the bytes from `offset` on as a read-only array. Pages read through it are released with the
-  // array. std::invalid_argument unless it is inside the file, and not at its start.
+  // Returns the bytes from `offset` on as a read-only array. Pages read through it are dropped with the
+  // array. Throws std::invalid_argument unless the array is inside the file and not at its start.
   mx::array view(int64_t offset, const mx::Shape& shape, mx::Dtype dtype);
 
  private:
@@ -30,8 +30,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   std::size_t size_ = 0;
 };
 
-// Returns a contiguous array: `array` itself if it is one. (mx::contiguous also copies if a buffer looks much
-// larger than the array; in a file it counts the weights before it.)
+// Returns a contiguous array: `array` itself if it is contiguous. (mx::contiguous also copies if a buffer
+// looks much larger than its array, which is so for arrays behind others in a file.)
 mx::array evaluated(const mx::array& array);
 
 // Returns the values in newly allocated memory.

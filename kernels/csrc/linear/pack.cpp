@@ -1,4 +1,4 @@
-// Packed weights from MLX's arrays, and back.
+// Conversion between MLX's arrays and packed weights.
 #include <algorithm>
 
 #include "linear/linear.h"
@@ -23,7 +23,7 @@ WeightKind dense_kind(mx::Dtype type) {
   return type == mx::bfloat16 ? WeightKind::bf16 : type == mx::float16 ? WeightKind::f16 : WeightKind::f32;
 }
 
-// The number of inputs of codes [outputs, words].
+// Returns the number of inputs of codes [outputs, words].
 int check_codes(const mx::array& codes, int group, int bits) {
   require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
           "codes must be uint32 [outputs, words], got " + array_text(codes));
@@ -34,7 +34,7 @@ int check_codes(const mx::array& codes, int group, int bits) {
   return static_cast<int>(stream / bits);
 }
 
-// The same of several, which are to be packed as one.
+// Returns the number of inputs of several arrays of codes that are packed as one.
 int check_codes(const std::vector<mx::array>& codes, int group, int bits) {
   require(!codes.empty(), "there must be at least one weight, got none");
   int inputs = 0;
@@ -61,11 +61,12 @@ void check_scales(const char* name, const std::vector<mx::array>& scales, const 
   }
 }
 
-// Matrices below each other, `shape` but for the number of outputs. `biases` is empty if they have none.
+// Packs matrices one below the other; `shape` lacks the number of outputs. `biases` is empty if there are
+// none.
 Packed pack_quantized(PackedShape shape, const std::vector<mx::array>& codes,
                       const std::vector<mx::array>& scales, const std::vector<mx::array>& biases,
                       const std::optional<mx::array>& bias) {
-  std::vector<mx::array> plain;  // whose data must live until all are packed
+  std::vector<mx::array> plain;  // keeps their data until all are packed
   const auto data = [&](const mx::array& array) {
     plain.push_back(evaluated(array));
     return static_cast<const void*>(plain.back().data<void>());

@@ -12,20 +12,20 @@
 namespace octavo {
 namespace {
 
-constexpr int kMaxGroup = 128;  // inputs, hence also bytes of codes
+constexpr int kMaxGroup = 128;  // most inputs of a group, hence also bytes of codes
 
-// Rows of the panel that exist.
+// Returns the number of a panel's outputs that are not padding.
 int panel_outputs(const PackedShape& shape, int panel) {
   const int left = shape.outputs - panel * kPanel;
   return left < kPanel ? left : kPanel;
 }
 
-// The rows of a matrix that make up one panel.
+// The rows of a matrix that form one panel.
 struct PanelRows {
   const void* rows[kPanel];
   int count = 0;
 
-  // Outputs [first, first + kPanel) of matrices that lie one below the other.
+  // Selects outputs [first, first + kPanel) of matrices that are one below the other.
   PanelRows(const std::vector<MatrixRows>& parts, int first, std::size_t row_bytes) {
     for (const MatrixRows& part : parts) {
       for (int n = first; n >= 0 && n < part.outputs && count < kPanel; ++n, ++first)
@@ -48,7 +48,7 @@ Four load_four(const uint32_t* from) {
   return words;
 }
 
-// Four words of rows [n, n + 4) each, as these rows of four columns of a panel.
+// Transposes four words of each of the rows [n, n + 4) into four columns of a panel.
 void transpose_four(Four a, Four b, Four c, Four d, int n, uint32_t* columns) {
   const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
   const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
@@ -58,9 +58,10 @@ void transpose_four(Four a, Four b, Four c, Four d, int n, uint32_t* columns) {
   for (int i = 0; i < 4; ++i) std::memcpy(columns + static_cast<std::size_t>(i) * kPanel + n, &turned[i], 16);
 }
 
-// Place element (n, k) of the rows at [k][n] of their panel; `inputs` counts T, which may be a pair of
-// values. A line of each row at a time, so that its reads and the writes stay in cache. No prefetcher
-// of a processor follows as many streams as a panel has rows, so the lines after the next are prefetched.
+// Writes element (n, k) of the rows to [k][n] of their panel; `inputs` counts elements of type T, which may
+// be pairs of values. It reads one cache line of each row at a time, so that reads and writes stay in cache.
+// Hardware prefetchers cannot follow as many streams as a panel has rows, so it prefetches the lines after
+// the next.
 template <class T>
 void pack_panel(const PanelRows& from, int inputs, T* panel) {
   constexpr int kLine = 64 / sizeof(T);
@@ -83,28 +84,28 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
   }
 }
 
-// The same for bf16 pairs when the number of inputs is odd, so that rows do not start at a pair.
+// Does the same for bf16 pairs if the number of inputs is odd, so that rows do not begin at a pair.
 void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
   for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)
       panel[(static_cast<std::size_t>(k / 2) * kPanel + n) * 2 + k % 2] = from.row<bf16_t>(n)[k];
 }
 
-// Four consecutive codes as four bytes, the first in the lowest.
+// Spreads four consecutive codes to four bytes, the first code to the lowest byte.
 uint32_t spread(uint32_t codes, int bits) {
   const uint32_t mask = (1u << bits) - 1;
   return (codes & mask) | (codes >> bits & mask) << 8 | (codes >> 2 * bits & mask) << 16 |
          (codes >> 3 * bits & mask) << 24;
 }
 
-// The inverse of spread.
+// Inverts spread.
 uint32_t gather(uint32_t quad, int bits) {
   const uint32_t mask = (1u << bits) - 1;
   return (quad & mask) | (quad >> 8 & mask) << bits | (quad >> 16 & mask) << 2 * bits |
          (quad >> 24 & mask) << 3 * bits;
 }
 
-// One plane of a group's codes: `bits` of each, from bit `shift` of a code on.
+// One plane of a group's codes: `bits` bits of each code, from bit `shift` on.
 struct Plane {
   uint8_t* words;  // [group bits / 32][64] words
   int bits;
@@ -114,7 +115,7 @@ struct Plane {
   uint8_t* word(int quad, int n) const {
     return words + (static_cast<std::size_t>(quad * bits / 8) * kPanel + n) * 4;
   }
-  // Quad i holds the codes of inputs 4 i to 4 i + 3.
+  // Writes quad i, which holds the codes of inputs 4 i to 4 i + 3.
   void put(int i, int n, uint32_t quad) const {
     uint32_t word;
     std::memcpy(&word, this->word(i, n), 4);
@@ -128,7 +129,7 @@ struct Plane {
   }
 };
 
-// Codes of one group of a panel; a code of 8, 4, 2 or 1 bits has no second plane.
+// Codes of one group of a panel; codes of 8, 4, 2 or 1 bits have no second plane.
 struct Codes {
   Plane low, high;
 
@@ -152,7 +153,7 @@ void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
           panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
 }
 
-// Where MLX has the codes and scales of one output's group.
+// Addresses of an output's group in MLX's codes and scales.
 struct Place {
   std::size_t code_byte, scale;
 
@@ -164,11 +165,11 @@ struct Place {
 
 std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
 
-// Codes of one group, whatever their bits.
+// Packs the codes of one group, for any number of bits.
 void pack_any_codes(const PackedShape& shape, const PanelRows& from, int group, uint8_t* block) {
   const std::size_t bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
   const Codes planes(shape, block);
-  uint8_t stream[kMaxGroup + 4] = {};  // of bits, with room to read four bytes anywhere
+  uint8_t stream[kMaxGroup + 4] = {};  // stream of bits, padded so that four bytes can be read anywhere
   for (int n = 0; n < from.count; ++n) {
     std::memcpy(stream, from.row<uint8_t>(n) + bytes * group, bytes);
     for (int i = 0; i < shape.group / 4; ++i) {
@@ -180,7 +181,7 @@ void pack_any_codes(const PackedShape& shape, const PanelRows& from, int group, 
   }
 }
 
-// Words of MLX's codes as those of a plane: of 4 bits, byte j has codes j and j + 4.
+// Converts words of MLX's codes to words of a plane; with 4 bits, byte j has codes j and j + 4.
 template <int kBits, class T>
 T plane_words(T words) {
   static_assert(kBits == 8 || kBits == 4);
@@ -189,11 +190,11 @@ T plane_words(T words) {
   return (words & 0xf00ff00f) | (words & 0x00f000f0) << 4 | (words >> 4 & 0x00f000f0);
 }
 
-// Codes of one group: a word of MLX's is one of its plane, too.
+// Packs the codes of one group if each word of MLX's codes is also one word of the plane.
 template <int kBits>
 void pack_codes(const PackedShape& shape, const PanelRows& from, int group, uint32_t* block) {
   const int words = shape.group * kBits / 32, first = words * group, all = words * shape.num_groups();
-  constexpr int kAhead = 32;  // words: see pack_panel
+  constexpr int kAhead = 32;  // prefetch distance in words, see pack_panel
   for (int n = 0; n < from.count; ++n)
     __builtin_prefetch(from.row<uint32_t>(n) + (first + kAhead < all ? first + kAhead : first));
   const auto four = [&](int n, int k) {
@@ -214,7 +215,7 @@ void pack_codes(const PackedShape& shape, const PanelRows& from, int group, uint
   else pack_any_codes(shape, from, group, block);
 }
 
-// Scales, or biases, of one group.
+// Packs the scales or biases of one group.
 void pack_scales(const PackedShape& shape, const PanelRows& from, int group, uint8_t* to) {
   const auto pack = [&](auto* scales) {
     using T = std::remove_pointer_t<decltype(scales)>;
@@ -270,7 +271,7 @@ void quantized_row(const PackedWeight& weight, int output, float* out) {
   }
 }
 
-// A panel of a dense matrix.
+// Packs a panel of a dense matrix.
 void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* panel) {
   const int inputs = shape.inputs;
   if (shape.kind == WeightKind::f32) {
@@ -284,7 +285,7 @@ void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* 
   }
 }
 
-// Do kernels of the level in use take such weights in fixed point?
+// Whether kernels of the level in use compute such weights in fixed point.
 bool has_fixed_point(const PackedShape& shape) {
   return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
 }
@@ -325,7 +326,7 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<Quantized
   }
   find_channels(scales, biases);
   PackedShape& layout = this->shape;
-  layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower levels take the scales of groups
+  layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower levels use group scales
   const std::size_t row_bytes = static_cast<std::size_t>(shape.inputs) * shape.bits / 8,
                     scale_bytes = scale_size(shape) * shape.num_groups();
   parallel_for(shape.num_panels(), [&](int p) {
@@ -342,7 +343,7 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<Quantized
 
 void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
                                  const std::vector<MatrixRows>& biases) {
-  constexpr int kMostInputs = INT32_MAX / (255 * 127);  // sums of their products do not leave 32 bits
+  constexpr int kMostInputs = INT32_MAX / (255 * 127);  // most inputs whose products' sum fits into 32 bits
   if (!shape.affine() || (shape.bits != 8 && shape.bits != 4) || shape.inputs > kMostInputs) return;
   const int groups = shape.num_groups();
   const std::size_t row_bytes = scale_size(shape) * groups;
@@ -353,7 +354,7 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
     factors = reinterpret_cast<uint8_t*>(values + 2 * groups);
     return find_channel(shape.bits, values, values + groups, groups, factors);
   };
-  uint8_t* first;  // most weights have no channel, and need no room for any
+  uint8_t* first;  // checked first, because most weights have no channels
   if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
   std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
   const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;

@@ -1,7 +1,7 @@
 // A weight matrix W [outputs, inputs], packed once at load into panels of 64 outputs.
 //
-// One layout serves every instruction set and every batch size. Inside a panel the inputs advance
-// slowest, so that a kernel reads it front to back exactly once:
+// One layout serves every instruction set and every batch size. In a panel, inputs are the outer dimension,
+// so that a kernel reads it once from front to back:
 //
 //   bf16        [inputs / 2][64][2]  pairs of inputs side by side: what VDPBF16PS and AMX tiles want;
 //               inputs padded with zeros to a multiple of 32
@@ -11,10 +11,10 @@
 //   mxfp4       per group of 32 a block: codes (E2M1), then scales [64], E8M0
 //   nvfp4       per group of 16 a block: codes (E2M1), then scales [64], E4M3
 //
-// Codes lie in planes of 8, 4, 2 or 1 bits: those of 6, 5 and 3 bits in a plane of their low 4, 4 and 2
-// bits and one of the 2, 1 and 1 above them. A plane of p bits is [group p / 32][64] words, each of 32 / p
-// inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a shift and
-// a mask give four inputs in a row, in four bytes, for as many outputs as a register holds.
+// Codes are stored in planes of 8, 4, 2 or 1 bits. Codes of 6, 5 and 3 bits have two planes: one of the low
+// 4, 4 or 2 bits and one of the 2, 1 or 1 bits above. A plane of p bits is [group p / 32][64] words, each
+// with 32 / p inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a
+// shift and a mask yield four consecutive inputs as four bytes, for as many outputs as a register holds.
 // Outputs past the last are zero.
 #pragma once
 
@@ -28,7 +28,7 @@
 namespace octavo {
 
 constexpr int kPanel = 64;
-constexpr int kFixedGroup = 128;  // inputs of a bf16 weight that share a step in fixed point
+constexpr int kFixedGroup = 128;  // inputs of a bf16 weight that share a fixed-point step
 
 enum class WeightKind { bf16, f16, f32, affine, mxfp4, nvfp4 };
 
@@ -46,13 +46,13 @@ class Buffer {
 
  private:
   std::size_t size_;
-  std::size_t mapped_;  // bytes got from the system, starting at mapping_
+  std::size_t mapped_;  // bytes mapped by the system at mapping_
   void* mapping_;
   uint8_t* data_;
 };
 
-// Zeroed memory of one weight. Small weights share buffers of many huge pages: separately, the remainder of a
-// huge page would be in small pages, which no prefetcher crosses. A buffer is freed with its last weight.
+// Zeroed memory of one weight. Small weights share buffers of many huge pages: a buffer of its own would end
+// in small pages, and prefetchers stop at the end of each page. A buffer is freed with its last weight.
 class Slice {
  public:
   Slice() = default;
@@ -69,7 +69,7 @@ class Slice {
 
 struct PackedShape {
   WeightKind kind;
-  Float scale_type;  // of affine scales and biases, or of a dense weight
+  Float scale_type;  // type of affine scales and biases, or of a dense weight
   int outputs;
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
@@ -86,46 +86,46 @@ struct PackedShape {
 
   bool quantized() const { return group > 0; }
   bool affine() const { return kind == WeightKind::affine; }
-  int low_bits() const { return bits >= 4 && bits < 8 ? 4 : bits == 3 ? 2 : bits; }  // of the first plane
+  int low_bits() const { return bits >= 4 && bits < 8 ? 4 : bits == 3 ? 2 : bits; }  // bits of plane 0
   int num_panels() const { return (outputs + kPanel - 1) / kPanel; }
   int padded_inputs() const { return kind == WeightKind::bf16 ? (inputs + 31) / 32 * 32 : inputs; }
   int num_groups() const { return inputs / group; }
   int fixed_groups() const { return (padded_inputs() + kFixedGroup - 1) / kFixedGroup; }
-  // Bytes of `count` inputs in a plane of `plane_bits`.
+  // Returns the bytes of `count` inputs in a plane of `plane_bits` bits.
   static std::size_t plane_bytes(int count, int plane_bits) {
     return static_cast<std::size_t>(count) * kPanel * plane_bits / 8;
   }
   std::size_t code_bytes() const { return plane_bytes(group, bits); }
-  // Bytes of a group's scales and biases.
+  // Returns the bytes of a group's scales and biases.
   std::size_t parameter_bytes() const { return affine() ? 2 * kPanel * float_size(scale_type) : kPanel; }
-  // From a group's codes to the next one's.
+  // Returns the distance in bytes from one group's codes to the next group's.
   std::size_t block_bytes() const { return code_bytes() + (scales_last ? 0 : parameter_bytes()); }
   std::size_t panel_bytes() const {
     if (quantized()) return block_bytes() * num_groups();
     return static_cast<std::size_t>(padded_inputs()) * kPanel * (kind == WeightKind::f32 ? 4 : 2);
   }
-  // Offsets of a group's codes in a panel, and of its scales and biases, in bytes from the first panel.
+  // Return the offsets of a group's codes, and of its scales and biases, in bytes from the first panel.
   std::size_t codes_at(int panel, int group) const { return panel_bytes() * panel + block_bytes() * group; }
   std::size_t parameters_at(int panel, int group) const {
     if (!scales_last) return codes_at(panel, group) + code_bytes();
     return panel_bytes() * num_panels() +
            parameter_bytes() * (static_cast<std::size_t>(panel) * num_groups() + group);
   }
-  // Bytes of all panels and of the data after them.
+  // Returns the bytes of all panels and of the data after them.
   std::size_t num_bytes() const {
     const std::size_t last = scales_last ? parameter_bytes() * num_groups() : 0;
     return (panel_bytes() + last) * num_panels();
   }
 };
 
-// Some outputs of a matrix, row-major.
+// Consecutive outputs of a row-major matrix.
 struct MatrixRows {
   const void* data;
   int outputs;
 };
 
-// Some outputs of a quantized matrix, as MLX stores it: codes as uint32 [outputs, inputs * bits / 32], each
-// row a stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
+// Consecutive outputs of a quantized matrix in MLX's format: codes as uint32 [outputs, inputs * bits / 32],
+// each row a stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
 struct QuantizedRows {
   const uint32_t* codes;
   const void* scales;
@@ -134,9 +134,10 @@ struct QuantizedRows {
 };
 
 struct PackedWeight {
-  // Pack dense matrices of `shape.kind` that lie one below the other; shape.outputs of all of them together.
+  // Packs dense matrices of `shape.kind` that are one below the other; shape.outputs counts the outputs of
+  // all.
   PackedWeight(const PackedShape& shape, const std::vector<MatrixRows>& parts);
-  // The same for quantized ones.
+  // Packs quantized matrices that are one below the other.
   PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
@@ -147,20 +148,20 @@ struct PackedWeight {
     return panels.data() + shape.parameters_at(panel, group);
   }
 
-  // Of a bf16 weight that AVX2's kernels may take in fixed point: the steps of a panel [groups][64], powers
-  // of two, as exponents of float32. Null if they may not: on other levels, or for weights that are not
+  // Returns the fixed-point steps of a panel of a bf16 weight, [groups][64]: powers of two, as exponents of
+  // float32. Null if kernels may not use fixed point: on levels other than AVX2, or if weights are not
   // finite.
   const uint8_t* fixed_steps(int index) const {
     return steps.empty() ? nullptr
                          : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
   }
-  // Affine, and every weight of an output is an integer in [-128, 127] times one scale of that output:
-  // kernels may add up all inputs in integers. Codes of 8 bits with biases of -128 times the scale, as vLLM's
-  // W8A8 has them; or codes of 4 bits whose groups have small multiples of the output's scale, and biases
-  // that are multiples of theirs ("W4A8", as QServe has it).
+  // Whether every weight of an output is an integer in [-128, 127] times one scale of that output, so that
+  // kernels may add up all inputs in integers. This is so for 8-bit codes with biases of -128 times the scale
+  // (vLLM's W8A8), and for 4-bit codes whose group scales are small multiples of the output's scale, with
+  // biases that are multiples of the group scales ("W4A8", as in QServe).
   bool per_channel() const { return !channel_scales.empty(); }
-  // Of 4-bit codes q per channel: k and 128 - k z of each group, [groups][2][64] of a panel; q stands for
-  // k (q - z) channel scales. Null for 8 bits.
+  // Returns k and 128 - k z of each group in a panel of 4-bit per-channel codes, [groups][2][64]; a code q
+  // stands for k (q - z) channel scales. Null for 8 bits.
   const uint8_t* factors(int index) const {
     return factor_bytes.size() == 0
                ? nullptr
@@ -170,24 +171,24 @@ struct PackedWeight {
     return panels.size() + steps.size() + factor_bytes.size() +
            sizeof(float) * (bias.size() + channel_scales.size());
   }
-  // Bytes of these that only exact products read.
+  // Returns the number of bytes that only exact products read.
   std::size_t num_unread_bytes() const {
     return shape.scales_last ? shape.parameter_bytes() * shape.num_groups() * shape.num_panels() : 0;
   }
 
-  // One row of W as float32 [inputs], dequantized without any rounding but float32's.
+  // Writes one row of W as float32 [inputs], dequantized in float32.
   void row(int output, float* out) const;
 
-  // The matrices this was packed from, bit by bit, as one. Buffers are laid out as the constructors take
-  // them.
+  // Restore the matrices that were packed, bit by bit, as one matrix. Buffers have the layout that the
+  // constructors take.
   void unpack_dense(void* weight) const;
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 
   PackedShape shape;
   Slice panels;
   std::vector<uint8_t> steps;         // see fixed_steps
-  std::vector<float> bias;            // added to the result: padded to whole panels; empty if there is none
-  std::vector<float> channel_scales;  // see per_channel; padded to whole panels, empty if there are none
+  std::vector<float> bias;            // added to the result; padded to whole panels, or empty
+  std::vector<float> channel_scales;  // see per_channel; padded to whole panels, or empty
   Slice factor_bytes;                 // see factors
 
  private:

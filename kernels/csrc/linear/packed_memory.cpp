@@ -1,4 +1,4 @@
-// Where packed weights lie.
+// Memory of packed weights.
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -18,7 +18,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 #if defined(__linux__)
 
-// Fresh pages from the system are zero, and may be huge ones from the start.
+// Fresh pages from the system are zero, and may be huge pages from the start.
 Buffer::Buffer(std::size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
   void* start = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) throw std::bad_alloc();
@@ -52,7 +52,7 @@ Slice::Slice(std::size_t bytes) : size_(bytes) {
   }
   static std::mutex mutex;
   static std::weak_ptr<const Buffer> latest;
-  static std::size_t used;  // of `latest`, from its start
+  static std::size_t used;  // used bytes of `latest`
   const std::lock_guard<std::mutex> guard(mutex);
   buffer_ = latest.lock();
   if (buffer_ == nullptr || used + bytes > kShared) {

@@ -8,11 +8,11 @@
 namespace octavo {
 
 struct QuantizeCall {
-  // Input, [rows, inputs]: floats, or MLX's affine format with equal bits.
+  // Input [rows, inputs]: floats, or MLX's affine format with the same number of bits.
   const void* weights;  // floats, or codes
-  const void* scales;   // of codes, else null
+  const void* scales;   // scales of codes, else null
   const void* biases;
-  Float type;  // of the floats, or of scales and biases
+  Float type;  // type of the floats, or of scales and biases
   int64_t rows;
   int inputs, group;  // whole groups of 32, 64 or 128
   int bits;           // 2, 4 or 8

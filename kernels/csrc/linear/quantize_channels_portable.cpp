@@ -1,4 +1,4 @@
-// Weights with one scale per output channel, row by row: no layer is ever held in a wider type.
+// Quantization to one scale per output channel, row by row, so that no layer is held in a wider type.
 #include "linear/quantize.h"
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kItemWeights = 32 << 10;
 
-// A group of weights in MLX's affine format, as mx.dequantize has them: each operation rounds to the type.
+// Dequantizes a group of MLX's affine format, bit-identical to mx.dequantize: each operation rounds to the
+// type.
 void dequantize(const QuantizeCall& call, std::size_t g, float* values) {
   const uint32_t mask = (1u << call.bits) - 1;
   const int per_word = 32 / call.bits;
@@ -38,7 +39,7 @@ void load_row(const QuantizeCall& call, int64_t row, float* values) {
   for (int j = 0; j < call.inputs; j += call.group) dequantize(call, (first + j) / call.group, values + j);
 }
 
-// The largest magnitude, or NaN if there is one: as an integer that is larger than any number.
+// Returns the largest magnitude, or NaN if there is one: compared as integers, NaN is larger than any number.
 float largest_of(const float* values, int count) {
   IntVec largest{};
   for (int j = 0; j < count; j += kLanes) {
@@ -50,7 +51,7 @@ float largest_of(const float* values, int count) {
   return as_float(static_cast<uint32_t>(result));
 }
 
-// One row of w8a8. `scales`, `biases`: those of its groups, as float32.
+// Quantizes one row to w8a8. `scales`, `biases`: the groups' parameters, as float32.
 void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                   float* biases) {
   float scale = largest_of(values, call.inputs) / 127;
@@ -66,7 +67,7 @@ void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes,
 }
 
 struct Range {
-  float least, most;  // with 0 between them
+  float least, most;  // extended so that 0 is between them
 };
 
 Range range_of(const float* values, int count) {
@@ -79,24 +80,24 @@ Range range_of(const float* values, int count) {
   return {least_of(least), -least_of(-most)};
 }
 
-// Codes of a group where `zero` is that of 0; 0 for NaN.
+// Quantizes a group with the code `zero` for 0; NaN becomes code 0.
 void quantize_group(const float* values, int count, float step, float zero, uint8_t* to) {
-  constexpr int kPart = 32;  // of which all groups have whole ones
+  constexpr int kPart = 32;  // every group is a multiple of this
   uint8_t codes[kPart];
   for (int at = 0; at < count; at += kPart) {
     for (int j = 0; j < kPart; j += kLanes) {
-      const Vec whole = load(values + at + j) / step + kRound - kRound;  // more is beyond all codes, too
+      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger values are clamped anyway
       store_bytes(codes + j, rounded(clamp(whole + zero, 0, 15)));
     }
     pack_codes<kPart, 4>(codes, to + at / 2);
   }
 }
 
-// One row of w4a8.
+// Quantizes one row to w4a8.
 void quantize_row_twice(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                         float* biases) {
   const int group = call.group, groups = call.inputs / group;
-  float *const least = scales, *const most = biases;  // until the row's scale is known
+  float *const least = scales, *const most = biases;  // extremes of groups, until the row's scale is known
   float unit = 0x1p-24f;
   for (int g = 0; g < groups; ++g) {
     const Range range = range_of(values + g * group, group);

@@ -1,4 +1,4 @@
-// What quantizing weights takes of vectors. Internal linkage: see numeric.h.
+// Vector operations for quantizing weights. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 namespace octavo {
 namespace {
 
-constexpr float kRound = 0x1.8p23f;  // below 2^22, x + kRound is rounded to an integer, ties to even
+constexpr float kRound = 0x1.8p23f;  // x + kRound is rounded to an integer for |x| < 2^22, ties to even
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
-inline Vec clamp(Vec x, float low, float high) {  // `low` for NaN
+inline Vec clamp(Vec x, float low, float high) {  // NaN becomes `low`
   x = x > low ? x : Vec{} + low;
   return x < high ? x : Vec{} + high;
 }
 
-// 0 <= x < 256 as integers.
+// Rounds 0 <= x < 256 to integers.
 inline UintVec rounded(Vec x) { return (UintVec)(x + kRound) & 0xff; }
 
 inline void store_bytes(uint8_t* to, UintVec x) {
@@ -27,7 +27,8 @@ inline void store_bytes(uint8_t* to, UintVec x) {
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
-// The least lane, and by the negative ones the most: four at a time, for few of them lie in one register.
+// Returns the smallest lane (for the largest, negate the argument and the result). Reads four lanes at a
+// time, because a Vec may span several registers.
 inline float least_of(Vec x) {
   float lanes[kLanes];
   store(lanes, x);
@@ -37,7 +38,7 @@ inline float least_of(Vec x) {
   return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
-// kCount codes, a byte each, as a stream of their bits, kBits of each from the lowest up.
+// Packs kCount codes, a byte each, into a stream of bits: kBits of each code, from the lowest up.
 template <int kCount, int kBits>
 inline void pack_codes(const uint8_t* codes, uint8_t* to) {
   static_assert(kBits == 8 || kBits == 4 || kBits == 2);

@@ -1,4 +1,4 @@
-// Weights in MLX's affine format, some groups at a time on each thread.
+// Quantization of weights to MLX's affine format, some groups at a time on each thread.
 #include "linear/quantize.h"
 
 #include <algorithm>
@@ -11,17 +11,18 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int64_t kItemGroups = 512;  // at once
+constexpr int64_t kItemGroups = 512;  // groups per item
 
 struct Scale {
   float step, edge;
 };
 
-// As MLX chooses them: `edge`, the end that is farther from zero, becomes a code exactly, and so does zero.
+// Chooses scale and bias as MLX does: `edge`, the end that is farther from zero, becomes a code exactly, and
+// so does zero.
 template <int kGroup>
 Scale choose_scale(const float* values, float largest_code) {
   Vec low = Vec{} + std::numeric_limits<float>::infinity(), high = -low;
-  for (int j = 0; j < kGroup; j += kLanes) {  // what is NaN is left out
+  for (int j = 0; j < kGroup; j += kLanes) {  // NaNs are ignored
     const Vec x = load(values + j);
     low = x < low ? x : low;
     high = x > high ? x : high;

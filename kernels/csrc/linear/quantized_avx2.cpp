@@ -1,18 +1,18 @@
 // Quantized weights on AVX2 in integers.
 //
-// Activations are rounded per row and block of inputs (a group, at most 64) to a scale a times signed
-// 8-bit codes xq, so that for affine weights
+// Activations are rounded, per row and block of inputs (a group, at most 64), to a scale a times signed 8-bit
+// codes xq. So affine weights give
 //
 //   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
 //
-// by VPMADDUBSW, which multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and
-// E2M1 the sums stay there and are let wrap: they start at -c sum(xq), c the middle of the codes, and end
-// as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as
-// 2 value + 12. For codes of 5, 6 and 8 bits each sum of two is widened at once; for 8 bits it fits
-// because a also keeps the sum of its two activations at 128 (255 * 128 < 2^15). Every integer sum is
-// exact, so only the order of blocks matters, and that is the same for any number of rows.
+// VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and E2M1, sums
+// stay in 16 bits and may wrap meanwhile: they start at -c sum(xq), where c is the middle of the codes, and
+// end as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as
+// 2 value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because
+// a also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact, so only
+// the order of blocks matters, and it is fixed for any number of rows.
 //
-// Rounding moves an activation by at most a / 2, hence
+// Rounding changes an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 * sum|w|,
 // where for 8-bit codes max|x| also runs over |x + x'| of any two inputs that are added.
 #include "linear/fetch_avx2.h"
@@ -24,10 +24,10 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kTileRows = 6;
-constexpr int kItemTiles = 8;  // row tiles that share what they read of a panel
-constexpr int kAhead = 3072;   // bytes of codes fetched before they are used
+constexpr int kItemTiles = 8;  // most row tiles that share a panel
+constexpr int kAhead = 3072;   // prefetch distance in bytes of codes
 
-// Sums of R rows by 8 C outputs.
+// Sums of R rows and 8 C outputs.
 template <int R, int C>
 struct Sums {
   __m256i at[R][C];
@@ -35,14 +35,15 @@ struct Sums {
 
 alignas(32) constexpr int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-// Add up now: compilers that first add the values of several steps run out of registers.
+// Forces an addition to happen here, because compilers that first combine the values of several steps run out
+// of registers.
 inline __m256i settled(__m256i sum) {
   asm volatile("" : "+x"(sum));
   return sum;
 }
 
-// One word of activations times the codes of two vectors of outputs. Written out because it takes just the
-// four registers that twelve sums leave; compilers want more, and move or spill sums.
+// Adds one word of activations times the codes of two vectors of outputs. It is assembly, because it must use
+// only the four registers that twelve sums leave; compilers use more and spill sums.
 template <bool kWide>
 inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
                                                     __m256i& sum_0, __m256i& sum_1) {
@@ -63,7 +64,7 @@ inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i co
   sum_1 = to_1;
 }
 
-// One word of activations per row, times `codes`.
+// Adds one word of activations per row times `codes`.
 template <bool kWide, int R, int C>
 inline __attribute__((always_inline)) void add_products(const int32_t* x, const __m256i (&codes)[C],
                                                         Sums<R, C>& sums) {
@@ -83,7 +84,7 @@ inline __attribute__((always_inline)) void add_products(const int32_t* x, const 
   });
 }
 
-// Products of one block: R rows by 8 C outputs, the planes starting at their columns.
+// Adds the products of one block, R rows by 8 C outputs; planes start at these outputs' columns.
 template <class F, int R, int C>
 inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, const int32_t* starts,
                                                            const uint8_t* low, const uint8_t* high,
@@ -115,7 +116,7 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
   return sums;
 }
 
-// One block of inputs of a panel, as all tiles of an item meet it.
+// One block of inputs of a panel, shared by all tiles of an item.
 struct BlockView {
   const uint8_t* low;
   const uint8_t* high;
@@ -123,7 +124,7 @@ struct BlockView {
   int quads;
 };
 
-// sums[R][64] += one block.
+// Adds one block to sums[R][64].
 template <class F, int R>
 __attribute__((noinline)) void multiply_block(const BlockView& block, const int32_t* x, const float* scales,
                                               const float* x_sums, const int32_t* starts, float* sums) {
@@ -176,8 +177,8 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   finish_rows(call, panel, first, rows, sums);
 }
 
-// A single row takes a panel's scales where they lie, between its codes: writing them down as floats first,
-// for other rows to use, would take it a third of its time.
+// Multiplies a single row, reading a panel's scales in place. Converting them to floats first, which pays off
+// for several rows, would take a third of its time.
 template <class F, Float kType>
 inline __attribute__((always_inline)) void multiply_row(const BlockView& block, const uint8_t* parameters,
                                                         bool e8m0, const int32_t* x, float x_scale,
