@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -36,6 +37,8 @@ MAX_CACHED_CHARACTERS = (
 MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each may keep 30 MB
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
+# llguidance's message, which shows the source around the schema: the caller of a tool has not written that.
+_SCHEMA_IN_GRAMMAR = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?) \d+ \| .*", re.DOTALL)
 
 _Key: TypeAlias = tuple[str, str]  # (kind, source)
 
@@ -178,7 +181,10 @@ class ConstraintCompiler:
                 self._keep(key, _Cached(made, outcome.cpu_s))
                 return made
             outcome = Refused(reason)
-        refusal = f"{job.kind} cannot be used: {outcome.reason}; correct it or leave it out"
+        reason = _SCHEMA_IN_GRAMMAR.sub(
+            r"a JSON schema in it, such as the parameters of a forced tool: \1", outcome.reason
+        )
+        refusal = f"{job.kind} cannot be used: {reason}; correct it or leave it out"
         if outcome.keeps:
             with self._lock:
                 self._refusals[_digest(key)] = refusal

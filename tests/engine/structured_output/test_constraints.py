@@ -105,6 +105,10 @@ def _tag(**changes: Any) -> StructuredOutput:
         (StructuredOutput(json_schema=json.dumps(json.loads("[" * 80 + "]" * 80))), "nested more than 64"),
         (StructuredOutput(grammar="start: foo"), "unknown name"),
         (StructuredOutput(grammar="what is this"), "."),
+        (
+            StructuredOutput(grammar='start: "a" %json {"type": "array", "uniqueItems": true}'),
+            r'a JSON schema in it, .* a forced tool: Unimplemented keys: \["uniqueItems"\]; correct it',
+        ),
         (StructuredOutput(structural_tag="{}"), "triggers"),
         (
             StructuredOutput(
