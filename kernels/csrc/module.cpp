@@ -12,8 +12,8 @@ namespace nb = nanobind;
 
 namespace octavo {
 
-// What kernels/backends.py was written for: raised with every change of what the module offers or of what its
-// calls mean, so that an extension left over from older sources is told, not run.
+// Version of the module's interface for kernels/backends.py. It is raised whenever functions or their meaning
+// change, so that an extension built from older sources is reported instead of run.
 constexpr int kAbiVersion = 9;
 
 void bind_linear(nb::module_& m);
@@ -27,7 +27,8 @@ void bind_sampling(nb::module_& m);
 
 namespace {
 
-// MLX's C++ interface changes with every patch release: refuse any other than the one compiled against.
+// MLX's C++ interface may change with every patch release, so only the version that was compiled against is
+// accepted.
 void check_mlx_version() {
   const std::string built = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
                             "." + std::to_string(MLX_VERSION_PATCH);
@@ -38,7 +39,7 @@ void check_mlx_version() {
                                .c_str());
 }
 
-// A wrong OCTAVO_CPU_* variable is told when the module is loaded, not in the middle of a request.
+// Report a wrong OCTAVO_CPU_* variable when the module is loaded, not in the middle of a request.
 void check_environment() {
   try {
     isa();
@@ -52,7 +53,7 @@ void check_environment() {
 }  // namespace octavo
 
 NB_MODULE(_ext, m) {
-  nb::module_::import_("mlx.core");  // registers mx.array before our signatures mention it
+  nb::module_::import_("mlx.core");  // registers mx.array before signatures use it
   octavo::check_mlx_version();
   octavo::check_environment();
   m.attr("ABI_VERSION") = octavo::kAbiVersion;

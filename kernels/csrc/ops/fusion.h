@@ -1,4 +1,4 @@
-// Norms that are not evaluated yet, for nodes that compute them, too.
+// Unevaluated norms, for nodes that compute them together with their own work.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ struct PendingNorm {
   float eps;
 };
 
-// Returns `x` as an RMS norm with a weight, if it is one that is not evaluated yet.
+// Returns the norm if `x` is an unevaluated RMS norm with a weight.
 std::optional<PendingNorm> pending_rms_norm(const mx::array& x);
 
 }  // namespace octavo

@@ -36,12 +36,12 @@ class SelectRows : public CpuPrimitive {
   }
 };
 
-// Whether `input` has a row for each row of `x`, which is made of it.
+// Whether `input`, an input of `x`, has a row for each row of `x`.
 bool has_rows_of(const mx::array& input, const mx::array& x) {
   return input.ndim() == x.ndim() && input.shape(0) == x.shape(0);
 }
 
-// Whether x is yet to be computed, and each of its rows from the same rows of its inputs.
+// Whether x is unevaluated, and each of its rows depends only on the same rows of its inputs.
 bool computes_rows(const mx::array& x) {
   if (!is_pending(x) || x.ndim() < 2) return false;
   if (made_by(x, "Add") || made_by(x, "Multiply") || made_by(x, "AsType"))
@@ -51,12 +51,12 @@ bool computes_rows(const mx::array& x) {
   return primitive != nullptr && primitive->computes_rows(x) && has_rows_of(x.inputs()[0], x);
 }
 
-// Whether all rows of x are the same, such as those of a factor.
+// Whether all rows of x are equal, because x was broadcast.
 bool repeats_row(const mx::array& x) {
   return made_by(x, "Broadcast") && (x.inputs()[0].ndim() < x.ndim() || x.inputs()[0].shape(0) == 1);
 }
 
-// A graph once more, for some rows only.
+// Rebuilds a pending graph so that it computes only some rows.
 class RowGraph {
  public:
   RowGraph(const mx::array& x, mx::array ids, mx::StreamOrDevice stream)
@@ -96,7 +96,8 @@ class RowGraph {
     return shape;
   }
 
-  // What operations need that do not compute rows, such as attention: it is computed whole in any case.
+  // Finds arrays that are computed whole anyway, because operations that mix rows, such as attention, read
+  // them.
   void find_shared(const mx::array& x) {
     std::vector<mx::array> left{x}, whole;
     std::unordered_set<std::uintptr_t> seen;

@@ -1,7 +1,8 @@
 // Row and elementwise operations as MLX graph nodes; std::invalid_argument for wrong shapes and types.
 //
-// All compute in float32 and round once to the type of their input. With `fuse` a node includes unevaluated
-// nodes before it (ops/views.h). It then rounds wherever they would have, so results are bit-identical.
+// All compute in float32 and round once to the type of their input. With `fuse`, a node also computes
+// unevaluated nodes before it (ops/views.h). It then rounds wherever these would have, so results are
+// bit-identical.
 #pragma once
 
 #include <optional>
@@ -15,20 +16,21 @@ namespace mx = mlx::core;
 
 using MaybeArray = std::optional<mx::array>;
 
-// x / sqrt(mean(x^2) + eps) * weight over the last axis. With `fuse`, if x is a sum that is not evaluated
-// yet, one node computes both, and `x` becomes that node's sum.
+// Returns x / sqrt(mean(x^2) + eps) * weight over the last axis. With `fuse`, if x is an unevaluated sum, one
+// node computes sum and norm, and `x` becomes that node's sum.
 mx::array rms_norm(mx::array& x, const MaybeArray& weight, float eps, bool fuse, mx::StreamOrDevice stream);
 
-// (x - mean) / sqrt(variance + eps) * weight + bias over the last axis; `fuse` as in rms_norm.
+// Returns (x - mean) / sqrt(variance + eps) * weight + bias over the last axis; `fuse` as in rms_norm.
 mx::array layer_norm(mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps, bool fuse,
                      mx::StreamOrDevice stream);
 
-// activation(gate) * up, or activation(gate); "silu", "gelu", "gelu_tanh" or "gelu_sigmoid".
+// Returns activation(gate) * up, or activation(gate) without `up`; activations are "silu", "gelu",
+// "gelu_tanh" and "gelu_sigmoid".
 mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& activation,
                 mx::StreamOrDevice stream);
 
 struct RopeOptions {
-  int dims;              // rotated values of the last axis, from the front
+  int dims;              // number of rotated values at the front of the last axis
   bool interleaved;      // pairs are neighbours; otherwise dims / 2 apart
   float position_scale;  // factor on positions
   float value_scale;     // factor on the rotated values, applied first

@@ -11,7 +11,7 @@ namespace {
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exp_float(-x)); }
 
-// 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, absolute error below 5e-7.
+// Returns 1 + erf(x / sqrt(2)), Abramowitz and Stegun 7.1.26, with an absolute error below 5e-7.
 inline float one_plus_erf(float x) {
   const float z = (x < 0.0f ? -x : x) * 0.70710678118654752f;
   const float t = 1.0f / (1.0f + 0.3275911f * z);
@@ -33,7 +33,7 @@ inline float activate(float x) {
   return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
-// Calls body(row) for every row, as many to an item as are worth a thread.
+// Calls body(row) for every row; an item has as many rows as justify waking a thread.
 template <class Body>
 void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
   const int64_t per_item = static_cast<int64_t>(kItemBytes / (row_bytes + 1)) + 1;
@@ -43,11 +43,11 @@ void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
 }
 
 #if defined(__AVX512BF16__)
-// silu by what the level has, in two thirds of the time: exp(-x) is exp_of with fused operations, at most
-// 1.7e38.
+// Returns silu by AVX-512 instructions, in two thirds of the time. exp(-x) is exp_of with fused operations,
+// at most 1.7e38.
 inline __m512 silu_vector(__m512 x) {
   const auto all = [](float value) { return _mm512_set1_ps(value); };
-  // NaNs stay, as second operands.
+  // min and max return their second operand for NaN, so NaNs stay.
   const __m512 within = _mm512_min_ps(all(87), _mm512_max_ps(all(-88), x)), magic = all(12582912.0f);
   const __m512 shifted = _mm512_fmadd_ps(within, all(-1.44269504088896341f), magic);
   const __m512 n = _mm512_sub_ps(shifted, magic);
@@ -66,7 +66,7 @@ inline __m512 silu_vector(__m512 x) {
 }
 #endif
 
-// Values become their activations; there is room for whole vectors.
+// Replaces values by their activations; the array has space for whole vectors.
 template <Activation kind>
 void activate_floats(float* values, int count) {
 #if defined(__AVX512BF16__)
@@ -80,7 +80,7 @@ void activate_floats(float* values, int count) {
   for (int i = 0; i < count; ++i) values[i] = activate<kind>(values[i]);
 }
 
-// One row, or a piece of one.
+// Computes the gate for a row or a piece of a row.
 template <Activation kind>
 void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
   float values[kBlock], ups[kBlock];
@@ -96,7 +96,7 @@ void gate_row(const GateCall& call, const void* gate, const void* up, void* y, i
   }
 }
 
-// Values [at, at + size) of a row.
+// Computes the gate for values [at, at + size) of a row.
 template <Activation kind>
 void gate_piece(const GateCall& call, int64_t row, int at, int size) {
   const std::size_t width = float_size(call.type);
@@ -121,7 +121,7 @@ void gate_rows(const GateCall& call) {
   });
 }
 
-// body(integral constant) of an activation.
+// Calls body(integral constant) for an activation.
 template <class Body>
 void with_activation(Activation activation, Body body) {
   switch (activation) {
@@ -133,7 +133,7 @@ void with_activation(Activation activation, Body body) {
   }
 }
 
-// Stores x + added of one row in `sum`; what the norm is taken of.
+// Stores x + added of one row in `sum`, and returns the input of the norm.
 const void* add_row(const NormCall& call, std::size_t start) {
   if (call.added == nullptr) return call.x;
   float values[kBlock], others[kBlock];

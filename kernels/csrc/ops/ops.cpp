@@ -19,7 +19,7 @@ void run_norm(NormKind kind, const NormCall& call) {
 
 void run_gated(const GateCall& call) { OCTAVO_AT_LEVEL(gated, call); }
 
-// x, then what there is of added, weight and bias -> y, or y and the sum.
+// Inputs: x, then added, weight and bias if present. Outputs: y, and the sum if there is `added`.
 class Norm : public CpuPrimitive {
  public:
   Norm(mx::Stream stream, NormKind kind, float eps, bool adds, bool has_weight, bool has_bias)
@@ -72,7 +72,7 @@ class Norm : public CpuPrimitive {
   bool adds_, has_weight_, has_bias_;
 };
 
-// Where rows lie in an input: known while the graph is built, or read off the array when it is there.
+// Positions of rows in an input; known from the graph if it is a view, else read from the evaluated array.
 struct Rows {
   int64_t offset, stride;
 };
@@ -84,7 +84,7 @@ class Gated : public CpuPrimitive {
 
   const char* name() const override { return "octavo.gated"; }
 
-  // Where its inputs' rows were found, row i may be part of another row, or of none.
+  // Row i of a view may be a part of another row of the input, or of no row; this checks that it is not.
   bool computes_rows(const mx::array& y) const override {
     const int64_t runs = static_cast<int64_t>(y.size()) / y.shape(-1);
     for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -136,7 +136,7 @@ void require_parameter(const char* name, const mx::array& parameter, const mx::a
                  std::string("[") + std::to_string(x.shape(-1)) + "] like the last axis of x");
 }
 
-// Whether x is a sum of two arrays like itself that nobody has computed yet.
+// Whether x is an unevaluated sum of two arrays with its shape and type.
 bool is_plain_sum(const mx::array& x) {
   if (!made_by(x, "Add")) return false;
   for (const mx::array& term : x.inputs())
@@ -165,8 +165,7 @@ mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const Mayb
   return outputs[0];
 }
 
-// What holds a gate and, behind it in each row, what it is multiplied by, and nothing else; not evaluated
-// yet.
+// Returns the unevaluated array whose rows are the gate followed by `up`, if there is one.
 std::optional<mx::array> gate_beside(const mx::array& gate, const std::optional<View>& a,
                                      const std::optional<View>& b) {
   const int64_t size = gate.shape(-1);

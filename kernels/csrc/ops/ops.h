@@ -26,29 +26,29 @@ struct StridedRows {
 };
 
 struct GateCall {
-  StridedRows gate, up;  // without data in `up`: the activation of the gate alone
+  StridedRows gate, up;  // if `up` has no data, y is the activation of the gate alone
   void* y;
-  int64_t y_stride;  // values from row to row; y may be the memory of the gate or of `up`
+  int64_t y_stride;  // values between rows; y may share the memory of the gate or of `up`
   Float type;
   Activation activation;
   int64_t rows;
   int size;
 };
 
-// Rotates the first `dims` of each head's `size` values by the angles of its token, after an RMS norm
-// of the head if there is a weight. Values are rounded to `type` wherever separate operations would.
+// Rotation of the first `dims` of each head's `size` values by the angles of its token, after an RMS norm of
+// the head if there is a weight. Values are rounded to `type` wherever separate operations would round.
 struct RopeCall {
   const void* x;  // value [b, h, l, i] at b * strides[0] + h * strides[1] + l * strides[2] + i
   int64_t strides[3];
   int batch, heads, length, size;
   const float* angles;   // [batch or 1, length, 2, dims / 2]: cosines, then sines
-  int64_t angle_stride;  // values from one b to the next; 0 if all share them
-  const void* weight;    // [size], of the norm; or null
+  int64_t angle_stride;  // values between batches; 0 if they share angles
+  const void* weight;    // [size], weight of the norm; or null
   Float type, weight_type;
   float eps;
   int dims;
   bool interleaved;  // pairs are neighbours; otherwise dims / 2 apart
-  float scale;       // factor on the rotated values; 1: none
+  float scale;       // factor on the rotated values
   void* y;           // [batch, heads, length, size] without gaps
 };
 
@@ -75,7 +75,7 @@ OCTAVO_DECLARE_OPS(avx2)
 OCTAVO_DECLARE_OPS(avx512)
 #undef OCTAVO_DECLARE_OPS
 
-// Computes `gated` on the calling thread alone, for rows that a linear layer has just finished.
+// Computes `gated` on the calling thread only, for rows that a linear layer has just finished.
 void run_gated_here(const GateCall& call);
 
 }  // namespace octavo

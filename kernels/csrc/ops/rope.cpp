@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-// offsets int32 [B], inverse frequencies [half] -> [B, length, 2, half]
+// Inputs: offsets int32 [B], inverse frequencies [half]. Output: angles [B, length, 2, half].
 class RopeAngles : public CpuPrimitive {
  public:
   RopeAngles(mx::Stream stream, float position_scale)
@@ -42,20 +42,21 @@ class RopeAngles : public CpuPrimitive {
   float position_scale_;
 };
 
-// Elements from one b, h and l of x to the next, and to the first, in an input whose last axis has no gaps.
+// Strides of batch, head and token of x, and the offset of its first element, in an input with a contiguous
+// last axis.
 struct Heads {
   int64_t offset;
   std::array<int64_t, 3> strides;
 };
 
-// x [B, H, L, D] or [B, L, D], of these strides.
+// Returns the Heads of x [B, H, L, D] or [B, L, D] with these strides.
 std::optional<Heads> heads_of(const mx::array& x, int64_t offset, const mx::Strides& strides) {
   if (x.shape(-1) != 1 && strides.back() != 1) return std::nullopt;
   if (x.ndim() == 3) return Heads{offset, {strides[0], 0, strides[1]}};
   return Heads{offset, {strides[0], strides[1], strides[2]}};
 }
 
-// x, angles, maybe the weight of a norm -> y
+// Inputs: x, angles, and the weight of a norm if there is one. Output: y.
 class Rope : public CpuPrimitive {
  public:
   Rope(mx::Stream stream, const RopeOptions& options, std::optional<Heads> heads, float eps)
@@ -109,8 +110,8 @@ class Rope : public CpuPrimitive {
   float eps_;
 };
 
-// A view of an array without gaps of shape `inner`, in the steps that another view of that array takes
-// along its axes; none if the first view merged or cut axes.
+// Returns the strides of a view with `shape` and `strides` over a contiguous array of shape `inner`, if that
+// array is itself a view with strides `steps`; none if the view merged or split axes.
 std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& strides, const mx::Shape& inner,
                                    const mx::Strides& steps) {
   mx::Strides result(shape.size(), 0);
@@ -127,7 +128,7 @@ std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& st
   return result;
 }
 
-// What a rotation reads: x itself, what x is a view of, or what an RMS norm before it reads.
+// Input of a rotation: x itself, the base of x if it is a view, or the input of an RMS norm before it.
 struct Source {
   mx::array array;
   std::optional<Heads> heads;
@@ -150,8 +151,8 @@ Source find_source(const mx::array& x, bool fuse) {
   return {x, std::nullopt, std::nullopt};
 }
 
-// The angles of a step are the same in every layer: the last few are kept. (A replayed graph gets by
-// without: MLX joins equivalent nodes when it traces.)
+// Returns the angles of a step, which are equal in every layer, so the last few are cached. (Replayed graphs
+// do not need the cache, because MLX joins equivalent nodes when it traces.)
 mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequencies, int length,
                      float position_scale, mx::Stream stream) {
   struct Entry {
@@ -160,7 +161,7 @@ mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequenci
     float scale;
   };
   constexpr std::size_t kKept = 8;
-  // Leaked with its thread, whose end may come after MLX's statics are gone.
+  // Leaked on purpose, because the thread may end after MLX's statics are destroyed.
   static thread_local auto& kept = *new std::vector<Entry>;
   for (const Entry& entry : kept)
     if (entry.offset.id() == offset.id() && entry.frequencies.id() == inverse_frequencies.id() &&

@@ -8,7 +8,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The values of one head before they are rotated.
+// Loads the values of one head, after its RMS norm if there is one.
 void load_head(const RopeCall& call, std::size_t start, float* values) {
   if (call.weight == nullptr) return load_floats(call.x, call.type, start, call.size, values);
   const float factor = rms_factor(call.x, call.type, start, call.size, call.eps);

@@ -11,9 +11,9 @@
 namespace octavo {
 namespace {
 
-constexpr int kLanes = 16;   // partial sums of a reduction, the same on every instruction set
-constexpr int kBlock = 256;  // values converted at once, on the stack
-constexpr std::size_t kItemBytes = 32 << 10;  // of one operand; less work does not justify waking a thread
+constexpr int kLanes = 16;                    // partial sums of a reduction, as many on every instruction set
+constexpr int kBlock = 256;                   // values converted at once, on the stack
+constexpr std::size_t kItemBytes = 32 << 10;  // bytes of one operand that justify waking a thread
 
 // Adds term(value) of `count` values to the lanes; blocks start at a multiple of kLanes.
 template <class Term>
@@ -52,7 +52,7 @@ inline float rms_factor(const void* x, Float type, std::size_t start, int size, 
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(size) + eps);
 }
 
-// Computes values [count] = x * factor * weight, from element `start` of x and `at` of the weight on.
+// Computes values [count] = x * factor * weight, from element `start` of x and element `at` of the weight on.
 inline void scale_block(const void* x, Float type, std::size_t start, const void* weight, Float weight_type,
                         int at, int count, float factor, float* values) {
   load_floats(x, type, start + at, count, values);

@@ -1,6 +1,6 @@
-// Resolution of shape operations while a graph is built. Model code reshapes, slices and transposes our
-// kernels' outputs, and the next kernel can read the original with strides instead. Nodes without readers
-// never become part of the evaluated graph.
+// Resolution of shape operations while a graph is built. Model code reshapes, slices and transposes the
+// kernels' outputs; the next kernel can read the original with strides instead. Shape nodes that are then
+// unused are never evaluated.
 #pragma once
 
 #include <optional>
@@ -19,12 +19,11 @@ struct View {
   mx::Strides strides;
 };
 
-// Returns `x` as a view of the output of one of our primitives, which are always contiguous; nothing if `x`
-// has been evaluated or other than shape operations are in between.
+// Returns `x` as a view of the contiguous output of one of Octavo's primitives; nullopt if `x` has been
+// evaluated, or if other than shape operations are in between.
 std::optional<View> find_view(const mx::array& x);
 
-// Returns `x`, or equal values with fewer nodes: its shape operations replaced by one reshape or one strided
-// view.
+// Returns `x`, or an equal array whose shape operations are replaced by one reshape or one strided view.
 mx::array shortcut(const mx::array& x);
 
 // Whether `x` has yet to be evaluated.
@@ -37,8 +36,8 @@ bool made_by(const mx::array& x, const char* primitive);
 // others, returns the others.
 mx::array rows_behind(const mx::array& x, int count);
 
-// Returns the distance between rows (runs along the last axis) if all axes before the last can be merged and
-// rows are contiguous.
+// Returns the distance between rows (runs along the last axis) if rows are contiguous and all earlier axes
+// can be merged.
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides);
 
 }  // namespace octavo

@@ -1,6 +1,6 @@
-// Values of stored codes and scales: octavo.kernels.formats, read back. Portable code that each level
-// compiles for itself (internal linkage). Every product below is exact in float32, and affine's sum is its
-// only rounding, so fused multiply-adds change nothing.
+// Decoding of stored codes and scales, as octavo.kernels.formats defines it. Portable code that each level
+// compiles for itself (internal linkage). Every product below is exact in float32, and only the sum of affine
+// formats rounds, so fused multiply-adds change nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 inline constexpr int kMxGroup = 32, kNvGroup = 16, kAffineGroup = 64;  // values that share a scale
 inline constexpr int kFp5Coarse = 8;  // values at the start of an fp5 row that have no fifth bit
 
-// E2M2: the value of each code, whose lowest bit is stored separately, as a fifth bit below the others.
+// Values of E2M2 codes. The lowest bit of a code, a fifth bit below the others, is stored separately.
 inline constexpr float kE2M2[32] = {0.0f,  0.25f,  0.5f,  0.75f,  1.0f,  1.25f,  1.5f,  1.75f,
                                     2.0f,  2.5f,   3.0f,  3.5f,   4.0f,  5.0f,   6.0f,  7.0f,
                                     -0.0f, -0.25f, -0.5f, -0.75f, -1.0f, -1.25f, -1.5f, -1.75f,
@@ -58,7 +58,8 @@ inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) 
   }
 }
 
-// Looks up both values of a byte of codes, with kBits lowest bits of each (0 or 1) below it.
+// Table of the two values of each byte of codes, if kBits (0 or 1) lowest bits of each code are stored
+// separately.
 template <int kBits>
 struct PairsOfValues {
   alignas(64) float of[256 << 2 * kBits][2];
@@ -78,13 +79,14 @@ inline void store_pairs(const float* first, const float* second, float scale, fl
   *reinterpret_cast<Four*>(to) = Four{first[0], first[1], second[0], second[1]} * scale;
 }
 
-// dim: a multiple of 4
+// Decodes E2M1 codes; `dim` is a multiple of 4.
 inline void expand_e2m1(const uint8_t* codes, int dim, float scale, float* row) {
   const auto& pairs = kPairsOfValues<0>.of;
   for (int i = 0; i < dim; i += 4, codes += 2) store_pairs(pairs[codes[0]], pairs[codes[1]], scale, row + i);
 }
 
-// planes: a byte of lowest bits for each eight values; the first byte is the row's scale instead
+// Decodes fp5 codes. `planes` has a byte of lowest bits for each eight values, but its first byte is the
+// row's scale.
 inline void expand_fp5(const uint8_t* codes, const uint8_t* planes, int dim, float* row) {
   const float scale = e5m3(planes[0]);
   expand_e2m1(codes, kFp5Coarse, scale, row);
@@ -108,7 +110,7 @@ inline void expand_affine4(const uint8_t* codes, int dim, float scale, float bia
   }
 }
 
-// Calls body(group, its codes, its values) for the groups of a row, with `group_bytes` of codes each.
+// Calls body(group index, codes, values) for each group of a row, which has `group_bytes` bytes of codes.
 template <class Body>
 inline void for_groups(int dim, int group, int group_bytes, const uint8_t* codes, float* row, Body&& body) {
   for (int g = 0; g < dim / group; ++g) body(g, codes + g * group_bytes, row + g * group);

@@ -1,4 +1,4 @@
-// Check that a step's indices are inside a pool, which no kernel checks.
+// Check that a step's indices are inside a pool; the kernels rely on it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct StepIndices {
   int64_t table_width;
 };
 
-// The checks of AttentionMetadata.check, without a reason.
+// Returns whether AttentionMetadata.check would accept the step, without a reason.
 bool are_inside(const StepIndices& step, int64_t page_size, int64_t num_pages);
 
 // Writes a program's values for a step with valid indices to `to`: slots, q_start, kv_len, the page table,

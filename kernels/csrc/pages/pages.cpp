@@ -15,7 +15,7 @@ namespace {
 
 using Arrays = std::vector<mx::array>;
 
-// A primitive of ours: it shares its inputs' buffers or allocates, then dispatches work to the stream.
+// Base of page primitives: they reuse their inputs' buffers or allocate, then dispatch work to the stream.
 class PagePrimitive : public mx::Primitive {
  public:
   PagePrimitive(mx::Stream stream, const PageLayout& layout) : Primitive(stream), layout_(layout) {}
@@ -33,8 +33,8 @@ class PagePrimitive : public mx::Primitive {
   PageLayout layout_;
 };
 
-// The output takes over the input's buffer. Safe because a pool is written at most once per evaluation
-// and whoever reads it takes the handle that the write returned: MLX orders by true dependencies only.
+// Gives the input's buffer to the output. This is safe because a pool is written at most once per evaluation,
+// and readers use the handle that the write returned. MLX orders nodes only by such dependencies.
 void write_in_place(const mx::array& input, mx::array& output) {
   if (!input.flags().row_contiguous) throw std::invalid_argument("a pool must be row contiguous");
   output.copy_shared_buffer(input);
@@ -56,7 +56,8 @@ class WritePages : public PagePrimitive {
     args.slots = view_ints(inputs[4]);
     args.num_tokens = inputs[4].shape(0);
     dispatch([args] {
-      // A block is worth forking for from about 16 rows of K and V; long ones know which rows come next.
+      // From about 16 rows of K and V on, a block is worth a thread; in longer blocks the next rows can be
+      // prefetched.
       const int tokens = std::max({1, 16 / args.layout.num_heads, args.num_tokens / (8 * num_threads())});
       parallel_for((args.num_tokens + tokens - 1) / tokens, [&](int block) {
         attention_kernels().write(args, block * tokens, std::min(args.num_tokens, (block + 1) * tokens));
@@ -113,10 +114,9 @@ class GatherPages : public PagePrimitive {
   const char* name() const override { return "OctavoGatherPages"; }
 };
 
-// Zeros uint8 in memory of their own. MLX's allocator would leave rows across cache lines. Huge pages, where
-// the system grants them, spare attention's scattered reads, and recurrences' walks through all states, most
-// of their address translations. MLX keeps a size in front of the data of its buffers; raw_ptr() says how
-// far.
+// Returns uint8 zeros in memory that is aligned to cache lines, unlike MLX's. Huge pages, if the system
+// grants them, save most TLB misses of attention's scattered reads and of recurrences that read all states.
+// MLX stores a size in front of its buffers' data; raw_ptr() tells the distance.
 mx::array array_in_pool_memory(const mx::Shape& shape) {
   size_t bytes = 1;
   for (const auto size : shape) bytes *= size_t(size);

@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-// MLX's current CPU stream on this thread: streams are per thread.
+// Returns MLX's current CPU stream on this thread, because streams are per thread.
 mx::Stream cpu_stream();
 
 // Returns zeros, uint8 [count, bytes], in memory for page pools; both must be at least 1.

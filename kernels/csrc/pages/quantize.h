@@ -1,6 +1,6 @@
-// Conversion of rows to codes and scales, bit-equal to octavo.kernels.formats: every float operation below is
-// one rounding, in the order of docs/spec/page-formats.md (the build forbids contraction into FMA). Functions
-// return false if the row is not storable; their output is then overwritten. Internal linkage.
+// Conversion of rows to codes and scales, bit-identical to octavo.kernels.formats. Every float operation
+// rounds once, in the order of docs/spec/page-formats.md (the build forbids contraction into FMA). Functions
+// return false if a row cannot be stored; the caller then overwrites their output. Internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 // ---- 16-bit rows ----
 
-// Values larger than `largest` become infinity.
+// Stores a row of 16-bit floats; values larger than `largest` become infinity.
 inline bool store_16_bits(Float type, float largest, const float* row, int dim, uint8_t* codes) {
   alignas(64) float magnitudes[kMaxDim];
   const Extent extent = load_magnitudes(row, dim, magnitudes);
@@ -192,7 +192,7 @@ inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8
   return false;
 }
 
-// Stores consecutive rows of a format's dim like store_row, and reports which are storable.
+// Stores consecutive rows like store_row, and reports which of them could be stored.
 inline void store_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
                        uint8_t* const* scales, bool* storable) {
   const int dim = format.dim;

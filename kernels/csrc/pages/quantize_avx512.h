@@ -1,9 +1,9 @@
-// Conversion of rows to codes on AVX-512, in registers, bit-equal to pages/quantize.h and
-// pages/quantize_fp5.h. It covers fp4 and fp5 rows with a length that is a power of two from 64 to 256.
-// Internal linkage.
+// Conversion of rows to codes on AVX-512, in registers, bit-identical to pages/quantize.h and
+// pages/quantize_fp5.h. It supports fp4 and fp5 rows whose length is a power of two from 64 to 256. Internal
+// linkage.
 //
-// Indices of 2^n magnitudes are found by binary search in tables of edges. Edges alternate between ">" and
-// ">=" (ties to the even index); x > e is tested as x >= the float after e.
+// The index of the nearest of 2^n magnitudes is found by binary search in tables of edges. Comparisons with
+// edges alternate between ">" and ">=" (ties to the even index); x > e is tested as x >= the float after e.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +21,8 @@
 namespace octavo {
 namespace {
 
-// Tables for the search in a grid of 2^kBits magnitudes. They are constants, because nothing in this file may
-// run at load.
+// Tables for the search in a grid of 2^kBits magnitudes. They are compile-time constants, because no code of
+// this file may run at load, before the CPU is checked.
 template <int kBits>
 struct Grid {
   alignas(64) float values[16];
@@ -40,7 +40,7 @@ struct Grid {
   }
 };
 
-// The tables for one scale. An edge below an odd index is replaced by the float after it.
+// Tables for one scale. An edge below an odd index is replaced by the float after it.
 template <int kBits>
 struct ScaledGrid {
   __m512 values;
@@ -125,7 +125,7 @@ inline __attribute__((always_inline)) __m512i with_sign(__m512i codes, __mmask16
   return _mm512_mask_add_epi32(codes, negative, codes, _mm512_set1_epi32(8));
 }
 
-// Candidates for a scale. All are computed before comparing, because predicted branches would often be wrong.
+// Candidates for a scale. All are computed before comparing, because branches would often be mispredicted.
 constexpr int kCandidates = 5;
 static_assert(std::size(kScaleFactors) == kCandidates && std::size(kScaleSteps) == kCandidates);
 
@@ -147,7 +147,7 @@ struct Choice {
   }
 };
 
-// Computes fp4's scale by the definition, with exact errors. Rarely needed, so not inlined.
+// Computes fp4's scale by its definition, with exact errors. It is rarely needed, so it is not inlined.
 template <int kVectors>
 [[gnu::noinline]] uint16_t fp4_scale_by_errors(const float* row) {
   const Magnitudes<kVectors> x(row);
@@ -268,12 +268,12 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float
   return of_lanes[std::countr_zero(candidates)];
 }
 
-// Rows computed together: each operation is done for all of them, because operations of one row depend on
-// each other.
+// Rows computed together. Each operation is applied to all of them in turn, because the operations of one row
+// depend on each other.
 constexpr int kRowsTogether = 8;
 
-// Rows of 16 kVectors values, one after the other, and the targets of their codes and scales. A row that is
-// not storable sets its `storable` to false and writes nothing; others leave it unchanged.
+// Stores adjacent rows of 16 kVectors values. A row that cannot be stored sets its `storable` to false and
+// writes nothing; other rows leave `storable` unchanged.
 template <int kVectors>
 void store_fp4_rows(const float* rows, int count, uint8_t* const* codes, uint8_t* const* scales,
                     bool* storable) {

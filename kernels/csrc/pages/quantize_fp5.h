@@ -1,4 +1,4 @@
-// Conversion of rows to fp5: octavo.kernels.formats.fp5, operation for operation. Internal linkage.
+// Conversion of rows to fp5, with the same operations as octavo.kernels.formats.fp5. Internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 namespace octavo {
 namespace {
 
-// Distances of the candidate scales above absmax / 7, in E5M3 numbers, in the order of trial.
+// Candidate scales in the order of trial, as numbers of E5M3 steps above absmax / 7.
 constexpr int kScaleSteps[] = {0, 1, 2, 3, 6};
 constexpr int kLargestE5m3 = 247;
 
-// Returns the integer nearest to a value of at most 2^22, ties to even: adding 2^23 drops the fraction.
+// Returns the integer nearest to a value of at most 2^22, ties to even; adding 2^23 rounds the fraction away.
 inline float nearest_integer(float value) { return (value + 0x1p23f) - 0x1p23f; }
 
 // Returns the E2M2 magnitude (E2M1 if kCoarse) nearest to magnitude / scale, ties to the even index. The

@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-constexpr float kMaxHalf = 65504.0f;  // scales stop at the largest finite fp16
+constexpr float kMaxHalf = 65504.0f;  // largest finite fp16; scales are clamped to it
 
 // fp4's candidate scales are absmax times these, tried in this order (octavo.kernels.formats.fp4).
 constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 / 6), float(1.08 / 6),
@@ -20,7 +20,7 @@ constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 /
 inline void store_half(uint8_t* to, uint16_t bits) { std::memcpy(to, &bits, 2); }
 inline bool finite_half(uint16_t bits) { return (bits & 0x7c00) != 0x7c00; }
 
-// The largest magnitude of some values, and whether all are finite.
+// Largest magnitude of some values, and whether all are finite.
 struct Extent {
   float largest;
   bool finite;
@@ -93,7 +93,7 @@ inline uint8_t to_e4m3(float absmax) {
   return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
 }
 
-// Step and bias of a group of affine codes, with codes up to `most`, before they are rounded to fp16.
+// Step and bias of a group of affine codes 0..`most`, before they are rounded to fp16.
 struct AffineGroup {
   float step, bias;
 
@@ -107,7 +107,7 @@ struct AffineGroup {
     if (count != 0) step = edge / count;
   }
 
-  // Returns false if they do not fit fp16.
+  // Stores both; returns false if they do not fit into fp16.
   bool store(uint8_t* to) const {
     const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
     store_half(to, stored_step);

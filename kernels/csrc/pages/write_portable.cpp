@@ -1,4 +1,4 @@
-// Quantize-and-write into pages, and dense gathering out of them, for the level OCTAVO_ISA.
+// Writing of quantized rows to pages, and gathering of dense rows from pages, for the level OCTAVO_ISA.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -12,13 +12,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Rows that are stored together: of some heads of a token.
+// Most rows stored together: rows of several heads of one token.
 constexpr int kMostRows = 8;
-constexpr int kRowFloats = 2 * kMaxDim;  // of all of them
+constexpr int kRowFloats = 2 * kMaxDim;  // floats of all these rows
 static_assert(kRowFloats == kMostRows * 256);
 
-// Stores rows one after the other, rotated in place if the format rotates; where their codes and scales go.
-// False: one is not storable, and zeros are stored.
+// Stores adjacent rows, rotated in place if the format rotates, at `codes` and `scales`. Stores zeros for
+// rows that cannot be stored, and returns false if there are any.
 bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
                      uint8_t* const* scales) {
   bool storable[kMostRows], all = true;
@@ -32,8 +32,8 @@ bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* c
   return all;
 }
 
-// Prefetches a token's rows of a head before they are loaded: another thread computed them a moment ago.
-// Inline for certain: GCC 12 drops calls of what only prefetches.
+// Prefetches a token's rows of a head before they are loaded, because another thread has just computed them.
+// Always inlined, because GCC 12 drops calls of functions that only prefetch.
 inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, int token, int head) {
   for (const RowsView* view : {&args.keys, &args.values})
     if (view->dim_stride == 1)
@@ -41,7 +41,7 @@ inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, 
                    view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
 }
 
-// Heads [first, first + count) of a token's K or V.
+// Writes heads [first, first + count) of a token's K or V.
 bool write_heads(const WriteArgs& args, bool is_key, int token, int first, int count) {
   const PageLayout& layout = args.layout;
   const RowFormat& format = is_key ? layout.k : layout.v;
@@ -73,7 +73,7 @@ void write(const WriteArgs& args, int first_token, int end_token) {
   }
 }
 
-// Dense rows first..end of one sequence and head, dequantized and rotated back; zeros past kv_len.
+// Gathers rows first..end of one sequence and head, dequantized and rotated back; zeros past kv_len.
 void gather(const GatherArgs& args, int sequence, int head, int first, int end) {
   const PageLayout& layout = args.layout;
   const int32_t* table = args.page_table + sequence * args.table_width;

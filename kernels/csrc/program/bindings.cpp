@@ -20,8 +20,8 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-// An array of int32 without gaps, as the buffer protocol shows it: nb::ndarray asks for more of it, and takes
-// an exception to learn that it is read-only.
+// A contiguous int32 array, read through the buffer protocol. nb::ndarray would request more information, and
+// needs an exception to find out that an array is read-only.
 class Values {
  public:
   explicit Values(nb::handle array, int flags = PyBUF_CONTIG_RO) {
@@ -31,7 +31,7 @@ class Values {
   Values(const Values&) = delete;
   Values& operator=(const Values&) = delete;
 
-  // Whether it is one; of others nothing else is known.
+  // Whether the buffer is a contiguous int32 array; otherwise no other method may be called.
   bool are_ints() const { return buffer_.obj && std::strcmp(buffer_.format, "i") == 0; }
   bool are_ints(int num_dims) const { return are_ints() && buffer_.ndim == num_dims; }
 
@@ -44,7 +44,7 @@ class Values {
   Py_buffer buffer_ = {};
 };
 
-// Copies values to the inputs that they fill, of which the first is `input`; the one behind them.
+// Copies values to the inputs that they fill, from `input` on; returns the index of the next input.
 std::size_t fill(const Program& program, std::size_t input, const Values& values) {
   const std::vector<Program::Input>& inputs = program.inputs();
   std::size_t end = input, size = 0;

@@ -17,7 +17,7 @@ bool is_one_of(const char* name, std::initializer_list<const char*> names) {
   return false;
 }
 
-// The same elements in the same order under another shape.
+// Reshapes `input` to the shape of `output`, with the same elements in the same order.
 void reshape(const mx::array& input, mx::array& output, Encoder& encoder) {
   const mx::array plain = row_contiguous(input, encoder);
   mx::Strides strides(output.ndim());
@@ -38,7 +38,7 @@ void store(void* values, Float type, std::size_t i, float value) {
   else static_cast<uint16_t*>(values)[i] = type == Float::bf16 ? float_to_bf16(value) : float_to_f16(value);
 }
 
-// As MLX computes with 16-bit floats: in float32, rounded once.
+// Adds or multiplies like MLX, which computes 16-bit floats in float32 and rounds once.
 void combine(const mx::array& a, const mx::array& b, mx::array& output, bool multiply, Encoder& encoder) {
   const mx::array left = row_contiguous(a, encoder), right = row_contiguous(b, encoder);
   allocate(output);
@@ -66,7 +66,7 @@ void capture_mlx(mx::array& x) {
   const char* const name = x.primitive().name();
   const std::vector<mx::array>& inputs = x.inputs();
   Encoder encoder(x.primitive().stream());
-  const auto can_copy = [](const mx::array& input) {  // as row_contiguous does
+  const auto can_copy = [](const mx::array& input) {  // arrays that row_contiguous can copy
     return input.flags().row_contiguous || input.itemsize() == 2 || input.itemsize() == 4;
   };
   if (is_one_of(name, {"Reshape", "Flatten", "Unflatten", "Contiguous"}) && can_copy(inputs[0])) {

@@ -5,8 +5,8 @@
 
 namespace octavo {
 
-// Captures x, a pending result of MLX's own operations: as a view of its input if possible, as work of ours
-// for simple arithmetic, otherwise as an evaluation by MLX in each run.
+// Captures x, a pending result of MLX's own operations: as a view of its input if possible, as a task of
+// Octavo for simple arithmetic, otherwise as an evaluation by MLX in each run.
 void capture_mlx(mx::array& x);
 
 }  // namespace octavo

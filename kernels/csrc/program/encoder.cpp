@@ -30,7 +30,7 @@ void Arena::allocate(mx::array& output) {
                                       mx::allocator::Buffer) { arena->release(place, capture); }));
 }
 
-// The first range that is large enough, of the segments that came last: they are the largest.
+// Takes the first range that is large enough; later segments are searched first, because they are larger.
 Arena::Place Arena::take(std::size_t bytes) {
   for (std::size_t i = segments_.size(); i-- > 0;)
     for (auto range = segments_[i].free.begin(); range != segments_[i].free.end(); ++range) {

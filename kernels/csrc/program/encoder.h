@@ -1,5 +1,5 @@
-// Target of a primitive's work: the queue of its MLX stream, or a program that is being captured
-// (program/program.h) and repeats the work without a graph.
+// Destination of a primitive's work: the queue of its MLX stream, or a program that is being captured
+// (program/program.h) and will repeat the work without a graph.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ namespace octavo {
 namespace mx = mlx::core;
 
 // Memory for intermediate results of programs that never run at the same time. A range is reused once its
-// array is gone. A new capture begins with all of the memory, whatever earlier programs hold. So the arena is
-// as large as the largest program needs, at most about twice that, for any number of programs.
+// array is destroyed. Each new capture may use all of the memory, whatever earlier programs use. So for any
+// number of programs, the arena is as large as the largest program needs, or at most about twice as large.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena() = default;
@@ -29,17 +29,17 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   void reuse_all();
   void allocate(mx::array& output);
-  std::size_t nbytes() const;  // bytes that any array has used
+  std::size_t nbytes() const;  // bytes that arrays have used so far
 
  private:
   struct Range {
     std::size_t begin, end;
   };
 
-  // Programs keep addresses, so a segment is never moved.
+  // A segment is never moved, because programs keep addresses.
   struct Segment {
     Lines memory;
-    std::size_t size, used;   // bytes, and bytes up to the end of any array so far
+    std::size_t size, used;   // bytes, and bytes up to the last end of an array so far
     std::vector<Range> free;  // ascending, never adjacent
   };
 
@@ -69,8 +69,8 @@ class Capture {
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
-  std::vector<std::size_t> queued;     // indices of tasks that only put MLX's work into its queue,
-  std::optional<mx::Stream> stream;    // which is this stream's queue
+  std::vector<std::size_t> queued;     // indices of tasks that only enqueue MLX's work,
+  std::optional<mx::Stream> stream;    // in the queue of this stream
   std::vector<mx::array> temporaries;  // arrays of the primitive being evaluated
 };
 

@@ -8,13 +8,13 @@
 namespace octavo {
 
 // Adds the evaluation of x, a pending result of MLX's own operations, to the program being captured. In each
-// run MLX's primitive gets the program's arrays, and its results are copied to where the program reads them.
-// Nothing is evaluated now, because inputs have no values yet. Throws std::invalid_argument if the
-// primitive's stream is not that of earlier ones.
+// run, MLX's primitive gets the program's arrays, and its results are copied to the addresses that the
+// program reads. Nothing is evaluated now, because inputs have no values yet. Throws std::invalid_argument if
+// the primitive's stream differs from that of earlier primitives.
 void capture_evaluation(mx::array& x);
 
-// Runs tasks on the thread of `stream`'s queue and returns when all are done. Tasks at `queued` (ascending)
-// put their work into that queue themselves. Throws the exception of a task.
+// Runs tasks on the thread of `stream`'s queue and returns when all are done. Tasks at the indices `queued`
+// (ascending) enqueue their work there themselves. Rethrows the exception of a task.
 void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::Stream stream);
 
 }  // namespace octavo

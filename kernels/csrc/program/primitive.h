@@ -1,4 +1,4 @@
-// Common parts of our MLX primitives: a CPU stream, outputs with memory, contiguous inputs.
+// Common parts of Octavo's MLX primitives: a CPU stream, outputs with memory, contiguous inputs.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ inline std::string dtype_text(mx::Dtype type) {
   return text.str();
 }
 
-// "float32 [2, 3]"
+// Returns a text such as "float32 [2, 3]".
 inline std::string array_text(const mx::array& a) { return dtype_text(a.dtype()) + " " + shape_text(a); }
 
 // Throws std::invalid_argument unless x consists of floats and is `right`; `shape` is the expected shape as
@@ -59,8 +59,8 @@ inline void require_integers(const char* name, const mx::array& x) {
           std::string(name) + " must be integers, got " + dtype_text(x.dtype()));
 }
 
-// Elements [outer indices..., last dim] of a strided array, in row-major order. (libmlx has this as copy_cpu,
-// but does not export it.)
+// Copies the elements of a strided array in row-major order. (libmlx has this as copy_cpu, but does not
+// export it.)
 template <class T>
 void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& strides, std::size_t dim,
                   T*& target) {
@@ -72,7 +72,7 @@ void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& st
     copy_strided(source + i * strides[dim], shape, strides, dim + 1, target);
 }
 
-// Returns `input` if it is row-contiguous, else a copy that is made when the stream gets there.
+// Returns `input` if it is row-contiguous, else a copy, which is made when the stream reaches it.
 inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   if (input.flags().row_contiguous) return input;
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
@@ -91,8 +91,8 @@ inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   return copy;
 }
 
-// Converts ids of any integer type to int32. Ids of 64 bits that do not fit become the nearest int32, which
-// is out of every table's range, instead of another row's id.
+// Converts ids of any integer type to int32. 64-bit ids that do not fit are clamped to the nearest int32,
+// which is out of every table's range, because wrapping could select another row.
 inline mx::array narrow_ids(const mx::array& ids, mx::StreamOrDevice stream) {
   mx::array within = ids;
   if (ids.itemsize() == 8) within = mx::minimum(within, mx::array(INT32_MAX, ids.dtype()), stream);
@@ -100,7 +100,7 @@ inline mx::array narrow_ids(const mx::array& ids, mx::StreamOrDevice stream) {
   return mx::astype(within, mx::int32, stream);
 }
 
-// A primitive that runs on the CPU only and has neither gradient nor vectorization.
+// A primitive that runs only on the CPU and has neither gradients nor vmap.
 class CpuPrimitive : public mx::Primitive {
  public:
   using Primitive::Primitive;
@@ -108,8 +108,8 @@ class CpuPrimitive : public mx::Primitive {
     throw std::runtime_error(std::string(name()) + " runs on the CPU only");
   }
 
-  // Whether row i (along the first axis) of each output, of which x is one, depends only on row i of the
-  // inputs that have as many rows and axes. The primitive then also works with other numbers of rows.
+  // Whether row i (along the first axis) of each output depends only on row i of the inputs that have as many
+  // rows and axes. The primitive must then also work with other numbers of rows. `x`: one of the outputs.
   virtual bool computes_rows(const mx::array& /*x*/) const { return false; }
 };
 

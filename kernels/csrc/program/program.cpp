@@ -18,7 +18,7 @@ bool is_pending(const mx::array& x) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive();
 }
 
-// What is to be computed for the outputs, inputs before what reads them; one array for each primitive.
+// Returns the arrays to compute for the outputs, one per primitive, with inputs before their readers.
 std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {
   struct Visit {
     mx::array x;
@@ -47,7 +47,7 @@ std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {
   return order;
 }
 
-// Which of the arrays `order` depend on these inputs.
+// Returns which of the arrays in `order` depend on these inputs.
 std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs) {
   std::vector<bool> depends;
   for (const mx::array& x : order) {
@@ -60,7 +60,8 @@ std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs
   return depends;
 }
 
-// What the captured graph reads and does not depend on an input is the same in every run: compute it now.
+// Computes arrays that the captured graph reads and that do not depend on an input; they are equal in every
+// run.
 void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends,
                        Program::Evaluate evaluate) {
   std::vector<mx::array> constants;
@@ -101,7 +102,7 @@ void Program::capture(const std::shared_ptr<Arena>& arena, std::vector<mx::array
   Ids results;
   const mx::array nothing(0);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    mx::array x = std::exchange(order[i], nothing);  // so that its memory is free once it was read
+    mx::array x = std::exchange(order[i], nothing);  // so that its memory is freed after its last reader
     if (!depends[i]) continue;
     for (const mx::array& input : x.inputs())
       if (results.count(input.id()) == 0) read_.push_back(input);

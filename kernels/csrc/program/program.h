@@ -9,28 +9,28 @@
 
 namespace octavo {
 
-// The computation of a graph from `filled`: int32 arrays that get new values before each run.
+// The computation of a graph from int32 arrays (`filled`) that get new values before each run.
 //
-// Capturing visits every primitive between inputs and outputs once, without computing. Their work is kept,
-// with the addresses that it reads and writes. MLX's operations become views, work of ours for simple
+// Capturing visits every primitive between inputs and outputs once, without computing, and records its work
+// with the addresses that it reads and writes. MLX's operations become views, tasks of Octavo for simple
 // arithmetic (program/captured_ops.h), or evaluations by MLX in each run (program/mlx_tasks.h). Operations
-// without inputs are computed at once. A program writes its results to the same arrays in every run. They are
-// valid until any program of its arena is captured or run.
+// that depend on no input are computed at once. A program writes its results to the same arrays in every run.
+// They are valid until any program of its arena is captured or run.
 class Program {
  public:
-  // `evaluate` computes arrays like mx::eval. For a graph from Python it releases the interpreter's lock,
-  // which other threads may need to finish their part of it.
+  // `evaluate` computes arrays like mx::eval. For graphs from Python it releases the GIL, because other
+  // threads may need it to finish their part of the graph.
   using Evaluate = void (*)(std::vector<mx::array>);
 
-  // `fixed` are further inputs, which keep their addresses but may change their contents. Throws
-  // std::invalid_argument with the name of an operation that cannot be captured; the graph is then unusable.
+  // `fixed`: further inputs, whose contents may change but not their addresses. Throws std::invalid_argument
+  // with the name of an operation that cannot be captured; the graph is then unusable.
   Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled, std::vector<mx::array> fixed,
           std::vector<mx::array> outputs, Evaluate evaluate);
 
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Address of a filled input, and its number of values.
+  // Address and number of values of a filled input.
   struct Input {
     int32_t* memory;
     std::size_t size;
@@ -42,7 +42,7 @@ class Program {
   std::size_t num_tasks() const { return tasks_.size(); }
   std::size_t num_evaluated() const { return queued_.size(); }  // tasks evaluated by MLX
 
-  // Runs on the calling thread with the kernels' own threads; MLX's part runs on its stream's thread.
+  // Runs on the calling thread and the kernels' threads; MLX's tasks run on its stream's thread.
   void run();
 
  private:
@@ -52,7 +52,7 @@ class Program {
 
   std::vector<mx::array> filled_, outputs_;
   std::vector<Input> inputs_;
-  std::vector<mx::array> read_;  // arrays that tasks read, besides each other's results
+  std::vector<mx::array> read_;  // arrays that tasks read, except results of tasks
   Tasks tasks_;
   std::vector<std::size_t> queued_;  // see Capture
   std::optional<mx::Stream> stream_;

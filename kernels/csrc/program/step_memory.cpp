@@ -13,9 +13,10 @@
 namespace octavo {
 namespace {
 
-constexpr std::size_t kSmallest = std::size_t(64) << 10;  // smaller ones the system allocator keeps itself
+constexpr std::size_t kSmallest = std::size_t(64) << 10;  // the system allocator keeps smaller blocks itself
 
-// A size that blocks come in: eight for each power of two, so that steps of similar lengths share them.
+// Rounds up to a size of blocks. There are eight sizes per power of two, so that steps of similar lengths
+// share blocks.
 std::size_t block_size(std::size_t bytes) {
   std::size_t step = kSmallest / 8;
   while (step * 16 < bytes) step *= 2;
@@ -28,7 +29,7 @@ class KeptBlocks {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       ++time_;
-      for (std::size_t i = blocks_.size(); i-- > 0;) {  // the one used last: most of it is in a cache
+      for (std::size_t i = blocks_.size(); i-- > 0;) {  // latest block first: it is likely still cached
         if (blocks_[i].size != size) continue;
         Lines memory = std::move(blocks_[i].memory);
         bytes_ -= size;
@@ -61,7 +62,7 @@ class KeptBlocks {
   struct Block {
     Lines memory;  // a line, then `size` bytes
     std::size_t size;
-    int64_t since;  // allocations before it was given back
+    int64_t since;  // number of allocations before its release
   };
 
   void release_oldest() {
@@ -70,7 +71,7 @@ class KeptBlocks {
   }
 
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // in the order in which they were given back
+  std::vector<Block> blocks_;  // in the order of their release
   std::size_t bytes_ = 0;
   int64_t time_ = 0;
 };

@@ -9,19 +9,19 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Allocates an output's memory, from a kept block if one fits. A block belongs to its array until that is
-// gone, so steps in flight never share one. A system allocator would return large blocks to the system and
-// request them again in every step, and the kernel would clear each of their pages.
+// Allocates an output's memory, from a kept block if one fits. A block belongs to its array until the array
+// is destroyed, so steps in flight never share a block. A system allocator would return large blocks to the
+// operating system and request them again in every step, which then clears each page.
 //
-// At most kKeptBytes are kept, and no block that was unused for kPatience allocations.
+// At most kKeptBytes are kept. A block that was unused for kPatience allocations is freed.
 void allocate_for_step(mx::array& output);
 
-// Returns the buffer of an array of `bytes` whose data begin one cache line after `lines`, which has space
-// for both. MLX keeps a size in front of its buffers' data, and arrays from its own allocator begin 24 bytes
-// into a page, so half of all 64-byte loads and stores would cross a cache line.
+// Returns the buffer of an array of `bytes` bytes whose data begin one cache line after `lines`; `lines` has
+// space for both. MLX stores a size in front of its buffers' data. Arrays from its own allocator begin 24
+// bytes into a page, so every 64-byte load or store would cross a cache line.
 mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes);
 
-// Bytes of kept blocks that no array uses now.
+// Returns the bytes of kept blocks that no array uses.
 std::size_t kept_bytes();
 
 // Frees all kept blocks.

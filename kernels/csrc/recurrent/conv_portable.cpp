@@ -1,6 +1,6 @@
-// Depthwise causal convolution of few taps with its activation. A block of tokens becomes float32 once,
-// behind the inputs before it. One token, a step of a decode, goes straight from the window to y: the same
-// operations on the same values.
+// Depthwise causal convolution of few taps, with its activation. A block of tokens is converted to float32
+// once and placed after the inputs before it. A single token, as in decoding, is computed directly from the
+// window; its operations are the same.
 #include <cstring>
 #include <type_traits>
 
@@ -9,10 +9,10 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChannels = 256;  // of one item
-constexpr int kBlock = 16;      // tokens at once
+constexpr int kChannels = 256;  // channels per item
+constexpr int kBlock = 16;      // tokens per block
 
-// Outputs of one token for `channels` channels, in place of `y`; x is the oldest of the rows that are added.
+// Computes one token's outputs for `channels` channels into `y`; x is the oldest of the rows to add.
 inline void conv_row(const ConvCall& call, const float* x, const float* weight, const float* bias,
                      int channels, float* y) {
   for (int c = 0; c < channels; c += kLanes) {
@@ -23,7 +23,7 @@ inline void conv_row(const ConvCall& call, const float* x, const float* weight, 
   }
 }
 
-// Values in the type in which they are kept, a vector at a time.
+// Loads and stores of vectors in their stored type.
 template <class T>
 struct Raw {
   typedef T Values __attribute__((vector_size(sizeof(T) * kLanes), aligned(sizeof(T)), may_alias));
@@ -37,9 +37,9 @@ struct Raw {
   }
 };
 
-// One token, where the window, x, weights and bias are all of type T (float, or bf16) and channels fill whole
-// vectors. Windows of many sequences are in no cache, and their rows are too short for the processor to see
-// them coming, so each part prefetches those of the next.
+// Computes one token if window, x, weights and bias are all of type T (float or bf16) and channels fill whole
+// vectors. The windows of many sequences are not cached, and their rows are too short for hardware
+// prefetchers, so each part prefetches the next part's rows.
 template <class T, int kTaps>
 void walk_token(const ConvCall& call, const Piece& piece, int first, int channels) {
   using Lanes = Raw<T>;
@@ -69,7 +69,7 @@ void walk_token(const ConvCall& call, const Piece& piece, int first, int channel
   store_floats(call.y, call.x.type, static_cast<int64_t>(piece.start) * size + first, channels, y);
 }
 
-// Whether walk_token takes the item, and has.
+// Computes the item by walk_token if possible; returns whether it did.
 bool take_token(const ConvCall& call, const Piece& piece, int first, int channels) {
   const Float type = call.x.type;
   if (piece.length != 1 || channels % kLanes != 0 || type == Float::f16 || call.pool_type != type ||
@@ -85,8 +85,8 @@ bool take_token(const ConvCall& call, const Piece& piece, int first, int channel
   return true;
 }
 
-// What an item needs, [rows, kChannels] each: weights, bias, the rows of a block behind taps - 1 earlier
-// ones.
+// Memory of an item, [rows, kChannels] each: weights, bias, and taps - 1 earlier rows followed by a block's
+// rows.
 struct ConvScratch {
   float *weight, *bias, *x;
 };

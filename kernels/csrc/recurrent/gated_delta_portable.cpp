@@ -1,14 +1,14 @@
-// The gated delta rule. With gk = g k and gq = g q, made once per token and head, both products read the old
-// state: S k = S_old gk and y = S_old gq + u (k . q). The pass over a row that adds u k' for one token also
-// takes both products for the next.
+// The gated delta rule. gk = g k and gq = g q are computed once per token and head. So both products can read
+// the old state: S k = S_old gk and y = S_old gq + u (k . q). One pass over a row adds u k' for a token and
+// computes both products of the next token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kBlock = 32;  // tokens prepared at once: they stay in the second cache at least
+constexpr int kBlock = 32;  // tokens prepared at once; they stay in L2 or L1
 
-// What all rows of a head need of a token, one after the other: gk, gq, k [Dk each], g [Dk] of a vector gate.
+// Inputs of a token that all rows of a head need, adjacent: gk, gq, k [Dk each], and g [Dk] of a vector gate.
 struct Tokens {
   float* vectors;
   int64_t stride;
@@ -20,7 +20,7 @@ struct Tokens {
   const float* g(int t, int width) const { return gk(t) + 3 * width; }
 };
 
-// Decays from what the model's layers give, in place: count values of a, with A = exp(A_log) for each.
+// Computes `count` decays in place from the layer's values a, with A = exp(A_log) for each.
 void decay_lanes(const DeltaCall& call, float* values, const float* A, const float* bias, int count) {
   const auto each = [&](auto function) {
     for (int i = 0; i < count; i += kLanes)
@@ -49,7 +49,7 @@ GateParameters gate_parameters(const DeltaCall& call, int head) {
   return result;
 }
 
-// Scalar gates and betas of `count` tokens.
+// Computes scalar gates and betas of `count` tokens.
 void load_gates(const DeltaCall& call, const GateParameters& parameters, int head, int first, int count,
                 Tokens& tokens) {
   for (int t = 0; t < kBlock; ++t) {
@@ -89,13 +89,13 @@ void prepare(const DeltaCall& call, const GateParameters& parameters, int head, 
   }
 }
 
-// Of kGroup rows: S k and S q with the gate, and u.
+// Sums of kGroup rows: S k and S q, both with the gate, and u.
 struct GroupSums {
   float kv[kGroup], out[kGroup], u[kGroup];
 };
 
-// Both products of the first token with R rows as they are. It and the token's update each prefetch half of
-// as many rows that come later, so that memory is at work during both.
+// Computes both products of the first token with R unchanged rows. This and the token's update each prefetch
+// half of the R rows that come later, so that memory is busy during both.
 template <int R>
 inline void read_tile(const float* state, int width, const Tokens& tokens, int row, GroupSums& group) {
   Vec a[kTile]{}, b[kTile]{};
@@ -112,7 +112,8 @@ inline void read_tile(const float* state, int width, const Tokens& tokens, int r
   store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
-// S = S g + u k' of token t for R rows, from `from` to `to`; with kNext both products of token t + 1.
+// Computes S = S g + u k' of token t for R rows, from `from` to `to`, and with kNext both products of token t
+// + 1.
 template <int R, bool kVectorGate, bool kNext>
 inline void update_tile(const float* from, float* to, int width, const Tokens& tokens, int t, int row,
                         GroupSums& group) {
@@ -137,7 +138,8 @@ inline void update_tile(const float* from, float* to, int width, const Tokens& t
   if constexpr (kNext) store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
-// `count` tokens through rows [row, row + rows) of a head, at most kGroup; v and y are of the first token.
+// Applies `count` tokens to rows [row, row + rows) of a head, at most kGroup; v and y belong to the first
+// token.
 template <bool kVectorGate>
 void walk_group(const DeltaCall& call, const float* from, float* to, int rows, const Tokens& tokens,
                 int count, int first, int64_t column) {

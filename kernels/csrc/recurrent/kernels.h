@@ -1,8 +1,8 @@
 // Recurrences over state slots, declared for each instruction set.
 //
-// Every kernel processes the tokens of a segment one by one, some rows of a state at a time. A token applies
-// a fixed sequence of operations to a row. So bits depend only on the instruction level and on earlier
-// tokens, not on chunks, other segments or threads.
+// Every kernel processes the tokens of a segment one by one, some rows of a state at a time. Each token
+// applies a fixed sequence of operations to a row. So results depend only on the instruction set and on
+// earlier tokens, and are bit-identical for any chunks, other segments and threads.
 #pragma once
 
 #include "recurrent/segments.h"
@@ -18,7 +18,7 @@ struct Rows {
 };
 
 enum class Gates {
-  ready,     // a is the decay and b is beta
+  ready,     // a is already the decay, and b is beta
   softplus,  // decay exp(-exp(A_log) softplus(a + dt_bias)), beta sigmoid(b) beta_scale
   bounded,   // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as for softplus
 };

@@ -1,15 +1,15 @@
-// Lightning attention. The state keeps a row for each key value, as mlx-lm has it, so a token's output is a
-// sum over rows. Of many tokens some columns are walked together, which stay in the first cache; of one, rows
-// are, as they lie in memory. A column's sums have the same order in both.
+// Lightning attention. The state has a row for each key dim, as in mlx-lm, so a token's output is a sum over
+// rows. Several tokens are applied to some columns at a time, which stay in L1. A single token is applied row
+// by row, in memory order. A column's sums have the same order in both.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kColumns = 16;  // walked together
+constexpr int kColumns = 16;  // columns computed together
 constexpr int kBlock = 32;    // tokens prepared at once
 
-// Token by token through kColumns columns of a head; qk has q (scaled) and k of each token.
+// Applies tokens one by one to kColumns columns of a head; qk has q (scaled) and k of each token.
 void walk_columns(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                   int count, int first, int64_t column) {
   constexpr int kVectors = kColumns / kLanes;
@@ -17,7 +17,7 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   for (int t = 0; t < count; ++t) {
     load_row(call.v, first + t, column, kColumns, v);
     const float *const q = qk + static_cast<int64_t>(2 * t) * call.Dk, *const k = q + call.Dk;
-    Vec in[kVectors], acc[2][kVectors]{};  // rows in turns: their sums do not wait for each other
+    Vec in[kVectors], acc[2][kVectors]{};  // two alternating sums, which do not wait for each other
     for (int i = 0; i < kVectors; ++i) in[i] = load(v + i * kLanes);
     for (int row = 0; row < call.Dk; row += 2)
       for (int odd = 0; odd < 2; ++odd) {
@@ -37,7 +37,7 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   }
 }
 
-// R rows from `row` on of a head's state by one token; acc: sums [2][Dv] of even rows and of odd ones.
+// Applies one token to R rows of a head's state, from `row` on; acc: sums [2][Dv] of even and of odd rows.
 template <int R>
 inline void walk_rows(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                       const float* v, int row, float* acc) {
@@ -58,7 +58,7 @@ inline void walk_rows(const LightningCall& call, const float* from, float* to, V
   }
 }
 
-// The only token of a piece through a head. `scratch`: three rows of Dv.
+// Applies the only token of a piece to a head. `scratch`: three rows of Dv floats.
 void walk_one(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk, int token,
               int64_t column, float* scratch) {
   float *const v = scratch, *const acc = v + call.Dv;

@@ -12,11 +12,11 @@
 namespace octavo {
 namespace {
 
-constexpr int kGroup = 16;  // rows of a state processed together: their values stay in L1
+constexpr int kGroup = 16;  // rows of a state processed together, whose values stay in L1
 constexpr int kTile = 4;    // rows of a group that share the loads of a token's vectors
 
-// Calls body(piece, part) for every piece of every segment in order and for `parts` parts of a state, in
-// parallel over segments and parts.
+// Calls body(piece, part) for every piece of every segment and for each of `parts` parts of a state. Segments
+// and parts run in parallel, the pieces of a segment in order.
 template <class Body>
 inline void for_pieces(const StateStep& step, int parts, Body body) {
   const Plan plan = plan_pieces(step);
@@ -26,15 +26,15 @@ inline void for_pieces(const StateStep& step, int parts, Body body) {
   });
 }
 
-// Returns the number of parts of a head's rows, in groups, so that every thread has work. Each part prepares
-// the tokens again, so there are no more parts than needed for that.
+// Returns into how many parts a head's groups of rows are divided so that every thread has work. There are no
+// more parts than that, because each part prepares the tokens again.
 inline int parts_of_head(int num_segments, int heads, int rows) {
   const int items = num_segments * heads, groups = (rows + kGroup - 1) / kGroup;
   const int wanted = items > 0 ? (num_threads() + items - 1) / items : 1;
   return std::min(wanted, groups);
 }
 
-// Rows [first, last) of part `part`: whole groups.
+// Rows [first, last) of part `part`, in whole groups.
 struct RowRange {
   int first, last;
 };
@@ -44,8 +44,8 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
   return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
 }
 
-// Prefetches `floats` values of the state that come some rows after `state`, into L2. Otherwise a core waits
-// for memory, and in L1 they would evict the rows in use. The next head's state follows this one's.
+// Prefetches `floats` values of the state, some rows after `state`, into L2; in L1 they would evict the rows
+// in use. The next head's state follows this head's.
 template <int floats>
 inline void prefetch(const float* state) {
   constexpr int kAhead = 24576;  // bytes
@@ -71,17 +71,17 @@ inline void for_tiles(int rows, Tile tile) {
   for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
 }
 
-// Stores the sums of up to four rows of a tile at their places in a group.
+// Stores the sums of up to four rows of a tile in a group's array.
 inline void store_sums(const Vec* rows, float* to) {
   *reinterpret_cast<Four*>(to) = sums(rows[0], rows[1], rows[2], rows[3]);
 }
 
-// Some or all rows of the state of one head, in two slots.
+// Some or all rows of one head's state in the source slot and in the target slot.
 struct HeadRows {
   const float* source;
   float* target;
 
-  // Where reading begins: the target, cleared, for a sequence without a state.
+  // Chooses the address to read from: for a sequence without a state, the target, which is cleared first.
   HeadRows(float* pool, const Piece& piece, int64_t slot_size, int64_t first, int64_t count)
       : source(pool + piece.target * slot_size + first), target(pool + piece.target * slot_size + first) {
     if (piece.source < 0) std::memset(target, 0, sizeof(float) * count);

@@ -1,4 +1,4 @@
-// Which rows of a step leave a state that is not finite.
+// Marks of rows of a step that leave a non-finite state.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-// Whether any of these values is NaN or infinite: all bits of its exponent are set.
+// Whether any of these values is NaN or infinite, which have all exponent bits set.
 template <class Bits>
 bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
   bool found = false;
@@ -19,7 +19,7 @@ bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
 struct MarkCall {
   const void* y;
   Float type;
-  int64_t size;  // of a row
+  int64_t size;  // values of a row
   StateStep step;
   int32_t* flags;
 };
@@ -47,7 +47,7 @@ void mark(const MarkCall& call) {
     if (const int row = call.step.checkpoints[2 * i]; row >= 0) mark_row(call, row);
 }
 
-// flags, segments, checkpoints, y -> flags.
+// Inputs: flags, segments, checkpoints, y. Output: flags.
 class MarkNonfinite : public CpuPrimitive {
  public:
   using CpuPrimitive::CpuPrimitive;

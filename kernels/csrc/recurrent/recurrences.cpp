@@ -1,8 +1,8 @@
-// Recurrences over pools of state slots as graph nodes: a table says what each one reads, in which shapes,
-// and how its kernel is called.
+// Recurrences over pools of state slots as graph nodes. A table defines for each recurrence its inputs, their
+// shapes, and the call of its kernel.
 //
 // A pool [num_slots, ...] is written in place: a node returns a new handle to the same memory, and the old
-// one must not be used again. A node advances a state once each time it is evaluated.
+// handle must not be used again. Each evaluation of a node advances the states once.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -28,10 +28,10 @@ namespace {
 using Axes = std::vector<const char*>;
 using Task = std::function<void()>;
 
-// Lengths of axes by name. An axis "K - 1" is known from K, and K from it.
+// Lengths of axes by name. The length of an axis "K - 1" follows from K, and the length of K from "K - 1".
 class Lengths {
  public:
-  // Whether `shape` has these axes: those that are known in their lengths. The others become known.
+  // Returns whether `shape` has these axes with their known lengths, and learns the lengths of new axes.
   bool take(const Axes& axes, const mx::Shape& shape) {
     if (shape.size() != axes.size()) return false;
     for (std::size_t i = 0; i < axes.size(); ++i) {
@@ -47,7 +47,7 @@ class Lengths {
   bool has(std::string_view axis) const { return find(axis).has_value(); }
   int operator[](std::string_view axis) const { return find(axis).value(); }
 
-  // "[T, H] = [7, H]": unknown ones by their names.
+  // Returns a text such as "[T, H] = [7, H]", where axes of unknown length have their names.
   std::string text(const Axes& axes) const {
     std::string names, sizes;
     for (const char* const axis : axes) {
@@ -70,8 +70,8 @@ class Lengths {
 
 struct Input {
   enum Kind {
-    rows,       // of any float type, with strides
-    gates,      // rows whose last axis may be missing: it has a length of 1 then
+    rows,       // rows of any float type, with strides
+    gates,      // rows whose last axis may be missing; its length is then 1
     parameter,  // read as float32
     values,     // a parameter in any shape, as many values as its two axes have; of the last one, if it is
                 // unknown
@@ -81,12 +81,12 @@ struct Input {
   Kind kind = rows;
 };
 
-// What a kernel is called with, once inputs have memory.
+// Arguments of a kernel, after inputs have memory.
 struct Arguments {
   void* pool;
   Float pool_type;
   StateStep step;
-  std::vector<Rows> rows;  // one for each input; no data: left out
+  std::vector<Rows> rows;  // one for each input; without data if it was left out
   std::vector<float> options;
   Lengths lengths;
   void* y;
@@ -102,15 +102,15 @@ struct Multiple {
 
 struct Relation {
   const char *axis, *of;
-  bool is_divisor = true;  // else the axis has its length, or 1
+  bool is_divisor = true;  // else the axis has the length of the other axis, or 1
 };
 
 struct Recurrence {
   const char* name;
-  Axes pool;                  // float32, unless keeps_type
+  Axes pool;                  // axes of the pool, which is float32 unless keeps_type
   std::vector<Input> inputs;  // the last ones may be left out
   std::size_t num_needed;
-  int y;  // the input whose shape and type the result has
+  int y;  // index of the input with the result's shape and type
   std::vector<Multiple> multiples;
   std::vector<Relation> relations;
   Task (*task)(const Arguments& a);
@@ -247,7 +247,7 @@ const Recurrence kRecurrences[] = {
      }},
 };
 
-// Rows along the first axis, as they lie if each has no gaps.
+// Returns rows along the first axis, without a copy if each row is contiguous.
 Rows rows_of(const mx::array& input, Encoder& encoder) {
   int64_t expected = 1;
   bool dense = true;
@@ -258,7 +258,7 @@ Rows rows_of(const mx::array& input, Encoder& encoder) {
   return {copy.data<void>(), expected, float_of(copy.dtype())};
 }
 
-// pool, segments, checkpoints, then what the recurrence reads -> the pool, y.
+// Inputs: pool, segments, checkpoints, then the recurrence's inputs. Outputs: pool, y.
 class RecurrenceNode : public CpuPrimitive {
  public:
   static constexpr int kFirstInput = 3;
@@ -291,7 +291,7 @@ class RecurrenceNode : public CpuPrimitive {
   std::vector<float> options_;
 };
 
-// The input as nodes read it. std::invalid_argument unless it has the axes.
+// Returns the input in the form that nodes read; throws std::invalid_argument unless it has these axes.
 mx::array checked(const Input& input, const mx::array& x, Lengths& lengths, mx::Stream stream) {
   mx::Shape shape = x.shape();
   if (input.kind == Input::gates && shape.size() + 1 == input.axes.size()) shape.push_back(1);
@@ -336,7 +336,7 @@ std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::ar
   for (std::size_t i = 0; i < given.size(); ++i)
     inputs.push_back(checked(kind.inputs[i], given[i], lengths, stream));
   for (const auto& [axis, of, is_divisor] : kind.relations) {
-    if (!lengths.has(axis)) continue;  // of an input that was left out
+    if (!lengths.has(axis)) continue;  // axis of an input that was left out
     const int length = lengths[axis], other = lengths[of];
     require(is_divisor ? length > 0 && other % length == 0 : length == 1 || length == other,
             std::string(axis) + (is_divisor ? " must divide " : " must be 1 or ") + of + " = " +

@@ -1,10 +1,10 @@
-// The real-gated linear recurrent unit, with its gates.
+// The real-gated linear recurrent unit (RG-LRU), with its gates.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChannels = 256;  // of one item; whole vectors
+constexpr int kChannels = 256;  // channels per item; whole vectors
 
 inline Vec square_root(Vec x) {
   for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
@@ -15,7 +15,7 @@ struct Channels {
   alignas(64) float h[kChannels]{}, x[kChannels]{}, input[kChannels]{}, gate[kChannels]{}, c[kChannels]{};
 };
 
-// One token; `first` of a sequence: what came in is not scaled.
+// Applies one token. `first`: whether it is the sequence's first token, whose input is not scaled.
 inline void advance(Channels& channels, int count, bool first) {
   for (int i = 0; i < count; i += kLanes) {
     const Vec log_a = load(channels.c + i) * sigmoid_lanes(load(channels.gate + i)), a = exp_lanes(log_a);

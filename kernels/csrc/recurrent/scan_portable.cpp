@@ -1,13 +1,13 @@
-// The selective scan of Mamba-1. An exponential for every value of the state and token is what takes its
-// time.
+// The selective scan of Mamba-1. Most of its time is spent on an exponential for every value of the state and
+// every token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChannels = 64;  // of one item; a multiple of kTile
+constexpr int kChannels = 64;  // channels per item; a multiple of kTile
 
-// Token by token for `count` channels from `channel` on.
+// Applies tokens one by one to `count` channels from `channel` on.
 void walk_channels(const ScanCall& call, const Piece& piece, int channel, int count) {
   const int size = call.Ds;
   HeadRows state(call.pool, piece, static_cast<int64_t>(call.W) * size, static_cast<int64_t>(channel) * size,

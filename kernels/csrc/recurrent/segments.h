@@ -15,8 +15,8 @@ struct StateStep {
   int num_rows, num_slots;
 };
 
-// Rows of one segment without a checkpoint between them: the state of `source` (-1: zero) is advanced to
-// `target`.
+// Rows of one segment without a checkpoint between them. They advance the state of slot `source` (-1: zeros)
+// to slot `target`.
 struct Piece {
   int start, length, source, target;
 };

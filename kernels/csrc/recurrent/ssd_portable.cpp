@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kBlock = 32;  // tokens prepared at once
 
-// What all rows of a head need of the tokens: B and C [Ds each] one after the other.
+// Inputs of tokens that all rows of a head need: B and C [Ds each], adjacent.
 struct Tokens {
   float* vectors;
   float d[kBlock], decay[kBlock];
@@ -33,7 +33,7 @@ void prepare(const SsdCall& call, int head, int first, int count, Tokens& tokens
   }
 }
 
-// Token t for R rows: dx is d x of each row, out their y without D x.
+// Applies token t to R rows; dx is d x of each row, and `out` gets y without D x.
 template <int R>
 inline void tile(const float* from, float* to, int size, const Tokens& tokens, int t, const float* dx,
                  float* out) {

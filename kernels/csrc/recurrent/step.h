@@ -1,4 +1,4 @@
-// The arrays of a step of recurrent layers, in the form of graph nodes.
+// The arrays of a step of recurrent layers, as graph nodes.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct StepArrays {
   mx::array segments;     // [S, 4]
   mx::array checkpoints;  // [C, 2]
 
-  // Throws std::invalid_argument unless they have these shapes.
+  // Throws std::invalid_argument unless the arrays have these shapes.
   void check() const {
     const auto ints = [](const char* name, const mx::array& x, const char* axes, int columns) {
       require(x.dtype() == mx::int32 && x.ndim() == 2 && x.shape(1) == columns,

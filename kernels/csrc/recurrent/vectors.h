@@ -1,5 +1,5 @@
-// Vector arithmetic for recurrences. Multiply-adds are fused only where written so and if the level has FMA.
-// So a token applies the same sequence of operations in every loop. Internal linkage: see numeric.h.
+// Vector arithmetic for recurrences. Multiply-adds are fused only by explicit calls of fma(), if the level
+// has FMA. So a token applies the same sequence of operations in every loop. Internal linkage: see numeric.h.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -37,7 +37,7 @@ typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 
-// Adds neighbours, of a and then of b, in each half.
+// Adds neighbouring lanes in each half: sums of a, then sums of b.
 inline Eight neighbours(Eight a, Eight b) {
   return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
          __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
@@ -52,7 +52,7 @@ inline Eight folded(Vec x) {
 #endif
 }
 
-// Returns the sums of four vectors, each in the same order.
+// Returns the sums of four vectors; all are added in the same order.
 inline Four sums(Vec a, Vec b, Vec c, Vec d) {
   const Eight all = neighbours(neighbours(folded(a), folded(b)), neighbours(folded(c), folded(d)));
   return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
@@ -69,7 +69,7 @@ inline Four sums(Vec a, Vec b, Vec c, Vec d) {
 
 inline float sum(Vec x) { return sums(x, Vec{}, Vec{}, Vec{})[0]; }
 
-// e^x, relative error below 2e-7 (Cephes' expf); outside of [-87, 88] the value at the nearer end.
+// Returns e^x with a relative error below 2e-7 (Cephes' expf); x is clamped to [-87, 88].
 inline Vec exp_lanes(Vec x) {
   x = x > 88.0f ? splat(88.0f) : (x < -87.0f ? splat(-87.0f) : x);
   const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
@@ -88,8 +88,8 @@ inline Vec exp_lanes(Vec x) {
 
 inline Vec sigmoid_lanes(Vec x) { return 1.0f / (1.0f + exp_lanes(-x)); }
 
-// log(1 + e^x) = max(x, 0) + log1p(y) with y = e^-|x| and log1p(y) = 2 atanh(y / (2 + y)), whose series in
-// at most 1/3 is cut where it is below 2e-8.
+// Returns log(1 + e^x) = max(x, 0) + log1p(y), where y = e^-|x| and log1p(y) = 2 atanh(y / (2 + y)). The
+// argument of atanh is at most 1/3, and its series is cut where terms are below 2e-8.
 inline Vec softplus_lanes(Vec x) {
   const Vec size = x < 0.0f ? -x : x;
   const Vec y = exp_lanes(-size), s = y / (y + 2.0f), z = s * s;

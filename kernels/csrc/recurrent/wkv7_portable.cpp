@@ -1,4 +1,4 @@
-// RWKV-7's recurrence. The pass over a row for one token also takes S a for the next.
+// RWKV-7's recurrence. The pass over a row for one token also computes S a for the next token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kBlock = 16;  // tokens prepared at once
 
-// What all rows of a head need of the tokens: r, w, k, a, b [D each] one after the other.
+// Inputs of tokens that all rows of a head need: r, w, k, a, b [D each], adjacent.
 struct Tokens {
   float* vectors;
   int size;
@@ -29,7 +29,7 @@ void prepare(const WkvCall& call, int head, int first, int count, Tokens& tokens
     }
 }
 
-// Of kGroup rows.
+// Sums of kGroup rows.
 struct GroupSums {
   float sa[kGroup], v[kGroup], y[kGroup];
 };

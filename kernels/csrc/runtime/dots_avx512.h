@@ -1,6 +1,6 @@
-// Dot products accumulated in one register. GCC 12 copies the sums of its own VNNI and bf16 intrinsics from
-// register to register, and spills them. A sum is a separate variable here, because assembly's outputs are
-// not moved out of an array. Internal linkage: see numeric.h.
+// Dot products accumulated in one register, in assembly. With its own VNNI and bf16 intrinsics, GCC 12 copies
+// sums between registers and spills them. Each sum must be a variable of its own, because outputs of assembly
+// stay in memory if they are array elements. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-// sum += products of unsigned bytes and signed ones (VPDPBUSD).
+// Adds products of unsigned and signed bytes to sum (VPDPBUSD).
 inline __attribute__((always_inline)) void add_dots(__m512i& sum, __m512i bytes, __m512i signed_bytes) {
 #if defined(__AVX512VNNI__)
   __m512i to = sum;
@@ -19,7 +19,7 @@ inline __attribute__((always_inline)) void add_dots(__m512i& sum, __m512i bytes,
 #endif
 }
 
-// sum += products of pairs of bf16 (VDPBF16PS).
+// Adds products of pairs of bf16 to sum (VDPBF16PS).
 inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m512bh b) {
 #if defined(__AVX512VNNI__)
   __m512 to = sum;
@@ -30,8 +30,8 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
-// The upper and lower halves of pairs as floats. If subnormals are flushed to zero, two fused
-// multiplications, the upper halves first, have the bits of VDPBF16PS.
+// Return the upper and the lower halves of pairs as floats. If subnormals are flushed to zero, two FMAs, with
+// the upper halves first, are bit-identical to VDPBF16PS.
 inline __attribute__((always_inline)) __m512 upper_floats(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
@@ -44,9 +44,9 @@ __attribute__((noinline)) void call_apart(Body& body) {
   body();
 }
 
-// Calls body() with subnormal operands and results flushed to zero, as products of bf16 pairs do. Compilers
-// do not know that MXCSR affects floating point. They may move operations across its writing, but not out of
-// a function that they call.
+// Calls body() with subnormal operands and results flushed to zero, as VDPBF16PS does. Compilers do not know
+// that MXCSR affects floating point. They may move operations across a write of MXCSR, but not out of a
+// function that is not inlined.
 template <class Body>
 inline void flushed_to_zero(Body body) {
   const unsigned before = _mm_getcsr();
@@ -55,15 +55,15 @@ inline void flushed_to_zero(Body body) {
   _mm_setcsr(before);
 }
 
-// Returns `from` in a way that hides this from compilers. Otherwise they would keep loaded values and run out
-// of registers.
+// Returns `from` as a pointer that compilers cannot track. Otherwise they would keep loaded values in
+// registers and run out of them.
 inline __attribute__((always_inline)) const uint8_t* read_again(const uint8_t* from) {
   asm("" : "+r"(from));
   return from;
 }
 
-// Forces the sum to be computed here, as a barrier for operations with effects. So prefetches stay where they
-// are written; compilers would put many of them in a row.
+// Forces the sum to be computed here and acts as a barrier. So prefetches stay between products; compilers
+// would group many of them.
 inline __attribute__((always_inline)) void settle(__m512& sum) {
 #if defined(__AVX512VNNI__)
   __m512 to = sum;

@@ -1,4 +1,4 @@
-// The exponential in plain arithmetic, with the same operations on every instruction set.
+// The exponential in plain arithmetic, with identical operations on every instruction set.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -15,7 +15,7 @@ constexpr float kTerms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f
                             4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 }  // namespace cephes
 
-// 2^n, where `shifted` is n + 1.5 * 2^23.
+// Returns 2^n, where `shifted` is n + 1.5 * 2^23.
 template <class Bits, class Real>
 inline Real power_of_two(Real shifted) {
   Bits bits;
@@ -26,9 +26,9 @@ inline Real power_of_two(Real shifted) {
   return power;
 }
 
-// The exponential with a relative error below 2e-7, here for x in [-87, 88]; outside, the callers take the
-// nearer end. Written out because a call to libm would keep loops scalar. `Real` is float or a vector of
-// floats, `Bits` the integers of its size.
+// Returns the exponential of x in [-87, 88] with a relative error below 2e-7; callers clamp x to this range.
+// It replaces libm's function, whose call would keep loops scalar. `Real` is float or a vector of floats,
+// `Bits` the integer type of its size.
 template <class Real, class Bits>
 inline __attribute__((always_inline)) Real exp_within(Real x) {
   const Real shifted = x * cephes::kLog2E + cephes::kRound;

@@ -11,7 +11,8 @@
 namespace octavo {
 namespace {
 
-// (Not aligned_alloc: it wants a multiple of the alignment, for which huge pages are too large.)
+// (aligned_alloc would need a size that is a multiple of the alignment, and huge pages are too large for
+// that.)
 Lines aligned(std::size_t alignment, std::size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment, (bytes + kLine - 1) / kLine * kLine) != 0) throw std::bad_alloc();

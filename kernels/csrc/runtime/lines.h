@@ -14,9 +14,9 @@ struct FreeLines {
 };
 using Lines = std::unique_ptr<char, FreeLines>;
 
-// Returns at least `bytes`, aligned to a cache line; throws std::bad_alloc. From 256 KiB on the block lies in
-// huge pages, except for a remainder at its end. Rows of activations are far apart, and a look-up of a small
-// page for each row costs a virtual machine two walks.
+// Returns at least `bytes` bytes, aligned to a cache line; throws std::bad_alloc. Blocks of 256 KiB or more
+// use huge pages, except for a remainder at the end. Rows of activations are far apart, so small pages would
+// cost a TLB miss for each row, and in a virtual machine two page walks.
 Lines allocate_lines(std::size_t bytes);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Vectors of float32 loaded from any float type, and converted to bf16, on AVX-512. Internal linkage: see
+// Loads of float32 vectors from any float type, and conversion to bf16, on AVX-512. Internal linkage: see
 // numeric.h.
 #pragma once
 
@@ -14,7 +14,7 @@ inline __m512 load_bf16(const void* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-// Values [at, at + 16) of an array of `type`.
+// Loads values [at, at + 16) of an array of `type`.
 inline __m512 load16(const void* p, Float type, std::size_t at) {
   const uint8_t* from = static_cast<const uint8_t*>(p) + at * float_size(type);
   if (type == Float::bf16) return load_bf16(from);

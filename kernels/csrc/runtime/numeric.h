@@ -1,5 +1,5 @@
 // Scalar number formats. Internal linkage on purpose: the same source is compiled for several instruction
-// sets, and code compiled for one must never be linked into another.
+// sets, and the linker must not merge functions of different instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ inline bf16_t float_to_bf16(float value) {
   return static_cast<bf16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-// Multiplies by 2^112 to move the exponent, which is exact for subnormals too.
+// Rebiases the exponent by multiplying by 2^112, which is exact for subnormals, too.
 inline float f16_to_float(f16_t value) {
   const uint32_t magnitude = static_cast<uint32_t>(value & 0x7fff) << 13;
   const uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
@@ -65,7 +65,8 @@ inline f16_t float_to_f16(float value) {
   return static_cast<f16_t>(result | sign);
 }
 
-// Returns an integer with the order of the floats; both zeros have the same one, every NaN the highest.
+// Returns an integer that is ordered like the floats; both zeros have equal keys, and every NaN has the
+// largest key.
 inline int32_t ordered_key(float value) {
   const uint32_t bits = as_bits(value + 0.0f);
   const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // all ones or zero, which compilers vectorize
@@ -73,18 +74,18 @@ inline int32_t ordered_key(float value) {
   return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : key;
 }
 
-// The inverse of ordered_key; INT32_MAX gives a NaN.
+// Inverts ordered_key; INT32_MAX gives a NaN.
 inline float float_of_key(int32_t key) {
   const uint32_t bits = static_cast<uint32_t>(key);
   return as_float(key < 0 ? ~bits | 0x80000000 : bits);
 }
 
-// E2M1: the value of each 4-bit code. A table instead of shifted bits, because 1/2 would be a subnormal
+// Values of E2M1 codes. A table is used instead of shifted bits, because 1/2 would then be a subnormal
 // float32, which takes Intel's CPUs a hundred cycles.
 inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// Scale of a group: E8M0 (2^(bits - 127), also for 255, as in MLX) or E4M3.
+// Returns the scale of a group: E8M0 (2^(bits - 127), also for 255, as in MLX) or E4M3.
 inline float fp4_scale(bool e8m0, uint32_t bits) {
   if (e8m0) return as_float(bits == 0 ? 0x00400000 : bits << 23);
   return as_float((bits & 0x80) << 24 | as_bits(as_float((bits & 0x7f) << 20) * 0x1p120f));

@@ -1,4 +1,4 @@
-// Measured limits of the machine, with which the speed of kernels is compared.
+// Measured limits of the machine, for comparison with the speed of kernels.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,9 @@
 
 namespace octavo {
 
-// One thread's share of a measurement. `sum_bytes` reads a buffer once, `multiply` runs that many rounds of
-// the level's best multiply-add on registers. Both return a value that depends on all their work.
-// `flops_per_round` is the work of one round of `multiply`.
+// One thread's share of a measurement. `sum_bytes` reads a buffer once. `multiply` runs `rounds` rounds of
+// the level's best multiply-add on registers, each of `flops_per_round` operations. Both return a value that
+// depends on all their work, so that compilers cannot remove it.
 #define OCTAVO_DECLARE_ROOFLINE(isa)                          \
   namespace isa {                                             \
   uint32_t sum_bytes(const uint8_t* data, std::size_t bytes); \
@@ -35,7 +35,8 @@ struct Roofline {
   double bf16_flops_per_s;  // 0 if the level has no such instruction
 };
 
-// `read_bytes`: size of the buffer for memory's rate, larger than any cache. 1 GiB takes about half a second.
+// Measures the machine. `read_bytes`: size of the buffer for the memory rate, larger than any cache; 1 GiB
+// takes about half a second.
 Roofline measure_roofline(std::size_t read_bytes);
 
 }  // namespace octavo

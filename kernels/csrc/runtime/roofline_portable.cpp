@@ -4,7 +4,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChains = 10;  // independent sums: more than latency times throughput
+constexpr int kChains = 10;  // independent sums, enough to hide the latency of multiply-adds
 
 }  // namespace
 

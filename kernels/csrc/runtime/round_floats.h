@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-// Rounds values as storing them as `type` and loading them would.
+// Rounds values as if they were stored as `type` and loaded again.
 inline void round_floats(Float type, int count, float* values) {
   if (type == Float::bf16) {
     constexpr int kBlock = 256;

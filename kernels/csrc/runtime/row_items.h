@@ -9,9 +9,9 @@
 namespace octavo {
 namespace {
 
-// Calls body(first row, last row) for all rows, up to `most` rows per item. Items are smaller, but at least a
-// quarter of that, if some threads would have none. A single item is split for at most two threads, because
-// more would start too late.
+// Calls body(first row, last row) for all rows, with up to `most` rows per item. Items are smaller, but at
+// least a quarter of `most`, if some threads would otherwise have none. A single item is split for at most
+// two threads, because further threads would start too late.
 template <class Body>
 inline void for_row_items(int64_t rows, int64_t most, Body&& body) {
   const int64_t share = (rows + num_threads() - 1) / num_threads(),

@@ -1,8 +1,9 @@
-// A fork-join pool for kernels: MLX runs a stream on one thread, and primitives fork here.
+// A fork-join thread pool for kernels. MLX runs a stream on one thread, and primitives distribute their work
+// here.
 //
-// The caller takes part. After a job, helpers spin for some microseconds, so that the next job of the same
-// step finds them awake. Then they sleep on a futex, so an idle engine uses no CPU. A helper that the system
-// has not scheduled in time does not delay the join; it finds the job closed.
+// The caller is one of the threads. After a job, helpers spin for some microseconds, so that they are awake
+// for the next job of the same step. Then they sleep on a futex, so an idle engine uses no CPU. A helper that
+// the system schedules too late does not delay the join, because it finds the job closed.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,14 @@
 
 namespace octavo {
 
-// Number of threads for a kernel, the caller included.
+// Returns the number of threads for a kernel, including the caller.
 int num_threads();
 
 // Sets num_threads(); std::invalid_argument unless 1 <= n <= 1024. Waits for a running job to end.
 void set_threads(int n);
 
-// OCTAVO_CPU_THREADS if set (std::invalid_argument unless a whole number from 1 to 1024), else the
-// number of CPUs this process may run on (its affinity mask).
+// Returns OCTAVO_CPU_THREADS if set, else the number of CPUs in this process's affinity mask. Throws
+// std::invalid_argument unless the variable is a whole number from 1 to 1024.
 int default_threads();
 
 // Calls task(context, item) for each item in [0, items) on up to num_threads() threads, and returns when all
@@ -28,15 +29,15 @@ int default_threads();
 // after the other.
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
 
-// Returns a buffer of this thread, at least `bytes` long, from allocate_lines. The next call for the same
-// slot (0 <= slot < 4) on this thread invalidates it. The caller of parallel_for is also a worker, so data
-// that it passes to tasks must be in another slot than theirs.
+// Returns a buffer of this thread with at least `bytes` bytes, from allocate_lines. The next call for the
+// same slot (0 <= slot < 4) on this thread invalidates it. The caller of parallel_for also runs tasks, so
+// data that it passes to tasks must be in a slot that they do not use.
 void* thread_scratch(std::size_t bytes, int slot = 0);
 
 namespace {
 
-// Calls body(item) for each item in [0, items). Local to each translation unit, so that code compiled for one
-// instruction set is never shared with another's.
+// Calls body(item) for each item in [0, items). Local to each translation unit, so that the linker never
+// merges code of different instruction sets.
 template <class Body>
 inline void parallel_for(int items, Body&& body) {
   using Plain = std::remove_reference_t<Body>;

@@ -1,5 +1,5 @@
-// Loops that are unrolled before the compiler looks at arrays, because indexed sums would stay in memory, and
-// compile-time numbers of rows. Internal linkage: see numeric.h.
+// Compile-time loops and numbers of rows. Loops are unrolled by templates, because compilers would keep sums
+// with a run-time index in memory. Internal linkage: see numeric.h.
 #pragma once
 
 #include <type_traits>

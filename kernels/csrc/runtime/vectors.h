@@ -51,13 +51,13 @@ inline float sum_lanes(Vec x) {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x to 2e-7 relative for -126 <= x <= 127; below that 2^-126, about 1e-38.
+// Returns 2^x with a relative error of 2e-7 for -126 <= x <= 127; smaller x give 2^-126, about 1e-38.
 inline Vec exp2(Vec x) {
   x = x < -126.0f ? Vec{} - 126.0f : x;
-  // Adding 1.5 * 2^23 rounds to the nearest integer, which then sits in the low bits.
+  // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits.
   const Vec shifted = x + 12582912.0f;
   const Vec fraction = x - (shifted - 12582912.0f);
-  // 2^f on [-0.5, 0.5]: Taylor coefficients ln(2)^n / n!, the sixth term bounds the error.
+  // 2^f on [-0.5, 0.5] by Taylor coefficients ln(2)^n / n!; the sixth term bounds the error.
   Vec power = fraction * 1.5403530e-4f + 1.3333558e-3f;
   power = power * fraction + 9.6181291e-3f;
   power = power * fraction + 5.5504109e-2f;
@@ -67,10 +67,10 @@ inline Vec exp2(Vec x) {
   return (Vec)((UintVec)power + ((UintVec)shifted << 23));  // unsigned: a NaN's bits may wrap
 }
 
-// cap * tanh(x / cap) in units of log2: x is a logit, the result is multiplied by log2(e).
+// Returns cap * tanh(x / cap) * log2(e) for a logit x, that is, the capped logit in the log2 domain.
 inline Vec soft_cap(Vec x, float cap) {
   Vec exponent = x * (2 * kLog2E / cap);
-  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh is 1 to the last bit long before 64
+  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh rounds to 1 long before 64
   const Vec doubled = exp2(exponent);
   return (1.0f - 2.0f / (doubled + 1.0f)) * (cap * kLog2E);
 }

@@ -1,4 +1,4 @@
-// Changes of some logits of a row, and the search for its likeliest tokens.
+// Changes of a row's logits, and the search for its likeliest tokens.
 #pragma once
 
 #include "sampling/sampling.h"
@@ -12,7 +12,7 @@ inline void for_each_list(const RowChanges& changes, Visit visit) {
     visit(list);
 }
 
-// Calls visit(id) for every changed token, for some of them several times.
+// Calls visit(id) for every changed token, possibly more than once.
 template <class Visit>
 inline void for_each_changed(const RowChanges& changes, Visit visit) {
   for_each_list(changes, [&](const TokenList& list) {
@@ -39,7 +39,7 @@ inline void make_changes(const RowChanges& changes, float* logits) {
 constexpr int kWalkBlock = 512;  // weights summed before the sum is compared
 constexpr int kTopBlock = 64;    // tokens skipped together if none of them is likely enough
 
-// Keeps the largest of the logits offered in order of id.
+// The largest of the logits that are offered in order of id.
 struct Top {
   RowScores& scores;
 

@@ -1,4 +1,4 @@
-// Drawing from logits as float32: a weight for each, and sums of blocks of them.
+// Sampling from float32 logits, by weights and their sums per block.
 #include <algorithm>
 #include <cstring>
 
@@ -10,8 +10,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// The k-th largest, 0 < k < size. The k-th largest of the maxima of blocks bounds it from below, so that
-// for a small k nearly all blocks are passed over.
+// Returns the k-th largest logit, 0 < k < size. The k-th largest of the blocks' maxima is a lower bound, so
+// for a small k nearly all blocks are skipped.
 float kth_largest(const Scanned& row, int k) {
   const int blocks = (row.size + kTopBlock - 1) / kTopBlock;
   float* const ordered = static_cast<float*>(thread_scratch(sizeof(float) * (blocks + row.size)));
@@ -35,8 +35,9 @@ float kth_largest(const Scanned& row, int k) {
   return candidates[k - 1];
 }
 
-// The token where the sum of the weights that may be drawn, of which there are `sums` of blocks, passes
-// `target`. `ties`: how many of the weights up to the end of a block, among those equal to `least`, may be.
+// Returns the token at which the running sum of eligible weights passes `target`. `sums`: sums of eligible
+// weights by block. `ties(block)`: number of weights equal to `least` that are eligible, from the block's
+// beginning on.
 template <class Ties>
 int walk(const Weights& row, const double* sums, double target, float least, Ties ties) {
   double sum = 0;
@@ -45,7 +46,7 @@ int walk(const Weights& row, const double* sums, double target, float least, Tie
     sum += sums[block];
     if (sums[block] > 0) last = block;
   }
-  if (block == row.blocks()) block = last;  // rounding put the target beyond all
+  if (block == row.blocks()) block = last;  // rounding put the target beyond the total
   float weights[kWalkBlock] = {};
   row.of_block(block, weights);
   int left = ties(block), found = 0;
@@ -72,7 +73,7 @@ double sum_of(const double* sums, int blocks) {
   return sum;
 }
 
-// What a draw has found: the token, and the sum of all exp(logit - largest), or 0 where it did not need it.
+// Result of a draw: the token, and the sum of all exp(logit - largest), or 0 if it was not computed.
 struct Found {
   int token;
   double powers;
@@ -95,7 +96,7 @@ Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, d
   return {token, are_powers ? nucleus.whole : 0};
 }
 
-// The sum of exp(logit - largest) over the row.
+// Returns the sum of exp(logit - largest) over the row.
 double sum_of_powers(const Scanned& row, float largest) {
   RowDraw plain{};
   plain.temperature = 1;
@@ -114,14 +115,14 @@ void find_top(const Scanned& row, RowScores& scores) {
   }
 }
 
-// `powers`: the sum of them, or 0.
+// Fills the log-probability data of a row.
 void fill(const Scanned& row, float largest, const Found& found, RowScores& scores) {
   scores.log_total = largest + std::log(found.powers > 0 ? found.powers : sum_of_powers(row, largest));
   find_top(row, scores);
   scores.logit = row.logits[found.token];
 }
 
-// Room for the maxima of a row and for sums of its blocks.
+// Memory for the maxima of a row and the sums of its blocks.
 struct Room {
   double* sums;
   float* maxima;
@@ -141,7 +142,7 @@ const float* as_floats(const Row& row) {
   return floats;
 }
 
-// Makes the changes in a copy of the row, and looks at it again where it is another.
+// Applies the changes to a copy of the row, and scans the changed blocks again.
 void change(const RowDraw& call, Scanned& row) {
   const bool* const allowed = call.changes.allowed;
   float* const copy = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));

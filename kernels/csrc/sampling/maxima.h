@@ -20,15 +20,15 @@ inline bool any(IntVec flags) {
   return all != 0;
 }
 
-// Logits of a row, and the largest of each block of kTopBlock.
+// Logits of a row, and the largest logit of each block of kTopBlock logits.
 struct Scanned {
   const float* logits;
   int size;
   float* maxima;  // [room]
   IntVec nan = {};
 
-  // Number of blocks up to the end of the last kWalkBlock and of a vector; blocks beyond the row have minus
-  // infinity.
+  // Returns the number of blocks, rounded up to whole kWalkBlocks and whole vectors; blocks beyond the row
+  // have minus infinity.
   static int room(int size) {
     constexpr int kTogether = std::max(kWalkBlock, kLanes * kTopBlock);
     return (size + kTogether - 1) / kTogether * (kTogether / kTopBlock);

@@ -1,6 +1,6 @@
-// The fewest largest weights of a row that reach a share of their sum. A histogram of leading bits gives an
-// interval for the smallest of them; only the few weights in it are compared exactly. Compiled for each
-// instruction set.
+// Search for a row's nucleus: the fewest largest weights that reach a share of the total. A histogram of
+// leading bits gives an interval that contains the smallest of them, and only the few weights in this
+// interval are compared exactly. Compiled for each instruction set.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Low bits that the histogram ignores: its steps are a 64th of a weight. In [0, 1] bits order like floats.
+// Number of low bits that the histogram ignores, so its steps are 1/64 of a weight. In [0, 1] bits are
+// ordered like floats.
 constexpr int kCoarse = 17;
 constexpr int kNumCoarse = (0x3f800000 >> kCoarse) + 1;
 
@@ -21,7 +22,7 @@ constexpr float edge(int coarse) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse);
 }
 
-// Interval of bits, [low, high), in which the nucleus ends, and the sum of all weights.
+// Interval [low, high) of bits that contains the nucleus's smallest weight, and the sum of all weights.
 struct Bracket {
   uint32_t low, high;
   double whole;
@@ -38,7 +39,7 @@ Bracket find_bracket(const Weights& row, double top_p) {
     for (int i = 0; i < kWalkBlock; i += 2)
       for (int j = 0; j < 2; ++j) ++counts[j][as_bits(weights[i + j]) >> kCoarse];
   }
-  double least = 0, most = 0;  // bounds of the sum of all weights from here up
+  double least = 0, most = 0;  // bounds of the sum of all weights from bin `at` up
   int end = 0, at = kNumCoarse;
   while (at > 0 && least < top_p * whole) {
     --at;
@@ -51,19 +52,21 @@ Bracket find_bracket(const Weights& row, double top_p) {
   return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse, whole};
 }
 
-// Returns how many of `count` equal weights the nucleus needs to reach `target`; `above`: sum of larger ones.
+// Returns how many of `count` equal weights the nucleus needs to reach `target`; `above`: sum of larger
+// weights.
 inline int needed_ties(double above, double target, float weight, int count) {
   const double needed = std::ceil((target - above) / static_cast<double>(weight));
   return needed < 1 ? 1 : needed > count ? count : static_cast<int>(needed);
 }
 
-// The smallest weight of a nucleus, how many weights equal to it belong to it, and how many exist.
+// The smallest weight in a nucleus. kept: number of weights of this value in the nucleus; ties: how many
+// exist.
 struct Boundary {
   float weight;
   int kept, ties;
 };
 
-// The weights inside a bracket in order; those of block i are [starts[i], starts[i + 1]).
+// The weights inside a bracket, in order of id; the weights of block i are [starts[i], starts[i + 1]).
 struct Inside {
   float* weights;
   int* starts;  // [blocks + 1]
@@ -71,7 +74,7 @@ struct Inside {
   double above;  // sum of the weights above the bracket
 };
 
-// Copies these weights, and writes each block's sum above the bracket to `sums`.
+// Copies the weights inside a bracket to `room`, and writes each block's sum above the bracket to `sums`.
 Inside between(const Weights& row, double* sums, const Bracket& bracket, float* room, int* starts) {
   const Vec low = Vec{} + as_float(bracket.low), high = Vec{} + as_float(bracket.high);
   Inside found{room, starts, 0, 0};
@@ -97,14 +100,15 @@ Inside between(const Weights& row, double* sums, const Bracket& bracket, float* 
   return found;
 }
 
-// Weights among which a nucleus ends, and the sum of larger ones.
+// Weights that contain the smallest weight of a nucleus, and the sum of larger weights.
 struct Candidates {
   float* weights;
   int count;
   double above;
 };
 
-// Adds the largest weights first until the target is reached; no smallest weight if the total is below it.
+// Adds weights, largest first, until they reach the target; the result has no smallest weight if the total is
+// below it.
 Boundary reach(const Candidates& inside, double target) {
   if (inside.count == 0) return {0, 0, 0};
   double above = inside.above;
@@ -146,13 +150,13 @@ Candidates narrow(const Inside& inside, Bracket around, double target, float* ro
   return found;
 }
 
-// The fewest largest of the weights of a row.
+// The nucleus of a row.
 struct Nucleus {
   Boundary end;
   Inside around;
   double whole;  // the sum of all weights
 
-  // Number of weights equal to the smallest that belong, from the beginning of a block on.
+  // Returns how many weights equal to the smallest belong to the nucleus, from a block's beginning on.
   int ties_in(int block) const {
     int left = end.kept;
     for (int i = 0; i < around.starts[block]; ++i) left -= around.weights[i] == end.weight;
@@ -160,7 +164,7 @@ struct Nucleus {
   }
 };
 
-// Returns the sum of those of `count` weights above `bound`; reads up to kLanes more.
+// Returns the sum of those of `count` weights that are above `bound`; may read up to kLanes values more.
 double sum_above(const float* weights, int count, float bound) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -174,7 +178,7 @@ double sum_above(const float* weights, int count, float bound) {
   return sum.total();
 }
 
-// Needs some weight above 0. Writes each block's part of the nucleus to `sums`.
+// Finds the nucleus of a row with a weight above 0. Writes the nucleus's sum in each block to `sums`.
 Nucleus find_nucleus(const Weights& row, double* sums, double top_p) {
   const int size = row.blocks() * kWalkBlock;
   float* const room = static_cast<float*>(

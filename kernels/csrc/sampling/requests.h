@@ -1,4 +1,4 @@
-// Python's requests for sampling, checked before a kernel reads them.
+// Sampling requests from Python, checked before a kernel reads them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,7 @@ using Mask = nb::ndarray<const bool, nb::numpy, nb::ndim<1>, nb::c_contig, nb::d
 
 constexpr int kMostScored = 1024;  // largest number of likeliest tokens of a row
 
-// RowChanges together with the arrays that they point to.
+// RowChanges and the arrays that they point to.
 struct Changes {
   Ids biased;
   Values bias;

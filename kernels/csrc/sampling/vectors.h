@@ -1,5 +1,5 @@
-// Operations on vectors of weights for which GCC has no operator, or slow code. Compiled for each instruction
-// set.
+// Operations on vectors of weights for which GCC has no operator or generates slow code. Compiled for each
+// instruction set.
 #pragma once
 
 #include "runtime/vectors.h"
@@ -11,7 +11,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// As many floats as one register holds doubles. (Wider vectors of doubles go through memory.)
+// Number of doubles in a register. (Wider vectors of doubles would go through memory.)
 constexpr int kWidth = kLanes / 2;
 typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
@@ -27,7 +27,7 @@ inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
 inline Doubles only_from(Doubles values, Doubles bound) {
-#ifdef OCTAVO_EMULATED  // GCC 12 ends with an internal error where 512 bits have no instructions
+#ifdef OCTAVO_EMULATED  // GCC 12 has an internal compiler error if 512-bit vectors have no instructions
   for (int i = 0; i < kWidth; ++i) values[i] = values[i] >= bound[i] ? values[i] : 0;
   return values;
 #else

@@ -1,5 +1,5 @@
-// The weights of a row of float32 logits, computed on demand. They are used at most twice, and storing them
-// would evict the logits from the cache. Compiled for each instruction set.
+// The weights of a row of float32 logits, computed on demand. They are not stored, because they are used at
+// most twice and would evict the logits from the cache. Compiled for each instruction set.
 #pragma once
 
 #include "runtime/exp_float.h"
@@ -21,8 +21,8 @@ struct WideSum {
   }
 };
 
-// Returns the sum of those of `count` weights that are at least `bound`. Values up to a whole vector must be
-// 0.
+// Returns the sum of those of `count` weights that are at least `bound`. Values between `count` and the end
+// of its vector must be 0.
 double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
   int i = 0;
@@ -41,7 +41,7 @@ double sum_block(const float* weights) {
 }
 
 constexpr float kLeastWeight = 0x1.8p-126f;        // smaller weights count as 0
-constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // the lowest exponent whose power is not smaller
+constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // smallest exponent whose weight is at least kLeastWeight
 
 // Logits excluded by min_p or by a `smallest` logit have weight 0.
 struct Weights {
@@ -102,7 +102,7 @@ struct Weights {
     return as_float(static_cast<uint32_t>(flip(static_cast<int32_t>(from))));
   }
 
-  // Calls use(scale, only), which divide by the temperature and exclude weights.
+  // Calls use(scale, only) with functions that divide by the temperature and exclude weights.
   template <class Use>
   void with_rules(Use use) const {
     const auto as_it_is = [](Vec x) { return x; };
