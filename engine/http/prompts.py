@@ -74,7 +74,8 @@ def prompt_cut(
     """Return the cut for ``truncate_prompt_tokens`` (``most``) and ``truncation_side``. -1 keeps as many
     tokens as fit before ``max_tokens``. Raises FieldError for other negative numbers."""
     if most == -1:
-        most = max(services.handler.engine.info.max_model_len - max_tokens, 1)
+        longest = services.handler.engine.info.max_model_len
+        most = max(longest - (max_tokens if max_tokens < longest else 1), 1)  # more is refused, or cut later
     if most is not None and most < 1:
         raise FieldError(
             "truncate_prompt_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
@@ -23,8 +23,14 @@ _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an ob
 
 
 class RequestModel(BaseModel):
-    """Base of requests and of objects in them; a null field counts as absent."""
+    """Base of requests and of objects in them; a null field counts as absent.
 
+    fields_of   names of the fields that an object of a ``type`` may have, separated by spaces
+    allowed     values that a field may have here
+    """
+
+    fields_of: ClassVar[dict[str | None, str]] = {}
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {}
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
 
     @classmethod
@@ -39,8 +45,19 @@ class RequestModel(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 raise not_served(where + name)
-        for name in self.model_fields_set:
-            _check_within(getattr(self, name, None), f"{where}{name}")
+        kind = getattr(self, "type", None)
+        fields = self.fields_of.get(kind)
+        for field in self.model_fields_set:
+            name, value = where + field.rstrip("_"), getattr(self, field, None)
+            if (
+                fields is not None
+                and value is not None
+                and field.rstrip("_") not in ("type", *fields.split())
+            ):
+                raise FieldError(name, f"{name} is not served with type {kind!r}; leave it out")
+            if field in self.allowed:
+                only(name, value, self.allowed[field])
+            _check_within(value, name)
 
 
 def _fail_fast(schema: Any) -> None:

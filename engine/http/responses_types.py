@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import FieldError
 from .request_model import RequestModel, only
@@ -23,6 +23,13 @@ class InputPart(RequestModel):
     filename: str | None = None
     detail: str | None = None
 
+    fields_of: ClassVar[dict[str | None, str]] = {
+        **dict.fromkeys(("input_text", "summary_text", "reasoning_text"), "text"),
+        **dict.fromkeys(("text", "output_text"), "text annotations logprobs"),
+        "input_image": "image_url file_id detail",
+        "input_file": "file_id file_data file_url filename detail",
+    }
+
 
 class InputItem(RequestModel):
     """An item of the conversation; its type determines its fields."""
@@ -41,6 +48,13 @@ class InputItem(RequestModel):
     summary: list[InputPart] | None = None
     encrypted_content: str | None = None
 
+    fields_of: ClassVar[dict[str | None, str]] = {
+        **dict.fromkeys((None, "message"), "id status role content phase"),
+        "function_call": "id status call_id name namespace arguments",
+        "function_call_output": "id status call_id name namespace output",
+        "reasoning": "id status summary content encrypted_content",
+    }
+
 
 class FunctionTool(RequestModel):
     """A function that the client executes, or a namespace of such functions (``tools``)."""
@@ -52,11 +66,17 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
     tools: list[FunctionTool] | None = None
 
+    fields_of: ClassVar[dict[str | None, str]] = {
+        "function": "name description parameters strict", "namespace": "name description tools",
+    }  # fmt: skip
+
 
 class TextFormat(JsonSchemaFormat):
     """``text.format``."""
 
     type: str
+
+    fields_of: ClassVar[dict[str | None, str]] = {"text": "", "json_object": ""}
 
 
 class TextConfig(RequestModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
@@ -50,6 +50,11 @@ class ResponseFormat(RequestModel):
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
+
+    fields_of: ClassVar[dict[str | None, str]] = {
+        "text": "", "json_object": "", "json_schema": "json_schema",
+        "structural_tag": "structures triggers format",
+    }  # fmt: skip
 
     def structured(self) -> StructuredOutput | None:
         match self.type:

@@ -378,6 +378,49 @@ async def test_a_field_that_is_not_served_is_refused_by_name(demo: HttpServed, p
     assert param is None or param.startswith(name)
 
 
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ITEM = {"type": "message", "role": "user", "content": "Hi"}
+
+
+def _asked(part: dict[str, Any]) -> dict[str, Any]:
+    return {"input": [{**ITEM, "content": [part]}]}
+
+
+# Fields within fields that are not served, by their full names.
+NESTED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    CHAT: [
+        ("response_format.json_schema", {"response_format": FORMAT | {"type": "json_object"}}),
+        ("response_format.json_schema", {"response_format": FORMAT | {"type": "text"}}),
+        ("response_format.triggers", {"response_format": {"type": "text", "triggers": ["a"]}}),
+        ("response_format.structures", {"response_format": FORMAT | {"structures": []}}),
+    ],
+    RESPONSES: [
+        ("text.format.schema", {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
+        ("text.format.schema", {"text": {"format": {"type": "text", "schema": SCHEMA}}}),
+        ("input[0].output", {"input": [ITEM | {"output": "x"}]}),
+        ("input[0].arguments", {"input": [{"role": "user", "content": "Hi", "arguments": "{}"}]}),
+        ("input[0].content[0].image_url", _asked({"type": "input_text", "text": "Hi", "image_url": "x"})),
+        ("tools[0].parameters", {"tools": [{"type": "namespace", "name": "x", "parameters": {}}]}),
+        ("tools[0].tools", {"tools": [{"type": "function", "name": "x", "tools": []}]}),
+    ],
+}  # fmt: skip
+
+
+@on_demo
+@pytest.mark.parametrize(
+    ("path", "name", "fields"), [(path, *each) for path, rows in NESTED.items() for each in rows]
+)
+async def test_a_field_within_a_field_is_refused_by_name(
+    demo: HttpServed, path: str, name: str, fields: dict[str, Any]
+) -> None:
+    base = BASE[path] if path in BASE else AGENTS[path][2]
+    reply = await demo.post(path, base | fields)
+    assert reply.status == 400, reply.body
+    error = reply.json["error"]
+    assert error["message"].startswith(name)
+    assert path == MESSAGES or error["param"] == name
+
+
 # Fields of the two APIs of agents, which tests/engine/http/test_agents.py asks for their effects.
 AGENTS: dict[str, tuple[type[RequestModel], Any, dict[str, Any], dict[str, Any]]] = {
     "/v1/messages": (
@@ -665,3 +708,15 @@ def test_a_refusal_names_its_field() -> None:
     with pytest.raises(FieldError) as caught:
         parse(CompletionRequest, b'{"prompt": "x", "seed": "y"}')
     assert caught.value.param == "seed"
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_a_truncated_prompt_leaves_space_for_its_output(is_cut: bool) -> None:
+    body = {"prompt": [300] * 100, "truncate_prompt_tokens": -1}
+    async with demo_http(max_model_len=64, cut_max_tokens=is_cut) as served:
+        reply = await served.post(COMPLETIONS, body | {"max_tokens": 10})
+        assert reply.json["usage"]["prompt_tokens"] == 54
+        for max_tokens in (64, 32_000):
+            reply = await served.post(COMPLETIONS, body | {"max_tokens": max_tokens})
+            assert reply.status == (200 if is_cut else 400), reply.body
+            assert not is_cut or reply.json["usage"]["prompt_tokens"] == 63
