@@ -99,7 +99,7 @@ void accumulate_dims(const PageLayout& layout, const Tile& tile, Weights& weight
   accumulate_tile_rows<Code, kDim, true>(values, weights, num_rows, accumulators);
 }
 
-// accumulators[row] += the tile's values by weights[row].
+// Adds the tile's values times weights[row] to accumulators[row].
 template <class Code, class Weights>
 void accumulate_tile(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows, void* panel,
                      float* accumulators) {

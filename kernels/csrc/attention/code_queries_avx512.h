@@ -30,7 +30,7 @@ static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 // codes with groups, the sums are the initial values of a step's products.
 template <class Code>
 struct Queries {
-  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // a signed (high) byte
+  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // (high) bytes are signed
   int8_t* bytes;
   float* factors;
   int32_t* sums;

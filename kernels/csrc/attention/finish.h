@@ -34,7 +34,7 @@ namespace {
   const float of_other = scalar_exp2(others.maxima[other] - top), of_this = scalar_exp2(maximum - top);
   float total = of_other * others.sums[other] + of_this * sum;
   if (sink != nullptr) total += scalar_exp2(of_sink - top);
-  const float factor = total == 0 ? 0.0f : 1 / total;  // a row that sees nothing
+  const float factor = total == 0 ? 0.0f : 1 / total;  // a row that sees no position
   const float *const from = others.rows + other * dim, a = of_other * factor, b = of_this * factor;
   for (int i = 0; i < dim; ++i) row[i] = from[i] * a + row[i] * b;
 }
@@ -83,7 +83,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
         weight = scalar_exp2(of_positions - top);
         sum = sum * weight + scalar_exp2(sink - top);
       }
-      const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees nothing
+      const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees no position
       for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
       parts = total;
     }

@@ -12,7 +12,7 @@ constexpr int kSlots = kChunk / kNvGroup;  // groups of a chunk
 struct Nvfp4 : Fp4 {
   // E4M3 bytes, shifted, are read as float16, which gives 2^-8 times the scale.
   static constexpr float kScale = 2 * 0x1p-8f;
-  // Byte of a scale near 1, for rows without one: tiny scales would give subnormal products, which are 100
+  // Byte of a scale near 1, for invisible rows. Tiny scales would give subnormal products, which are 100
   // times slower.
   static constexpr int kAnyScale = 56;
   // In each 128 bits, interleaves pairs of bytes of the two groups.

@@ -5,8 +5,8 @@
 // A vector of the panel holds dims of four groups, one in each 128 bits. For 128 dims, vectors 0 to 3 hold
 // the even groups and vectors 4 to 7 the odd ones. Such a set of groups shares vectors of weights: each 128
 // bits hold the weights of 16 positions of a block, times the scales of one group.
-//   V panel, scales [sets][4 blocks][4 quads of positions], then of each row and set the weights [4 blocks]
-//   [4 groups][4 quads], and factors by lane
+//   V panel, scales [sets][4 blocks][4 quads of positions], then for each row and set the weights [4 blocks]
+//   [4 groups][4 quads] and the factors by lane
 #include <algorithm>
 
 #include "attention/value_panel_avx512.h"

@@ -10,8 +10,8 @@ namespace {
 // Inputs of a panel whose bytes stay in L1 while they are multiplied by a few row tiles.
 constexpr int kSharedInputs = 256;
 
-// The same for many row tiles: bytes stay in L2, and sums are loaded less often. On a Zen 4 this is 3 to 7 %
-// faster for 512 rows; 16 rows would lose as much.
+// Value of kSharedInputs for many row tiles: bytes stay in L2, and sums are loaded less often. On a Zen 4
+// this is 3 to 7 % faster for 512 rows; 16 rows would lose as much.
 constexpr int kSharedByMany = 1024;
 constexpr int kMany = kItemTiles / 2;
 

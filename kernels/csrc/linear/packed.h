@@ -3,13 +3,13 @@
 // One layout serves every instruction set and every batch size. In a panel, inputs are the outer dimension,
 // so that a kernel reads it once from front to back:
 //
-//   bf16        [inputs / 2][64][2]  pairs of inputs side by side: what VDPBF16PS and AMX tiles want;
+//   bf16        [inputs / 2][64][2]  pairs of adjacent inputs, as VDPBF16PS and AMX tiles need them;
 //               inputs padded with zeros to a multiple of 32
 //   f16, f32    [inputs][64]
-//   affine      per group of inputs a block: codes, then scales [64] and biases [64] in the float type
-//               they came in; weight = scale * code + bias (MLX's affine format). See scales_last
-//   mxfp4       per group of 32 a block: codes (E2M1), then scales [64], E8M0
-//   nvfp4       per group of 16 a block: codes (E2M1), then scales [64], E4M3
+//   affine      a block per group of inputs: codes, then scales [64] and biases [64] in their original
+//               float type; weight = scale * code + bias (MLX's affine format). See scales_last
+//   mxfp4       a block per group of 32: codes (E2M1), then scales [64], E8M0
+//   nvfp4       a block per group of 16: codes (E2M1), then scales [64], E4M3
 //
 // Codes are stored in planes of 8, 4, 2 or 1 bits. Codes of 6, 5 and 3 bits have two planes: one of the low
 // 4, 4 or 2 bits and one of the 2, 1 or 1 bits above. A plane of p bits is [group p / 32][64] words, each

@@ -93,7 +93,7 @@ void allocate_for_step(mx::array& output) {
       buffer_in(memory, size), [memory, size](mx::allocator::Buffer) { kept().give(Lines(memory), size); }));
 }
 
-// raw_ptr() says how far in front of them.
+// MLX's data begin behind a size; raw_ptr() tells the distance.
 mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes) {
   mx::allocator::Buffer probe(lines);
   const std::ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - lines;
