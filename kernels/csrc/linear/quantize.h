@@ -23,13 +23,12 @@ struct QuantizeCall {
   void* new_biases;
 };
 
-#define OCTAVO_DECLARE_QUANTIZE(isa)                                                                        \
-  namespace isa {                                                                                           \
-  /* The bits of mx.quantize; of floats. */                                                                 \
-  void quantize_weights(const QuantizeCall& call);                                                          \
-  /* One scale per output channel, w8a8 with 8 bits and w4a8 with 4: the bits of kernels/channel_weights.py \
-   */                                                                                                       \
-  void quantize_channels(const QuantizeCall& call);                                                         \
+#define OCTAVO_DECLARE_QUANTIZE(isa)                                            \
+  namespace isa {                                                               \
+  /* Quantizes floats, bit-identical to mx.quantize. */                         \
+  void quantize_weights(const QuantizeCall& call);                              \
+  /* Quantizes to w8a8 or w4a8, bit-identical to kernels/channel_weights.py. */ \
+  void quantize_channels(const QuantizeCall& call);                             \
   }
 OCTAVO_DECLARE_QUANTIZE(generic)
 OCTAVO_DECLARE_QUANTIZE(avx2)
