@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -203,10 +203,13 @@ def _check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
                 f"{where}.function.parameters must be a JSON schema of an object, got {parameters!r:.60}; "
                 "correct it, or leave it out"
             )
-        for key in function.keys() - {"name", "description", "parameters", "strict"}:
-            raise InvalidRequest(f"{where}.function.{key} is not served here; leave it out")
-        for key in tool.keys() - {"type", "function"}:
-            raise InvalidRequest(f"{where}.{key} is not served here; leave it out")
+        _check_keys(f"{where}.function", function, {"name", "description", "parameters", "strict"})
+        _check_keys(where, tool, {"type", "function"})
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    for key in given.keys() - known:
+        raise InvalidRequest(f"{where}.{key} is not served here; leave it out")
 
 
 def _named(
@@ -225,6 +228,8 @@ def _named(
             'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": '
             f"...}}}}, got {choice!r:.80}; leave it out for auto"
         )
+    _check_keys("tool_choice", choice, {"type", "function"})
+    _check_keys("tool_choice.function", function, {"name"})
     found = [tool for tool in tools if tool["function"]["name"] == function.get("name")]
     if not found:
         names = ", ".join(tool["function"]["name"] for tool in tools)

@@ -109,11 +109,12 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
     if not request.messages:
         raise FieldError("messages", "messages must have at least one message, got none; add one")
     check_parts("messages", request.messages, request.tools)
-    for index, message in enumerate(request.messages):
-        message.check_served(f"messages[{index}]")
     variables = dict(request.chat_template_kwargs or {})
+    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"):
+        only(f"chat_template_kwargs.{name}", variables.get(name), (), "it is not a variable of the template")
     for field in ("documents", "reasoning_effort"):
         if (value := getattr(request, field)) is not None:
+            only(f"chat_template_kwargs.{field}", variables.get(field), (value,), f"{field} is given")
             variables[field] = value
     if request.reasoning_effort == "none":
         variables |= NO_THINKING
@@ -158,9 +159,11 @@ def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Messa
     found: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.role == "developer":
         found["role"] = "system"  # the name that chat templates know
-    for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    if message.tool_calls is not None:
+        found["tool_calls"] = [call.model_dump(exclude_unset=True) for call in message.tool_calls]
     if message.reasoning is not None:
         found.setdefault("reasoning_content", message.reasoning)
     return found

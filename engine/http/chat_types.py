@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .answer_models import AnswerModel, PromptLogprobs, UsageInfo
 from .logprobs import ChatLogprobs
 from .request_model import RequestModel, only
 from .sampling import SamplingFields
+
+TEMPLATE_WRITES = "the chat template writes special tokens"
 
 
 class ImageURL(RequestModel):
@@ -24,6 +26,27 @@ class ContentPart(RequestModel):
     text: str | None = None
     image_url: ImageURL | None = None
 
+    fields_of: ClassVar[dict[str | None, str]] = {"text": "text", "image_url": "image_url"}
+
+
+class CalledFunction(RequestModel):
+    """The function of an earlier call; its arguments as JSON, or as an object."""
+
+    name: str | None = None
+    arguments: Any = None
+
+
+class EarlierCall(RequestModel):
+    """A call in a message. ``index``: its place in the stream that a client has joined."""
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+    index: int | None = None
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's copies
+
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"type": ("function",)}
+
 
 class ChatMessage(RequestModel):
     """A message of a conversation."""
@@ -33,19 +56,12 @@ class ChatMessage(RequestModel):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
     annotations: list[Any] | None = None
-    audio: dict[str, Any] | None = None
-    function_call: dict[str, Any] | None = None
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's copies of the message's fields
 
-    def check_served(self, where: str) -> None:
-        """Raise FieldError for fields of the OpenAI API that are not supported here."""
-        for name in ("refusal", "audio", "function_call"):
-            only(f"{where}.{name}", getattr(self, name), ())
-        only(f"{where}.annotations", self.annotations, ([],))
+    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],)}
 
 
 class ConversationFields(RequestModel):
@@ -75,28 +91,20 @@ class ChatRequest(SamplingFields, ConversationFields):
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     verbosity: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     def check_served(self) -> None:
         super().check_served()
         only("echo", self.echo, (False,))
-        only(
-            "add_special_tokens", self.add_special_tokens, (False,), "the chat template writes special tokens"
-        )
+        only("add_special_tokens", self.add_special_tokens, (False,), TEMPLATE_WRITES)
         only("functions", self.functions, (), "use tools")
         only("function_call", self.function_call, (), "use tool_choice")
         only("modalities", self.modalities, (["text"],))
-        for name in ("audio", "prediction", "web_search_options", "prompt_cache_retention"):
-            only(name, getattr(self, name), ())
         only("store", self.store, (False,), "nothing is stored")
         only("service_tier", self.service_tier, ("auto", "default"))
         only("verbosity", self.verbosity, ("medium",))

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from ..api.errors import SlowReader
+from ..api.errors import InvalidRequest, SlowReader
 from ..api.outputs import Delta
 from ..api.sampling_params import SamplingParams
 from ..frontend.holders import Holders
 from ..grpc.request_handler import RequestHandler
 from ..grpc.vllm.model_files import ModelFiles
-from .errors import ModelNotServed
+from .errors import ModelNotServed, named
 from .exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
 from .request_model import LONG_BODY, RequestModel, parse
 from .token_texts import TokenTexts
@@ -122,7 +122,10 @@ class Endpoint(Generic[RequestT]):
                 services.bodies.give_back(len(body))
             del body
             async with exchange.until_gone():
-                await self._serve(services, request, exchange)
+                try:
+                    await self._serve(services, request, exchange)
+                except InvalidRequest as error:
+                    raise named(error, request) from None
 
     async def _parsed(self, body: bytes, exchange: Exchange) -> RequestT:
         if len(body) <= LONG_BODY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,17 @@ _MESSAGE_TYPES = {
 }  # fmt: skip
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "unavailable"}
 
+_CLIENT_NAMES = {
+    "logprobs": "top_logprobs", "stop": "stop_sequences", "stop_ids": "stop_token_ids",
+    "max_tokens": "max_completion_tokens max_output_tokens",
+    "max_reasoning_tokens": "thinking_token_budget thinking.budget_tokens",
+    "json_schema": "guided_json structured_outputs.json response_format.json_schema.schema "
+                   "text.format.schema output_config.format.schema",
+    "regex": "guided_regex structured_outputs.regex", "choice": "guided_choice structured_outputs.choice",
+    "grammar": "guided_grammar ebnf structured_outputs.grammar",
+    "structural_tag": "structured_outputs.structural_tag response_format",
+}  # fmt: skip  # fields of HTTP for those of the engine
+
 
 class FieldError(InvalidRequest):
     """A request field with an unsupported value. ``param``: name of the field."""
@@ -34,6 +46,23 @@ class FieldError(InvalidRequest):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+def named(error: InvalidRequest, request: object) -> InvalidRequest:
+    """Return the engine's error about its field under the name of the request's field."""
+    found = re.match(r"(\w+)[\w.\[\]]*", str(error))
+    if type(error) is not InvalidRequest or found is None:
+        return error
+    for name in (*_CLIENT_NAMES.get(found[1], "").split(), found[1]):
+        if _field(request, name) is not None:
+            return FieldError(name + found[0][len(found[1]) :], name + str(error)[len(found[1]) :])
+    return error
+
+
+def _field(request: object, path: str) -> object:
+    for name in path.split("."):
+        request = getattr(request, f"{name}_", getattr(request, name, None))
+    return request
 
 
 class ModelNotServed(OctavoError, LookupError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
-
 from .errors import FieldError
 from .request_model import RequestModel, only
 
@@ -67,18 +65,11 @@ class Thinking(RequestModel):
     display: str | None = None
 
 
-def _without_underscore(name: str) -> str:
-    """Return the field's name, without the underscore that avoids a name of pydantic's."""
-    return name.rstrip("_")
-
-
 class OutputFormat(RequestModel):
     """``output_config.format``."""
 
     type: str
     schema_: dict[str, Any] | None = None
-
-    model_config = ConfigDict(alias_generator=_without_underscore)
 
 
 class OutputConfig(RequestModel):

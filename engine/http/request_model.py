@@ -22,6 +22,11 @@ _MAX_ERRORS = 100  # errors examined; lists have one each, but objects one for e
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 
+def _alias(field: str) -> str:
+    """Return the field's name, without the underscore that avoids a name of Python's or pydantic's."""
+    return field.rstrip("_")
+
+
 class RequestModel(BaseModel):
     """Base of requests and of objects in them; a null field counts as absent.
 
@@ -31,7 +36,9 @@ class RequestModel(BaseModel):
 
     fields_of: ClassVar[dict[str | None, str]] = {}
     allowed: ClassVar[dict[str, tuple[object, ...]]] = {}
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), defer_build=True)
+    model_config = ConfigDict(
+        strict=True, extra="allow", protected_namespaces=(), defer_build=True, alias_generator=_alias
+    )
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,12 +55,9 @@ class RequestModel(BaseModel):
         kind = getattr(self, "type", None)
         fields = self.fields_of.get(kind)
         for field in self.model_fields_set:
-            name, value = where + field.rstrip("_"), getattr(self, field, None)
-            if (
-                fields is not None
-                and value is not None
-                and field.rstrip("_") not in ("type", *fields.split())
-            ):
+            short, value = _alias(field), getattr(self, field, None)
+            name = where + short
+            if fields is not None and value is not None and short not in ("type", *fields.split()):
                 raise FieldError(name, f"{name} is not served with type {kind!r}; leave it out")
             if field in self.allowed:
                 only(name, value, self.allowed[field])

@@ -79,8 +79,9 @@ def _structured(request: ResponsesRequest) -> StructuredOutput | None:
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
     """Return a tool choice in the form of chat completions."""
-    if isinstance(choice, Mapping) and choice.get("type") == "function" and "name" in choice:
-        return {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and "function" not in choice:
+        others = {key: value for key, value in choice.items() if key != "name"}
+        return others | {"function": {"name": choice.get("name")}}
     return choice
 
 

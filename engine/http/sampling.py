@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict
-
 from ..api.errors import InvalidRequest
 from ..api.sampling_params import SamplingParams, Speculate
 from ..api.structured_output import StructuredOutput
@@ -24,11 +22,10 @@ _SAME_NAME = (
 _LISTS = {
     "stop_token_ids": "stop_ids", "bad_words": "bad_words", "allowed_token_ids": "allowed_token_ids",
 }  # fmt: skip
-
-
-def _without_underscore(name: str) -> str:
-    """Return the field's name, without the underscore that avoids a name of Python's or pydantic's."""
-    return name.rstrip("_")
+_CONSTRAINTS = {
+    "guided_json": "json_schema", "json_schema": "json_schema", "guided_regex": "regex", "regex": "regex",
+    "guided_grammar": "grammar", "ebnf": "grammar",
+}  # fmt: skip
 
 
 class JsonSchemaFormat(RequestModel):
@@ -38,8 +35,6 @@ class JsonSchemaFormat(RequestModel):
     description: str | None = None
     schema_: dict[str, Any] | bool | None = None
     strict: bool | None = None
-
-    model_config = ConfigDict(alias_generator=_without_underscore)
 
 
 class ResponseFormat(RequestModel):
@@ -87,8 +82,6 @@ class StructuredOutputs(RequestModel):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
-
-    model_config = ConfigDict(alias_generator=_without_underscore)
 
     def structured(self) -> StructuredOutput:
         return StructuredOutput(
@@ -196,15 +189,9 @@ class SamplingFields(RequestModel):
             named["response_format"] = self.response_format.structured()
         if self.structured_outputs is not None:
             named["structured_outputs"] = self.structured_outputs.structured()
-        for field in ("guided_json", "json_schema"):
+        for field, kind in _CONSTRAINTS.items():
             if (value := getattr(self, field)) is not None:
-                named[field] = StructuredOutput(json_schema=value)
-        for field in ("guided_regex", "regex"):
-            if (value := getattr(self, field)) is not None:
-                named[field] = StructuredOutput(regex=value)
-        for field in ("guided_grammar", "ebnf"):
-            if (value := getattr(self, field)) is not None:
-                named[field] = StructuredOutput(grammar=value)
+                named[field] = StructuredOutput(**{kind: value})
         if self.guided_choice is not None:
             named["guided_choice"] = StructuredOutput(choice=tuple(self.guided_choice))
         given = {name: value for name, value in named.items() if value is not None}

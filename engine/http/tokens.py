@@ -6,13 +6,14 @@ import functools
 from typing import Any
 
 from ..api.errors import InvalidRequest, RequestTooLong
+from ..chat.tool_choice import tool_use
 from .answer_models import AnswerModel
 from .chat import conversation_prompt
-from .chat_types import ConversationFields
+from .chat_types import TEMPLATE_WRITES, ConversationFields
 from .endpoint import Services
 from .exchange import Exchange
 from .prompts import TEXT_LENGTHS
-from .request_model import RequestModel
+from .request_model import RequestModel, only
 
 
 class TokenizeRequest(ConversationFields):
@@ -56,11 +57,15 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("a request must have one of prompt and messages; give one")
     if request.prompt is not None:
+        for name in ConversationFields.model_fields:
+            only(name, getattr(request, name), (), "a prompt is not a conversation")
         special = request.add_special_tokens is not False
         encode = functools.partial(
             tokenizer.encode, request.prompt, add_special_tokens=special, max_tokens=longest
         )
     else:
+        only("add_special_tokens", request.add_special_tokens, (False,), TEMPLATE_WRITES)
+        tool_use(tokenizer, request.tools)  # refuses what a chat refuses
         encode = functools.partial(
             tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
         )

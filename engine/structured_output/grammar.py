@@ -37,6 +37,7 @@ _PROSE = {
     "default",
 }  # keywords of a schema that do not affect tokens
 _TAG_KEYS = {"type", "triggers", "structures"}
+_STRUCTURE_KEYS = {"begin", "schema", "end"}
 
 
 def grammar_of(kind: str, source: str) -> str:
@@ -169,6 +170,8 @@ def _tag(structure: Any, triggers: list[str]) -> Any:
 
     if not isinstance(structure, dict):
         raise ValueError(f"each of its structures must be an object, got {type(structure).__name__}")
+    if unknown := structure.keys() - _STRUCTURE_KEYS:
+        raise ValueError(f"the key {sorted(unknown)[0]!r} of a structure is not known")
     for name in ("begin", "end"):
         if not isinstance(structure.get(name), str):
             raise ValueError(f'"{name}" of a structure must be a string, got {structure.get(name)!r}')

@@ -22,7 +22,7 @@ BUDGETS = {
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_705,
-    "engine/http": 4_303,
+    "engine/http": 4_334,
     "engine/inspection": 450,
     "engine/kv_events": 230,
     "engine/kv_store": 2_010,

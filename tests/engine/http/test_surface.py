@@ -382,17 +382,72 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 ITEM = {"type": "message", "role": "user", "content": "Hi"}
 
 
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"type": "function", "function": FUNCTION}
+CHOICE = {"type": "function", "function": {"name": "f"}}
+TAG = {"triggers": ["a"], "structures": [{"begin": "a", "schema": {}, "end": "b", "invented": 1}]}
+
+
+def _called(**fields: Any) -> dict[str, Any]:
+    return {"messages": [*HI, {"role": "assistant", "tool_calls": [CHOICE | fields]}]}
+
+
 def _asked(part: dict[str, Any]) -> dict[str, Any]:
     return {"input": [{**ITEM, "content": [part]}]}
 
 
-# Fields within fields that are not served, by their full names.
-NESTED: dict[str, list[tuple[str, dict[str, Any]]]] = {
+# Requests with a field that is refused, also within others, by the full name of the field.
+REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
     CHAT: [
         ("response_format.json_schema", {"response_format": FORMAT | {"type": "json_object"}}),
         ("response_format.json_schema", {"response_format": FORMAT | {"type": "text"}}),
         ("response_format.triggers", {"response_format": {"type": "text", "triggers": ["a"]}}),
         ("response_format.structures", {"response_format": FORMAT | {"structures": []}}),
+        ("response_format", {"response_format": {"type": "structural_tag", **TAG}}),
+        ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": TAG}}),
+        ("tool_choice.invented", {"tools": [TOOL], "tool_choice": CHOICE | {"invented": 1}}),
+        (
+            "tool_choice.function.invented",
+            {"tools": [TOOL], "tool_choice": CHOICE | {"function": {"name": "f", "invented": 1}}},
+        ),
+        ("tools[0].function.invented", {"tools": [TOOL | {"function": FUNCTION | {"invented": 1}}]}),
+        ("messages[1].tool_calls[0].type", _called(type="custom")),
+        ("messages[1].tool_calls[0].invented", _called(invented=1)),
+        ("messages[1].tool_calls[0].function.invented", _called(function={"name": "f", "invented": 1})),
+        (
+            "messages[0].content[0].image_url",
+            {"messages": [{"role": "user", "content": [
+                {"type": "text", "text": "Hi", "image_url": {"url": "x"}},
+            ]}]},
+        ),
+        *(
+            (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: False}})
+            for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize")
+        ),
+        (
+            "chat_template_kwargs.reasoning_effort",
+            {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "high"},
+        ),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+        ("stop_token_ids", {"stop_token_ids": [10**6]}),
+        ("thinking_token_budget", {"thinking_token_budget": -2}),
+        ("guided_json", {"guided_json": {"type": "invented"}}),
+        ("guided_choice", {"guided_choice": [""]}),
+        ("response_format.json_schema.schema", {"response_format": {
+            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "invented"}},
+        }}),
+        ("max_completion_tokens", {"max_tokens": None, "max_completion_tokens": 0}),
+        ("temperature", {"temperature": -1}),
+    ],
+    TOKENIZE: [
+        ("tools", {"tools": [TOOL]}),
+        ("documents", {"documents": []}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {}}),
+        ("add_generation_prompt", {"add_generation_prompt": True}),
+        ("continue_final_message", {"continue_final_message": False}),
+        ("reasoning_effort", {"reasoning_effort": "low"}),
+        ("add_special_tokens", {"prompt": None, "messages": HI, "add_special_tokens": True}),
+        ("tools[0]", {"prompt": None, "messages": HI, "tools": [{"type": "zzz"}]}),
     ],
     RESPONSES: [
         ("text.format.schema", {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
@@ -402,15 +457,23 @@ NESTED: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("input[0].content[0].image_url", _asked({"type": "input_text", "text": "Hi", "image_url": "x"})),
         ("tools[0].parameters", {"tools": [{"type": "namespace", "name": "x", "parameters": {}}]}),
         ("tools[0].tools", {"tools": [{"type": "function", "name": "x", "tools": []}]}),
+        (
+            "tool_choice.invented",
+            {
+                "tools": [{"type": "function", **FUNCTION}],
+                "tool_choice": {"type": "function", "name": "f", "invented": 1},
+            },
+        ),
+        ("max_output_tokens", {"max_output_tokens": 0}),
     ],
 }  # fmt: skip
 
 
 @on_demo
 @pytest.mark.parametrize(
-    ("path", "name", "fields"), [(path, *each) for path, rows in NESTED.items() for each in rows]
+    ("path", "name", "fields"), [(path, *each) for path, rows in REFUSED_WITHIN.items() for each in rows]
 )
-async def test_a_field_within_a_field_is_refused_by_name(
+async def test_a_refusal_starts_with_the_name_of_the_field(
     demo: HttpServed, path: str, name: str, fields: dict[str, Any]
 ) -> None:
     base = BASE[path] if path in BASE else AGENTS[path][2]

@@ -119,6 +119,7 @@ def _tag(**changes: Any) -> StructuredOutput:
         (StructuredOutput(structural_tag={"structures": [{}]}), '"triggers" must be a list'),
         (StructuredOutput(structural_tag={"triggers": ["a"], "structures": [{}]}), "begin"),
         (StructuredOutput(structural_tag={"format": {}}), "structures"),
+        (_tag(invented=1), "the key 'invented' of a structure is not known"),
         (_tag(begin=1), '"begin" of a structure must be a string, got 1'),
         (_tag(end=None), '"end" of a structure must be a string, got None'),
         (_tag(schema=[]), "the schema of 'a' must be an object"),
