@@ -13,7 +13,7 @@ from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
 
 from ..api.config import KEPT_TOKENS
-from ..api.errors import InvalidConfig
+from ..api.errors import InvalidConfig, ModelLoadError
 from .budget import (
     DEFAULT_KV_MEMORY,
     DEFAULT_SEQUENCE_TOKENS,
@@ -103,8 +103,17 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[
 
 
 def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Return the layers with the configured windows where the model computes none."""
-    if len(windows) != len(layers) or any(layer.window is not None for layer in layers):
+    """Return the layers with the configured windows where the model computes none. Raises ModelLoadError if
+    the model computes windows in other layers than configured."""
+    if len(windows) != len(layers):
+        return tuple(layers)
+    if any(layer.window is not None for layer in layers):
+        for index, (layer, window) in enumerate(zip(layers, windows, strict=True)):
+            if (layer.window is None) != (window is None):
+                raise ModelLoadError(
+                    f"layer_types must be {'full' if layer.window is None else 'sliding'}_attention in layer "
+                    f"{index}, as mlx-lm computes it, got the other; serve a model without this setting"
+                )
         return tuple(layers)
     return tuple(replace(layer, window=window, keep=0) for layer, window in zip(layers, windows, strict=True))
 

@@ -21,7 +21,7 @@ from typing import Any
 from mlx.nn.layers.base import Module
 
 from ...api.errors import ModelLoadError
-from ...memory.configuration import text_config
+from ...memory.configuration import sliding_windows, text_config
 from ..mlx_lm_import import base
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ _ACTIVATIONS = {  # names in configurations, and names in the code of models
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
 }  # fmt: skip
 _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # Gemma checkpoints use either name
+_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # read for models of any type
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
 _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)
@@ -115,27 +116,54 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
     """Raise ModelLoadError for the first ignored setting whose value would change the model."""
     flat = text_config(config)
     sources = _sources(model, readings)
+    used = {name for name in readings.taken if re.search(rf"""[.'"]{re.escape(name)}\b""", sources)}
+    _check_layer_types(flat, origin, is_used="layer_types" in used)
     left_out = [
         name
         for name, value in flat.items()
         if not (_WITHOUT_EFFECT.fullmatch(name) or _CHECKED_OTHERWISE.fullmatch(name))
         and value not in (None, [], {})
-        and not (name in readings.taken and re.search(rf"""[.'"]{re.escape(name)}\b""", sources))
+        and name not in used
         and not (isinstance(value, str) and value in _ACTIVATIONS and re.search(_ACTIVATIONS[value], sources))
     ]
     if not left_out:
         return
     defaults = reference_defaults(flat.get("model_type"))
+    known = _CAUSAL | (defaults or {})
     for name in left_out:
         value = flat[name]
-        if defaults is None:
-            if not _looks_effectless(value):
-                log.warning("%s: mlx-lm ignores %s, which the configuration sets to %r", origin, name, value)
-        elif name in defaults and not _is_same(value, defaults[name]):
+        if name in known and not _is_same(value, known[name]):
             raise ModelLoadError(
-                f"{name} in {origin} must be {defaults[name]!r}, got {value!r}: mlx-lm's "
+                f"{name} in {origin} must be {known[name]!r}, got {value!r}: mlx-lm's "
                 f"{config['model_type']!r} ignores it; serve a model without it"
             )
+        if defaults is None and name not in known and not _looks_effectless(value):
+            log.warning("%s: mlx-lm ignores %s, which the configuration sets to %r", origin, name, value)
+
+
+def _check_layer_types(flat: Mapping[str, Any], origin: str, *, is_used: bool) -> None:
+    """Raise ModelLoadError unless ``layer_types`` has each layer, of a kind that the model or its pages
+    compute. A model that uses it may have layers for multi-token prediction behind the others."""
+    kinds, count = flat.get("layer_types"), flat.get("num_hidden_layers")
+    if kinds is None:
+        return
+    if not isinstance(kinds, list) or (
+        isinstance(count, int) and (len(kinds) < count or (len(kinds) > count and not is_used))
+    ):
+        raise ModelLoadError(
+            f"layer_types in {origin} must be a list with the kind of each of the {count} layers, got "
+            f"{len(kinds) if isinstance(kinds, list) else kinds!r}; correct it"
+        )
+    defaults = reference_defaults(flat.get("model_type"))
+    if is_used or defaults is None:
+        return
+    known = {"full_attention", *(defaults.get("layer_types") or ())}
+    known |= {"sliding_attention"} if sliding_windows(flat) else set()
+    if others := [kind for kind in kinds if kind not in known]:
+        raise ModelLoadError(
+            f"layer_types in {origin} must be of {', '.join(sorted(known))}, got {others[0]!r}: mlx-lm's "
+            f"{flat['model_type']!r} ignores it; serve a model without it"
+        )
 
 
 def _sources(model: Module, readings: Readings) -> str:

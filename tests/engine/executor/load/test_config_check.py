@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.config_check import check_keys, recorded
 from octavo.engine.executor.load.loader import load_model, model_classes
 from octavo.engine.executor.load.rope_check import match_rope
@@ -56,6 +57,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
         ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers .*77.* in "),
         ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
+        ("qwen3", {"is_causal": False}, "is_causal in .* must be True, got False"),
+        ("llama", {"use_bidirectional_attention": True}, "use_bidirectional_attention in .* got True"),
+        ("qwen3", {"layer_types": ["full_attention"] * 3}, "layer_types in .* each of the 4 layers, got 3"),
+        ("gpt_oss", {"layer_types": ["sliding_attention", "full_attention"]}, "each of the 4 layers, got 2"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 4}, "layer_types in .* got 'chunked_attention'"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 4}, "layer_types in .* got 'sliding_attention'"),
         ("cohere2", {"use_parallel_block": False, "hidden_act": "relu"}, "hidden_act in .* got 'relu'"),
     ],
 )
@@ -69,6 +76,7 @@ def test_what_mlx_lm_drops_is_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
+        ("qwen3", {"is_causal": True, "layer_types": ["sliding_attention"] * 4, "sliding_window": 8}),
         ("qwen3", {"hidden_act": "silu", "note": "ours", "number_of_our_model": 7}),
         ("llama", {"rope_interleaved": True, "attention_dropout": 0.5, "router_aux_loss_coef": 1}),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2}),
@@ -124,6 +132,13 @@ def test_yarn_turns_as_transformers_turns_it(tmp_path: Path, extra: dict[str, An
         scaled = min(max((pair - max(low, 0)) / (high - max(low, 0)), 0), 1)
         assert 1 / period == pytest.approx(plain / 4 * scaled + plain * (1 - scaled), rel=1e-4)
     assert rope.mscale == pytest.approx(extra.get("attention_factor", 0.1 * math.log(4) + 1))
+
+
+def test_layer_types_other_than_the_models_own_are_refused(tmp_path: Path) -> None:
+    """mlx-lm's gemma3_text reads only the pattern, which is a window in the layers 0 and 2 here."""
+    folder = changed(tmp_path, "gemma3_text", layer_types=["sliding_attention"] + 3 * ["full_attention"])
+    with pytest.raises(ModelLoadError, match="layer_types must be sliding_attention in layer 2"):
+        load_runner(EngineConfig(model=str(folder), num_pages=16))
 
 
 def test_windows_that_mlx_lm_leaves_out_are_kept_by_the_pages(tmp_path: Path) -> None:
