@@ -14,7 +14,7 @@ from ..api.errors import ModelLoadError
 
 log = logging.getLogger(__name__)
 
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,11 +60,10 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of every token that the settings name: ``bos_token``, ``image_token`` and so on."""
-    return {
-        name: text
-        for name, value in settings.items()
-        if name.endswith("_token") and (text := token_text(value)) is not None
-    }
+    named = {name: value for name, value in settings.items() if name.endswith("_token")}
+    for several in map(settings.get, _LISTS):
+        named |= several if isinstance(several, dict) else {}
+    return {name: text for name, value in named.items() if (text := token_text(value)) is not None}
 
 
 def token_text(value: object) -> str | None:

@@ -125,6 +125,12 @@ TEMPLATES: dict[str, Change] = {
     "further files": several(
         write("chat_template.jinja", SHOWS_TOKENS), write("additional_chat_templates/rag.jinja", "no")
     ),
+    "with tokens of its own": edit(
+        SETTINGS, extra_special_tokens={"a_token": "<|im_start|>"}, chat_template="{{ a_token }}"
+    ),
+    "with tokens of its model": edit(
+        SETTINGS, model_specific_special_tokens={"mark": "<|im_end|>"}, chat_template="{{ mark }}"
+    ),
     "with tokens of the map": several(
         NO_TOKENS,
         edit(SETTINGS, chat_template=SHOWS_TOKENS),
