@@ -178,7 +178,7 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
         )
     from .cpu.backend import CpuBackend
 
-    if threads is None and available_threads() < allowed_cpus():  # the extension has counted all allowed CPUs
-        threads = available_threads()
+    if threads is None and not os.environ.get("OCTAVO_CPU_THREADS") and available_threads() < allowed_cpus():
+        threads = available_threads()  # the extension has counted all allowed CPUs
     backend = CpuBackend(threads, exact=exact)
     return BackendSelection(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

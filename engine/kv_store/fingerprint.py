@@ -11,6 +11,8 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from octavo.kernels.cpus import available_threads
+
 from ..memory.weight_files import weight_files
 
 logger = logging.getLogger(__name__)
@@ -106,7 +108,7 @@ def _hash_file(file: Path) -> str:
                 start += len(part)
             return digest.digest()
 
-        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, available_threads())) as pool:
             chunks = pool.map(hash_chunk, range(0, size, CHUNK_BYTES))
             return hashlib.sha256(b"".join(chunks)).hexdigest()
     finally:

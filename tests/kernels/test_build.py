@@ -65,6 +65,20 @@ def test_threads_follow_the_variable_and_the_affinity_mask() -> None:
     assert run_python(one, OCTAVO_CPU_THREADS="").stdout.split()[1] == "1"
 
 
+def test_the_variable_comes_before_a_quota_and_is_reported() -> None:
+    load = """
+from octavo.kernels import backends
+backends.available_threads, backends.allowed_cpus = lambda: 2, lambda: 4
+from octavo.engine.api.config import EngineConfig
+from octavo.engine.executor.load import load_runner
+info = load_runner(EngineConfig(model="demo", num_pages=8, backend="cpu")).info
+print(info.threads, info.backend_reason)
+"""
+    told = run_python(load, OCTAVO_CPU_THREADS="1").stdout
+    assert told.startswith("1 native")
+    assert "1 threads" in told
+
+
 def test_set_threads() -> None:
     before = _ext.threads()
     try:

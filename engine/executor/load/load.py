@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from octavo.block_manager import KVGroupSpec, RecurrentState
-from octavo.kernels.backends import BackendSelection, row_tile
+from octavo.kernels.backends import BackendSelection, native_instructions, row_tile
 from octavo.kernels.cpus import available_threads
 from octavo.kernels.groups import without_unreached_windows
 from octavo.kernels.interface import PagedKVCache, PoolSpec
@@ -374,6 +374,7 @@ def _info(
     max_model_len: int,
     groups: tuple[KVGroupSpec, ...],
 ) -> EngineInfo:
+    is_native = choice.backend.name == "cpu"
     return EngineInfo(
         name=(config.served_model_name or (served_name(config.model),))[0],
         embeds=result.selects_rows,
@@ -386,7 +387,7 @@ def _info(
         max_model_len=max_model_len,
         backend=choice.backend.name,
         backend_reason=choice.reason,
-        threads=config.threads or available_threads(),
+        threads=native_instructions()[1] if is_native else config.threads or available_threads(),
         weights=loaded.weights,
         kv_format=str(config.page_formats),
         page_size=config.page_size,
