@@ -72,7 +72,7 @@ serve-http: $(HTTP)
 	@exec $(BIN)/python deploy/router/serve_http.py $(SERVE_ARGS)
 
 quick: $(DEV)
-	@OCTAVO_HYPOTHESIS=quick $(BIN)/python -m pytest -q -m "not slow and not server" -n 2 --dist loadfile $(QUICK)
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -q -m "not slow and not server" -n 2 --dist loadfile $(QUICK)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -q -m "not slow" $(PYTEST_ARGS)

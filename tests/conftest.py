@@ -32,7 +32,7 @@ settings.register_profile(  # for tests/mutants: whether a bug is found, not how
 load_extension()
 pytest_plugins = ["attention_backends"]  # the fixture ``backend``; the extension comes first
 LEAVE_S = 120.0  # from the end of the last test to that of the process
-settings.load_profile(os.environ.get("OCTAVO_HYPOTHESIS", "default"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LONGEST_FIRST = (
     "tests/kernels/cpu/test_pages.py",  # it builds the emulated extension, on all cores

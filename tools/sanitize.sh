@@ -40,5 +40,5 @@ else
     export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
     [ $# -gt 0 ] || set -- tests/kernels/cpu tests/engine/executor/native
 fi
-LD_PRELOAD=$preload OCTAVO_TEST_EXTENSION=$(realpath "$built") \
+LD_PRELOAD=$preload TEST_EXTENSION=$(realpath "$built") \
     "$python" -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 "$@"  # reports are not captured

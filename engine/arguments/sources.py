@@ -12,7 +12,7 @@ import difflib
 import logging
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ DELETED = {  # deleted options, and their replacements
     "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
 }
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
-_OF_SERVICES = re.compile(r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
+_OF_SERVICES = re.compile(
+    r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*=.*|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)\w*=.*)"
+)
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
@@ -64,11 +66,11 @@ class Found:
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
     """Return options from the environment or the file that are not in ``argv``. Raises InvalidConfig for a
     mistake there."""
-    names = _names(parser)
+    names = option_names(parser)
     given = _given(parser, argv)
     found = Found([], {})
     variables = {name: environ[key] for name in names if (key := _variable(name)) in environ}
-    _warn_of_unknown(names, environ)
+    warn_of_unknown(lambda: names, environ)
     path = _config_path(argv, variables)
     for values, origin in (
         ({name: text for name, text in variables.items() if not _by_kubernetes(name, text)}, _variable),
@@ -88,7 +90,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
     return found
 
 
-def _names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
+def option_names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
     """Return every long option by its name without dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
@@ -128,18 +130,17 @@ def _by_kubernetes(name: str, text: str) -> bool:
     return False
 
 
-def _warn_of_unknown(names: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Warn of variables with our prefix that set no option, except those that Kubernetes sets for
-    services."""
-    known = {_variable(name) for name in names} | _READ_ELSEWHERE
-    for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in known and not _OF_SERVICES.fullmatch(variable):
-            endings = [name.removeprefix(PREFIX) for name in known]
-            near = difflib.get_close_matches(variable.removeprefix(PREFIX), endings, n=1)
-            remedy = (
-                f"did you mean {PREFIX}{near[0]}?" if near else "see `octavo serve --help` for the options"
-            )
-            logger.warning("%s is not an option of octavo serve and is ignored; %s", variable, remedy)
+def warn_of_unknown(options: Callable[[], Iterable[str]], environ: Mapping[str, str]) -> None:
+    """Warn of variables with our prefix that set no option of ``octavo serve``, except those that Kubernetes
+    sets for services. ``options`` is called only if there are other variables."""
+    ours = {name for name in environ if name.startswith(PREFIX)} - _READ_ELSEWHERE
+    ours = {name for name in ours if not _OF_SERVICES.fullmatch(f"{name}={environ[name]}")}
+    known = {_variable(name) for name in (options() if ours else ())} | _READ_ELSEWHERE
+    for variable in sorted(ours - known):
+        endings = [name.removeprefix(PREFIX) for name in known]
+        near = difflib.get_close_matches(variable.removeprefix(PREFIX), endings, n=1)
+        remedy = f"did you mean {PREFIX}{near[0]}?" if near else "see `octavo serve --help` for the options"
+        logger.warning("%s is not an option of octavo serve and is ignored; %s", variable, remedy)
 
 
 def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | None:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import octavo
 
 from ..api.errors import InvalidConfig, InvalidRequest, OctavoError
+from ..arguments.sources import option_names, warn_of_unknown
 from ..arguments.usage import Parser, say_error
 
 COMMANDS = {
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
         args = _parser().parse_args(arguments)
+        if args.command != "serve":  # which warns while it reads the variables
+            warn_of_unknown(lambda: option_names(command_parser(["serve"])), os.environ)
     except SystemExit as leave:  # argparse: after --help, --version or a usage error
         return leave.code if isinstance(leave.code, int) else 2
     try:

@@ -148,7 +148,7 @@ def level_of(mutant: Mutant) -> str:
 
 def run_at(level: str, tests: tuple[str, ...]) -> str | None:
     isa = {"OCTAVO_CPU_ISA": level} if level else {}
-    return run_tests(tests, {"OCTAVO_TEST_EXTENSION": str(build()), **isa})
+    return run_tests(tests, {"TEST_EXTENSION": str(build()), **isa})
 
 
 def attempt(mutant: Mutant) -> str | None:

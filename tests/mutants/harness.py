@@ -32,7 +32,7 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
     clock = ["--timeout=0", "-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
     command = [*pytest, *clock, "-m", "not slow", *tests]
-    variables = {**os.environ, "OCTAVO_HYPOTHESIS": "mutants", **environment}
+    variables = {**os.environ, "HYPOTHESIS_PROFILE": "mutants", **environment}
     try:
         done = subprocess.run(
             command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False

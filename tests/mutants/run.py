@@ -125,7 +125,7 @@ def check_is_imported(folder: Path) -> None:
 def native_extension() -> dict[str, str]:
     """Lets a copy of the kernels' folder take the extension that is installed, if one is."""
     found = importlib.util.find_spec("octavo.kernels._ext")
-    return {} if found is None or found.origin is None else {"OCTAVO_TEST_EXTENSION": found.origin}
+    return {} if found is None or found.origin is None else {"TEST_EXTENSION": found.origin}
 
 
 def main() -> int:

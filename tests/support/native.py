@@ -17,7 +17,7 @@ LEVELS = ("generic", "avx2", "avx512", "amx")
 _SUPPORT = Path(__file__).resolve().parent
 _HELPERS = (str(_SUPPORT), str(_SUPPORT.parents[1] / "tools"))
 
-EXTENSION_VARIABLE = "OCTAVO_TEST_EXTENSION"
+EXTENSION_VARIABLE = "TEST_EXTENSION"
 """The file of an extension to test instead of the installed one (tools/sanitize.sh)."""
 
 # By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.

@@ -212,16 +212,22 @@ def test_a_file_that_is_not_there(toml: Path) -> None:
         found_options(command_parser(["serve"]), ["--config", str(toml)], {})
 
 
+@pytest.mark.parametrize("command", ["serve", "cache"])
 def test_unknown_variables_are_named_with_the_nearest_option(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    command: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("OCTAVO_HYPOTHESIS", raising=False)  # of make quick
     for name in ("OCTAVO_KV_FROMAT", "OCTAVO_XYZZY", "OCTAVO_KV_FORMAT", "OCTAVO_CPU_ISA"):
         monkeypatch.setenv(name, "int8")
     for name in ("OCTAVO_SERVICE_HOST", "OCTAVO_PORT_50051_TCP_ADDR", "OCTAVO_GRPC_SERVICE_PORT_HTTP"):
         monkeypatch.setenv(name, "10.0.0.1")
-    assert _config().kv_format == "int8"
+    monkeypatch.setenv("OCTAVO_HTTP_PORT", "9999")
+    monkeypatch.setenv("OCTAVO_GRPC_PORT", "tcp://10.0.0.1:50051")
+    if command == "serve":
+        assert _config().kv_format == "int8"
+    else:
+        assert main(["cache", "stats", "--connect", "127.0.0.1:1"]) != 0
     assert [record.getMessage() for record in caplog.records] == [
+        "OCTAVO_HTTP_PORT is not an option of octavo serve and is ignored; did you mean OCTAVO_PORT?",
         "OCTAVO_KV_FROMAT is not an option of octavo serve and is ignored; did you mean OCTAVO_KV_FORMAT?",
         "OCTAVO_XYZZY is not an option of octavo serve and is ignored; "
         "see `octavo serve --help` for the options",
