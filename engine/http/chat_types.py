@@ -26,7 +26,7 @@ class ContentPart(RequestModel):
     text: str | None = None
     image_url: ImageURL | None = None
 
-    fields_of: ClassVar[dict[str | None, str]] = {"text": "text", "image_url": "image_url"}
+    fields_of: ClassVar = {"text": "text", "image_url": "image_url"}
 
 
 class CalledFunction(RequestModel):
@@ -45,7 +45,7 @@ class EarlierCall(RequestModel):
     index: int | None = None
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's copies
 
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"type": ("function",)}
+    allowed: ClassVar = {"type": ("function",)}
 
 
 class ChatMessage(RequestModel):
@@ -61,7 +61,7 @@ class ChatMessage(RequestModel):
     annotations: list[Any] | None = None
     provider_specific_fields: dict[str, Any] | None = None  # LiteLLM's copies of the message's fields
 
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {"annotations": ([],)}
+    allowed: ClassVar = {"annotations": ([],)}
 
 
 class ConversationFields(RequestModel):

@@ -18,7 +18,9 @@ from .messages_types import (
     InputMessage,
     MessageFields,
     MessagesRequest,
+    Source,
 )
+from .request_model import only
 from .turns import (
     NO_THINKING,
     Block,
@@ -42,7 +44,6 @@ _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 async def serve_messages(services: Services, request: MessagesRequest, exchange: Exchange) -> None:
     """Serve a request, whole or as a stream of events."""
-    request.check_served()
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
     shows = not (request.thinking and request.thinking.display == "omitted")
@@ -64,13 +65,6 @@ def _params(services: Services, request: MessagesRequest) -> SamplingParams:
     if thinking is not None and thinks:  # other models ignore the budget
         given["max_reasoning_tokens"] = 0 if thinking.type == "disabled" else thinking.budget_tokens
     if output is not None and output.format is not None:
-        if output.format.type != "json_schema" or output.format.schema_ is None:
-            raise FieldError(
-                "output_config.format",
-                "output_config.format must be of type json_schema with a schema, got "
-                f"{output.format.type!r:.60}; "
-                "give one, or leave it out",
-            )
         given["structured"] = StructuredOutput(json_schema=output.format.schema_)
     return SamplingParams(**given, max_tokens=request.max_tokens, stop=tuple(request.stop_sequences or ()))
 
@@ -103,12 +97,7 @@ def _choice(kind: str, name: str | None) -> str | Mapping[str, Any]:
     """Return a tool choice in the form of the OpenAI API."""
     if kind == "tool":
         return {"type": "function", "function": {"name": name}}
-    found = {"auto": "auto", "any": "required", "none": "none"}.get(kind)
-    if found is None:
-        raise FieldError(
-            "tool_choice.type", f"tool_choice.type must be auto, any, tool or none, got {kind!r:.60}; use one"
-        )
-    return found
+    return {"auto": "auto", "any": "required", "none": "none"}[kind]
 
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
@@ -152,10 +141,6 @@ def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict
 
 
 def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Iterator[dict[str, Any]]:
-    if message.role not in ("user", "assistant", "system"):
-        raise FieldError(
-            f"{where}.role", f"{where}.role must be user or assistant, got {message.role!r:.60}; use one"
-        )
     blocks = message.content
     if isinstance(blocks, str):
         yield {"role": message.role, "content": blocks}
@@ -198,16 +183,15 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
         yield found
 
 
-def _url(source: Mapping[str, Any] | None, where: str) -> str:
+def _url(source: Source | None, where: str) -> str:
     """Return the data: URL of a picture."""
-    given = (source or {}).get("type")
-    data, kind = (source or {}).get("data"), (source or {}).get("media_type") or "image"
-    if given != "base64" or not isinstance(data, str):
+    source = source or Source()
+    if source.type != "base64" or source.data is None:
         raise FieldError(
             where,
-            f"{where} must be of type base64 with data, for nothing is fetched, got {given!r:.60}; send it",
+            f"{where} must be of type base64, because nothing is fetched, got {source.type!r:.60}; send data",
         )
-    return f"data:{kind};base64,{data}"
+    return f"data:{source.media_type or 'image'};base64,{source.data}"
 
 
 def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> str:
@@ -224,6 +208,7 @@ def _text(block: ContentBlock, where: str) -> str:
         case "image":
             return unseen("An image")
         case "document":
+            only(f"{where}.citations", block.citations, ({"enabled": False}, {}, []))
             return "\n".join(filter(None, (block.title, block.context, _document(block, f"{where}.source"))))
     raise FieldError(
         f"{where}.type",
@@ -232,20 +217,19 @@ def _text(block: ContentBlock, where: str) -> str:
 
 
 def _document(block: ContentBlock, where: str) -> str:
-    source = block.source or {}
-    match source.get("type"), source.get("data"), source.get("content"):
+    source = block.source or Source()
+    match source.type, source.data, source.content:
         case "text", str(data), _:
             return data
         case "content", _, str(text):
             return text
-        case "content", _, list(blocks) if all(isinstance(each, dict) for each in blocks):
-            texts = (each.get("text") if each.get("type") == "text" else None for each in blocks)
-            return "\n".join(text if isinstance(text, str) else unseen("An image") for text in texts)
+        case "content", _, list(blocks):
+            return _texts(blocks, f"{where}.content", "\n")
         case (("base64" | "url" | "file"), _, _):
             return unseen("A file")
     raise FieldError(
         where,
-        f"{where} must be of type text, content, base64, url or file, got {block.source!r:.60}; correct it",
+        f"{where} must be of type text, content, base64, url or file, got {source.type!r:.60}; correct it",
     )
 
 

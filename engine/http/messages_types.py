@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from .errors import FieldError
-from .request_model import RequestModel, only
+from .request_model import RequestModel
+
+
+class CacheControl(RequestModel):
+    """``cache_control``, which has no effect: prefixes are always cached."""
+
+    type: str
+    ttl: str | None = None
+    scope: str | None = None
+
+    allowed: ClassVar = {"type": ("ephemeral",)}
+
+
+class Source(RequestModel):
+    """Contents of an image or a document."""
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+    content: str | list[ContentBlock] | None = None
+
+    fields_of: ClassVar = {
+        **dict.fromkeys(("base64", "text"), "media_type data"),
+        "url": "url", "file": "file_id", "content": "content",
+    }  # fmt: skip
 
 
 class ContentBlock(RequestModel):
@@ -21,13 +47,24 @@ class ContentBlock(RequestModel):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[ContentBlock] | None = None
-    source: dict[str, Any] | None = None  # for images and documents
+    source: Source | None = None
     title: str | None = None
     context: str | None = None
     is_error: bool | None = None
-    cache_control: dict[str, Any] | None = None  # ignored: prefixes are always cached
+    cache_control: CacheControl | None = None
     citations: list[Any] | dict[str, Any] | None = None
     caller: dict[str, Any] | None = None
+
+    allowed: ClassVar = {"caller": ({"type": "direct"},)}
+    fields_of: ClassVar = {
+        "text": "text citations cache_control",
+        "thinking": "thinking signature cache_control",
+        "redacted_thinking": "data cache_control",
+        "tool_use": "id name input caller cache_control",
+        "tool_result": "tool_use_id content is_error cache_control",
+        "image": "source cache_control",
+        "document": "source title context citations cache_control",
+    }
 
 
 class InputMessage(RequestModel):
@@ -35,6 +72,8 @@ class InputMessage(RequestModel):
 
     role: str
     content: str | list[ContentBlock]
+
+    allowed: ClassVar = {"role": ("user", "assistant", "system")}
 
 
 class ToolParam(RequestModel):
@@ -45,7 +84,7 @@ class ToolParam(RequestModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None  # arguments are always streamed
 
 
@@ -56,6 +95,9 @@ class ToolChoice(RequestModel):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
+    fields_of: ClassVar = dict.fromkeys(("auto", "any", "none"), "disable_parallel_tool_use")
+    allowed: ClassVar = {"type": ("auto", "any", "tool", "none")}
+
 
 class Thinking(RequestModel):
     """``thinking``."""
@@ -64,12 +106,17 @@ class Thinking(RequestModel):
     budget_tokens: int | None = None
     display: str | None = None
 
+    fields_of: ClassVar = {"disabled": ""}
+    allowed: ClassVar = {"type": ("enabled", "disabled", "adaptive"), "display": ("summarized", "omitted")}
+
 
 class OutputFormat(RequestModel):
     """``output_config.format``."""
 
     type: str
-    schema_: dict[str, Any] | None = None
+    schema_: dict[str, Any]
+
+    allowed: ClassVar = {"type": ("json_schema",)}
 
 
 class OutputConfig(RequestModel):
@@ -83,7 +130,7 @@ class ContextEdit(RequestModel):
     """An edit of ``context_management``. ``keep``: "all", or the number of turns that keep their thinking."""
 
     type: str
-    keep: str | dict[str, Any] | None = None
+    keep: str | dict[Literal["type", "value"], Any] | None = None
 
     @property
     def kept_turns(self) -> int | None:
@@ -119,7 +166,7 @@ class MessageFields(RequestModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class CountRequest(MessageFields):
@@ -135,16 +182,7 @@ class MessagesRequest(MessageFields):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    metadata: dict[str, Any] | None = None  # the client's own user id
+    metadata: dict[Literal["user_id"], str | None] | None = None
     service_tier: str | None = None
 
-    def check_served(self) -> None:
-        """Raise FieldError for unsupported values."""
-        only("service_tier", self.service_tier, ("auto", "standard_only"))
-        if self.thinking is not None and self.thinking.type not in ("enabled", "disabled", "adaptive"):
-            raise FieldError(
-                "thinking.type",
-                "thinking.type must be enabled, disabled or adaptive, got "
-                f"{self.thinking.type!r:.60}; use one",
-            )
-        only("thinking.display", self.thinking and self.thinking.display, ("summarized", "omitted"))
+    allowed: ClassVar = {"service_tier": ("auto", "standard_only")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
@@ -34,8 +34,8 @@ class RequestModel(BaseModel):
     allowed     values that a field may have here
     """
 
-    fields_of: ClassVar[dict[str | None, str]] = {}
-    allowed: ClassVar[dict[str, tuple[object, ...]]] = {}
+    fields_of: ClassVar[Mapping[Any, str]] = {}
+    allowed: ClassVar[Mapping[Any, tuple[Any, ...]]] = {}
     model_config = ConfigDict(
         strict=True, extra="allow", protected_namespaces=(), defer_build=True, alias_generator=_alias
     )

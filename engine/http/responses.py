@@ -67,13 +67,8 @@ def _structured(request: ResponsesRequest) -> StructuredOutput | None:
         return None
     if form.type == "json_object":
         return StructuredOutput(json_object=True)
-    if form.type != "json_schema" or form.schema_ is None:
-        raise FieldError(
-            "text.format",
-            "text.format must be of type text, json_object or json_schema with a schema, got "
-            f"{form.type!r:.60}; "
-            "use one of them",
-        )
+    if form.schema_ is None:
+        raise FieldError("text.format.schema", "text.format.schema must be given, got nothing; add it")
     return StructuredOutput(json_schema=form.schema_)
 
 
@@ -174,8 +169,7 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
     raise FieldError(
         f"{where}.type",
         f"{where}.type must be message, function_call, function_call_output or reasoning, got "
-        f"{item.type!r:.60}; "
-        "other items are not served",
+        f"{item.type!r:.60}; other items are not served",
     )
 
 

@@ -23,7 +23,7 @@ class InputPart(RequestModel):
     filename: str | None = None
     detail: str | None = None
 
-    fields_of: ClassVar[dict[str | None, str]] = {
+    fields_of: ClassVar = {
         **dict.fromkeys(("input_text", "summary_text", "reasoning_text"), "text"),
         **dict.fromkeys(("text", "output_text"), "text annotations logprobs"),
         "input_image": "image_url file_id detail",
@@ -48,7 +48,7 @@ class InputItem(RequestModel):
     summary: list[InputPart] | None = None
     encrypted_content: str | None = None
 
-    fields_of: ClassVar[dict[str | None, str]] = {
+    fields_of: ClassVar = {
         **dict.fromkeys((None, "message"), "id status role content phase"),
         "function_call": "id status call_id name namespace arguments",
         "function_call_output": "id status call_id name namespace output",
@@ -66,9 +66,10 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
     tools: list[FunctionTool] | None = None
 
-    fields_of: ClassVar[dict[str | None, str]] = {
-        "function": "name description parameters strict", "namespace": "name description tools",
-    }  # fmt: skip
+    fields_of: ClassVar = {
+        "function": "name description parameters strict",
+        "namespace": "name description tools",
+    }
 
 
 class TextFormat(JsonSchemaFormat):
@@ -76,7 +77,8 @@ class TextFormat(JsonSchemaFormat):
 
     type: str
 
-    fields_of: ClassVar[dict[str | None, str]] = {"text": "", "json_object": ""}
+    fields_of: ClassVar = {"text": "", "json_object": ""}
+    allowed: ClassVar = {"type": ("text", "json_object", "json_schema")}
 
 
 class TextConfig(RequestModel):

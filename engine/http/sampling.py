@@ -19,9 +19,7 @@ _SAME_NAME = (
     "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
     "include_stop_str_in_output",
 )  # fmt: skip
-_LISTS = {
-    "stop_token_ids": "stop_ids", "bad_words": "bad_words", "allowed_token_ids": "allowed_token_ids",
-}  # fmt: skip
+_LISTS = {"stop_token_ids": "stop_ids", "bad_words": "bad_words", "allowed_token_ids": "allowed_token_ids"}
 _CONSTRAINTS = {
     "guided_json": "json_schema", "json_schema": "json_schema", "guided_regex": "regex", "regex": "regex",
     "guided_grammar": "grammar", "ebnf": "grammar",
@@ -46,10 +44,11 @@ class ResponseFormat(RequestModel):
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
 
-    fields_of: ClassVar[dict[str | None, str]] = {
+    fields_of: ClassVar = {
         "text": "", "json_object": "", "json_schema": "json_schema",
         "structural_tag": "structures triggers format",
     }  # fmt: skip
+    allowed: ClassVar = {"type": tuple(fields_of)}
 
     def structured(self) -> StructuredOutput | None:
         match self.type:
@@ -64,13 +63,8 @@ class ResponseFormat(RequestModel):
                         "response_format.json_schema must have a schema, got none; give one",
                     )
                 return StructuredOutput(json_schema=self.json_schema.schema_)
-            case "structural_tag":
+            case _:
                 return StructuredOutput(structural_tag=self.model_dump(exclude_none=True))
-        raise FieldError(
-            "response_format.type",
-            "response_format.type must be text, json_object, json_schema or structural_tag, got "
-            f"{self.type!r:.60}; use one of them",
-        )
 
 
 class StructuredOutputs(RequestModel):
@@ -158,12 +152,7 @@ class SamplingFields(RequestModel):
 
     def check_served(self) -> None:
         """Raise FieldError for unsupported values."""
-        only(
-            "best_of",
-            self.best_of,
-            (1 if self.n is None else self.n,),
-            "best_of is not supported",
-        )
+        only("best_of", self.best_of, (1 if self.n is None else self.n,), "best_of is not supported")
         only("use_beam_search", self.use_beam_search, (False,))
         only("length_penalty", self.length_penalty, (1.0,), "beams are not searched")
         only("spaces_between_special_tokens", self.spaces_between_special_tokens, (True, False))

@@ -22,7 +22,7 @@ BUDGETS = {
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_705,
-    "engine/http": 4_334,
+    "engine/http": 4_341,
     "engine/inspection": 450,
     "engine/kv_events": 230,
     "engine/kv_store": 2_010,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_320,
-    "tests": 66_600,
+    "tests": 66_650,
     "tools": 6_110,
 }
 

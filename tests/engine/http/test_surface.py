@@ -378,7 +378,8 @@ async def test_a_field_that_is_not_served_is_refused_by_name(demo: HttpServed, p
     assert param is None or param.startswith(name)
 
 
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+EPHEMERAL = {"type": "ephemeral", "ttl": "5m"}
 ITEM = {"type": "message", "role": "user", "content": "Hi"}
 
 
@@ -390,6 +391,16 @@ TAG = {"triggers": ["a"], "structures": [{"begin": "a", "schema": {}, "end": "b"
 
 def _called(**fields: Any) -> dict[str, Any]:
     return {"messages": [*HI, {"role": "assistant", "tool_calls": [CHOICE | fields]}]}
+
+
+def _said(block: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [block]}]}
+
+
+SOURCE = {"type": "text", "data": "x"}
+DOCUMENT = {"type": "document", "source": SOURCE}
+EDIT = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1, "invented": 1}}
+TEXT = {"type": "text", "text": "Hi"}
 
 
 def _asked(part: dict[str, Any]) -> dict[str, Any]:
@@ -449,6 +460,38 @@ REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("add_special_tokens", {"prompt": None, "messages": HI, "add_special_tokens": True}),
         ("tools[0]", {"prompt": None, "messages": HI, "tools": [{"type": "zzz"}]}),
     ],
+    MESSAGES: [
+        *(
+            (f"messages[0].content[0].{name}", _said(block))
+            for name, block in (
+                ("thinking", TEXT | {"thinking": "x"}),
+                ("name", TEXT | {"name": "x"}),
+                ("input", TEXT | {"input": {}}),
+                ("source", TEXT | {"source": {"type": "url", "url": "x"}}),
+                ("title", TEXT | {"title": "x"}),
+                ("context", TEXT | {"context": "x"}),
+                ("cache_control.invented", TEXT | {"cache_control": EPHEMERAL | {"invented": 1}}),
+                ("cache_control.type", TEXT | {"cache_control": {"type": "invented"}}),
+                ("citations", DOCUMENT | {"citations": {"enabled": True}}),
+                ("source.invented", DOCUMENT | {"source": SOURCE | {"invented": 1}}),
+                ("source.url", DOCUMENT | {"source": SOURCE | {"url": "x"}}),
+            )
+        ),
+        ("metadata.invented", {"metadata": {"invented": "x"}}),
+        ("cache_control.invented", {"cache_control": EPHEMERAL | {"invented": 1}}),
+        ("context_management.edits[0].keep", {"context_management": {"edits": [EDIT]}}),
+        ("tool_choice.name", {"tools": [{"name": "zz"}], "tool_choice": {"type": "any", "name": "zz"}}),
+        ("thinking.budget_tokens", {"thinking": {"type": "disabled", "budget_tokens": 5}}),
+        ("output_config.format.type", {"output_config": {"format": {"type": "bogus", "schema": {}}}}),
+        (
+            "output_config.format.schema",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "invented"}}}},
+        ),
+    ],
+    COUNT: [
+        ("thinking.type", {"thinking": {"type": "zany"}}),
+        ("output_config.format.type", {"output_config": {"format": {"type": "bogus", "schema": {}}}}),
+    ],
     RESPONSES: [
         ("text.format.schema", {"text": {"format": {"type": "json_object", "schema": SCHEMA}}}),
         ("text.format.schema", {"text": {"format": {"type": "text", "schema": SCHEMA}}}),
@@ -476,12 +519,12 @@ REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
 async def test_a_refusal_starts_with_the_name_of_the_field(
     demo: HttpServed, path: str, name: str, fields: dict[str, Any]
 ) -> None:
-    base = BASE[path] if path in BASE else AGENTS[path][2]
+    base = {COUNT: {"messages": HI}, **BASE}.get(path) or AGENTS[path][2]
     reply = await demo.post(path, base | fields)
     assert reply.status == 400, reply.body
     error = reply.json["error"]
     assert error["message"].startswith(name)
-    assert path == MESSAGES or error["param"] == name
+    assert path in (MESSAGES, COUNT) or error["param"] == name
 
 
 # Fields of the two APIs of agents, which tests/engine/http/test_agents.py asks for their effects.
@@ -619,6 +662,17 @@ ODD: dict[str, tuple[str, Any]] = {
                 *HI,
             ],
             "max_tokens": 1,
+        },
+    ),
+    "labels and marks of Claude Code": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "Hi", "citations": None, "cache_control": EPHEMERAL},
+                DOCUMENT | {"title": "x", "citations": {"enabled": False}, "cache_control": EPHEMERAL},
+            ]}],
+            "max_tokens": 1, "metadata": {"user_id": "x"}, "cache_control": EPHEMERAL,
+            "system": [{"type": "text", "text": "x", "cache_control": EPHEMERAL | {"scope": "global"}}],
         },
     ),
     "no text": ("/v1/responses", {"input": [{"role": "user", "content": []}], "max_output_tokens": 1}),
