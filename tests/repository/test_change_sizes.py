@@ -43,7 +43,7 @@ class CountIdle(Command[int]):
     },
     "engine/grpc/octavo_v1/cache.py": {
         "    Command,\n": "    CountIdle,\n",
-        "": """
+        "        return pb.FlushResponse(num_pages=await self._engine.ask(FlushCache()))\n": """
     @errors_as_status
     async def CountIdle(self, _request: pb.CountIdleRequest, context: Context) -> pb.CountIdleResponse:
         self._handler.check_operator(context, "count pages of all tenants")

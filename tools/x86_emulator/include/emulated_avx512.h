@@ -124,9 +124,6 @@ OCTAVO_EMULATED __m512i octavo_select(uint64_t mask, __m512i set, __m512i unset)
     if (mask >> i & 1) to[i] = ((x86_emulator::Lanes<T>)set)[i];
   return (__m512i)to;
 }
-OCTAVO_EMULATED __m512i _mm512_mask_loadu_epi32(__m512i unset, __mmask16 mask, const void* from) {
-  return octavo_select<int32_t>(mask, _mm512_maskz_loadu_epi32(mask, from), unset);
-}
 OCTAVO_EMULATED __m512i _mm512_mask_blend_epi16(__mmask32 mask, __m512i unset, __m512i set) {
   return octavo_select<int16_t>(mask, set, unset);
 }
@@ -401,10 +398,6 @@ OCTAVO_EMULATED __m128i _mm_setr_epi8(Values... values) {
   static_assert(sizeof...(values) == 16);
   const int8_t bytes[16] = {int8_t(values)...};
   return x86_emulator::read<__m128i>(bytes);
-}
-OCTAVO_EMULATED __m128i _mm_and_si128(__m128i a, __m128i b) { return a & b; }
-OCTAVO_EMULATED __m128i _mm_srli_epi16(__m128i a, int count) {
-  return (__m128i)((x86_emulator::Lanes128<uint16_t>)a >> uint16_t(count));
 }
 OCTAVO_EMULATED __m128i _mm_unpackhi_epi64(__m128i a, __m128i b) { return __m128i{a[1], b[1]}; }
 template <class Byte>
