@@ -13,12 +13,15 @@ import inspect
 import logging
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
 
 from ...api.errors import ModelLoadError
 from ...memory.configuration import sliding_windows, text_config
@@ -54,6 +57,14 @@ _ACTIVATIONS = {  # names in configurations, and names in the code of models
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
 }  # fmt: skip
 _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # Gemma checkpoints use either name
+_DTYPES = {
+    "bfloat16": mx.bfloat16,
+    "float16": mx.float16,
+    "half": mx.float16,
+    "float32": mx.float32,
+    "float": mx.float32,
+}
+_OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # known names without a type of MLX's CPU
 _CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # read for models of any type
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
@@ -117,7 +128,7 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
     flat = text_config(config)
     sources = _sources(model, readings)
     used = {name for name in readings.taken if re.search(rf"""[.'"]{re.escape(name)}\b""", sources)}
-    _check_layer_types(flat, origin, is_used="layer_types" in used)
+    _check_layer_types(flat, origin, used)
     left_out = [
         name
         for name, value in flat.items()
@@ -141,10 +152,10 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
             log.warning("%s: mlx-lm ignores %s, which the configuration sets to %r", origin, name, value)
 
 
-def _check_layer_types(flat: Mapping[str, Any], origin: str, *, is_used: bool) -> None:
+def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> None:
     """Raise ModelLoadError unless ``layer_types`` has each layer, of a kind that the model or its pages
     compute. A model that uses it may have layers for multi-token prediction behind the others."""
-    kinds, count = flat.get("layer_types"), flat.get("num_hidden_layers")
+    kinds, count, is_used = flat.get("layer_types"), flat.get("num_hidden_layers"), "layer_types" in used
     if kinds is None:
         return
     if not isinstance(kinds, list) or (
@@ -154,16 +165,41 @@ def _check_layer_types(flat: Mapping[str, Any], origin: str, *, is_used: bool) -
             f"layer_types in {origin} must be a list with the kind of each of the {count} layers, got "
             f"{len(kinds) if isinstance(kinds, list) else kinds!r}; correct it"
         )
-    defaults = reference_defaults(flat.get("model_type"))
-    if is_used or defaults is None:
+    known = {"full_attention"} | ({"sliding_attention"} if sliding_windows(flat) else set())
+    known |= {"linear_attention"} if "full_attention_interval" in used else set()
+    if (
+        is_used
+        or known.issuperset(map(str, kinds))
+        or (defaults := reference_defaults(flat.get("model_type"))) is None
+    ):
         return
-    known = {"full_attention", *(defaults.get("layer_types") or ())}
-    known |= {"sliding_attention"} if sliding_windows(flat) else set()
-    if others := [kind for kind in kinds if kind not in known]:
+    known |= {*(defaults.get("layer_types") or ())}
+    if others := [kind for kind in map(str, kinds) if kind not in known]:
         raise ModelLoadError(
             f"layer_types in {origin} must be of {', '.join(sorted(known))}, got {others[0]!r}: mlx-lm's "
             f"{flat['model_type']!r} ignores it; serve a model without it"
         )
+
+
+def check_dtype(config: Mapping[str, Any], model: Module, origin: str) -> None:
+    """Warn if most weights are of another type than the configuration says. Raises ModelLoadError for a type
+    that does not exist."""
+    flat = text_config(config)
+    name = next((key for key in ("dtype", "torch_dtype") if flat.get(key) is not None), None)
+    if name is None or isinstance(flat[name], dict):
+        return
+    said = str(flat[name]).removeprefix("torch.")
+    if said not in _DTYPES and not _OTHER_DTYPES.fullmatch(said):
+        raise ModelLoadError(
+            f"{name} in {origin} must be one of {', '.join(_DTYPES)}, got {said!r}; correct it"
+        )
+    sizes: Counter[mx.Dtype] = Counter()
+    for array in dict(tree_flatten(model.parameters())).values():
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] += array.size
+    if sizes and said in _DTYPES and (found := sizes.most_common(1)[0][0]) != _DTYPES[said]:
+        kept = str(found).removeprefix("mlx.core.")
+        log.warning("%s: %s is %s, but the weights are %s; they are not converted", origin, name, said, kept)
 
 
 def _sources(model: Module, readings: Readings) -> str:

@@ -33,7 +33,7 @@ from ..adapters.layers import num_values
 from ..mlx_lm_import import utils as mlx_lm_utils
 from ..model_ops import MLXOps, ModelOps
 from ..recurrent.cut_points import install_cut_points
-from .config_check import check_keys, recorded, watched
+from .config_check import check_dtype, check_keys, recorded, watched
 from .discover import discover_layout
 from .rope_check import match_rope
 
@@ -100,6 +100,7 @@ def load_model(
         change(model)
     if weights != "keep":
         convert_weights(model, weights, ops)
+    check_dtype(config, model, str(path / "config.json"))
     return LoadedModel(model, architecture, describe_weights(model))
 
 

@@ -57,6 +57,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("phi3", {"rope_scaling": YARN}, "rope_scaling must contain keys"),
         ("gemma3_text", {"rope_parameters": BY_LAYER}, "rope_scaling of sliding_attention layers .*77.* in "),
         ("gpt_oss", {"swiglu_limit": 3.5}, r"swiglu_limit in .* must be 7\.0, got 3\.5"),
+        ("qwen3", {"torch_dtype": "bfloat61"}, "torch_dtype in .* must be one of .*, got 'bfloat61'"),
         ("qwen3", {"is_causal": False}, "is_causal in .* must be True, got False"),
         ("llama", {"use_bidirectional_attention": True}, "use_bidirectional_attention in .* got True"),
         ("qwen3", {"layer_types": ["full_attention"] * 3}, "layer_types in .* each of the 4 layers, got 3"),
@@ -132,6 +133,15 @@ def test_yarn_turns_as_transformers_turns_it(tmp_path: Path, extra: dict[str, An
         scaled = min(max((pair - max(low, 0)) / (high - max(low, 0)), 0), 1)
         assert 1 / period == pytest.approx(plain / 4 * scaled + plain * (1 - scaled), rel=1e-4)
     assert rope.mscale == pytest.approx(extra.get("attention_factor", 0.1 * math.log(4) + 1))
+
+
+@pytest.mark.parametrize(("said", "warns"), [("float32", True), ("torch.bfloat16", False), ("auto", False)])
+def test_a_dtype_other_than_the_weights_is_reported(
+    tmp_path: Path, said: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_model(changed(tmp_path, "qwen3", dtype=said), weights="keep").weights == "bf16"
+    told = [one for one in caplog.messages if "dtype is float32, but the weights are bfloat16; they" in one]
+    assert len(told) == warns
 
 
 def test_layer_types_other_than_the_models_own_are_refused(tmp_path: Path) -> None:
