@@ -52,6 +52,11 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
         and "quant_method" not in settings
     ):
         found.setdefault("quantization", settings)  # MLX's own settings under transformers' name
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(value := found.get(name) or None, dict | None):
+            raise ModelLoadError(f"{name} in {origin} must be an object or null, got {value!r}; correct it")
+        if name in found:
+            found[name] = value
     _put_rope_at_the_top(found, origin)
     for name, value in _DEFAULTS.get(str(found.get("model_type")), {}).items():
         found.setdefault(name, value)

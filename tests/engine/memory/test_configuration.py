@@ -88,6 +88,14 @@ def test_quantization_of_mlx_is_found_under_other_names() -> None:
     assert normalized(nested, "config.json")["quantization"] == settings
 
 
+def test_no_scaling_may_be_false_and_no_other_value() -> None:
+    assert normalized({"rope_scaling": False}, "config.json") == {"rope_scaling": None}
+    with pytest.raises(
+        ModelLoadError, match=r"rope_scaling in config\.json must be an object or null, got True"
+    ):
+        normalized({"rope_scaling": True}, "config.json")
+
+
 def test_scaling_that_is_no_number_is_refused() -> None:
     with pytest.raises(ModelLoadError, match=r"rotary scaling in config\.json must have numbers"):
         normalized(
