@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from ..api.errors import InvalidConfig, ModelLoadError
 from .budget import tensors_of
 from .configuration import lengths_of, normalized
 from .weight_files import indexed_files, weight_files
+
+log = logging.getLogger(__name__)
 
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 EMBEDDED = {"demo": DEMO, "demo-hybrid": DEMO.with_name("demo_hybrid")}
@@ -82,7 +86,9 @@ def served_name(name: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
+@functools.lru_cache
 def _download(name: str, revision: str | None) -> Path:
+    """Return the folder of a Hugging Face model; a process asks once, and loads one snapshot."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -96,9 +102,13 @@ def _download(name: str, revision: str | None) -> Path:
     try:
         if gguf is not None:
             return Path(hf_hub_download(*gguf.groups(), revision=revision))
-        path = Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
-        if absent := [file for file in indexed_files(path) if not (path / file).exists()]:
-            path = Path(snapshot_download(name, revision=revision, allow_patterns=[*_HUB_FILES, *absent]))
+        is_silent = not _hub_answers(name, revision)
+        fetch = functools.partial(snapshot_download, name, revision=revision, local_files_only=is_silent)
+        path = Path(fetch(allow_patterns=_HUB_FILES))
+        if is_silent:
+            log.warning("%s: Hugging Face does not answer; the cached snapshot %s is used", name, path.name)
+        elif absent := [file for file in indexed_files(path) if not (path / file).exists()]:
+            path = Path(fetch(allow_patterns=[*_HUB_FILES, *absent]))
         return path
     except EntryNotFoundError as error:
         if isinstance(error, LocalEntryNotFoundError):
@@ -115,6 +125,21 @@ def _download(name: str, revision: str | None) -> Path:
         ) from error
     except (LocalEntryNotFoundError, OSError) as error:
         raise _unreachable(name) from error
+
+
+def _hub_answers(name: str, revision: str | None) -> bool:
+    """Whether Hugging Face answers within its library's time limit for small requests, 10 s by default.
+    ``snapshot_download`` itself waits without a limit."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (HfHubHTTPError, OfflineModeIsEnabled):  # snapshot_download reports it, or uses its cache
+        return True
+    except Exception:  # of its HTTP client; an invalid name is refused later
+        return False
+    return True
 
 
 def _unreachable(name: str) -> ModelLoadError:

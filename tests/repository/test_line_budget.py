@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_800,
     "engine/client": 670,
     "engine/core": 3_460,
-    "engine/executor": 11_630,
+    "engine/executor": 11_600,
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_705,
@@ -26,7 +26,7 @@ BUDGETS = {
     "engine/inspection": 450,
     "engine/kv_events": 230,
     "engine/kv_store": 2_010,
-    "engine/memory": 1_250,
+    "engine/memory": 1_260,
     "engine/observability": 1_020,
     "engine/speculation": 1_450,
     "engine/structured_output": 2_360,
@@ -51,8 +51,8 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_320,
-    "tests": 66_650,
-    "tools": 6_110,
+    "tests": 66_700,
+    "tools": 6_060,
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +173,29 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
     with pytest.raises(ModelLoadError, match="Hugging Face cannot be reached"):
         resolve_model("org/name")
+
+
+def test_a_silent_hub_is_given_up_for_the_cached_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel accepts connections of the listening socket, and nothing answers them."""
+    from huggingface_hub import constants
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
+        with pytest.raises(ModelLoadError, match="Hugging Face cannot be reached"):
+            resolve_model("org/silent")
+        kept = tmp_path / "models--org--silent"
+        (kept / "refs").mkdir(parents=True)
+        (kept / "refs" / "main").write_text("aa")
+        shutil.copytree(resolve_model("demo"), kept / "snapshots" / "aa")
+        assert resolve_model("org/silent") == kept / "snapshots" / "aa"
+    assert caplog.messages == ["org/silent: Hugging Face does not answer; the cached snapshot aa is used"]
 
 
 def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None:
