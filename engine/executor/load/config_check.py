@@ -143,6 +143,8 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
     known = _CAUSAL | (defaults or {})
     for name in left_out:
         value = flat[name]
+        if name == "use_bidirectional_attention" and value == "vision":  # among the tokens of an image only
+            continue
         if name in known and not _is_same(value, known[name]):
             raise ModelLoadError(
                 f"{name} in {origin} must be {known[name]!r}, got {value!r}: mlx-lm's "

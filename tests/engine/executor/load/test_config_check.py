@@ -77,6 +77,7 @@ def test_what_mlx_lm_drops_is_refused_by_name(
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
+        ("qwen3", {"use_bidirectional_attention": "vision"}),
         ("qwen3", {"is_causal": True, "layer_types": ["sliding_attention"] * 4, "sliding_window": 8}),
         ("qwen3", {"hidden_act": "silu", "note": "ours", "number_of_our_model": 7}),
         ("llama", {"rope_interleaved": True, "attention_dropout": 0.5, "router_aux_loss_coef": 1}),
