@@ -14,7 +14,11 @@ from .waiting_prompts import WaitingPrompts
 
 
 class TenantShares:
-    """Place of a request among its tenant's, from ``enter`` on."""
+    """The unfinished requests of each tenant, and limits on them. Lives on the event loop.
+
+    A tenant may have its share of unfinished requests and of waiting prompt tokens even while others are
+    idle, so that their next requests find a place.
+    """
 
     def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
         self._waiting = waiting

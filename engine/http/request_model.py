@@ -15,7 +15,7 @@ ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 LONG_BODY = 64 * 2**10  # bytes, beyond which values are counted before any is made
 MAX_VALUES = 32_768  # values of a long body without numbers: strings, keys, objects, lists, booleans, null
-MAX_NUMBERS = 262_144  # items of a long body in all: each takes up to 90 bytes while it is parsed
+MAX_NUMBERS = 262_144  # commas of a long body outside of texts; a number takes up to 90 bytes while parsed
 _SHOWN = 60  # characters of a wrong value
 _MAX_RULES = 4
 _MAX_ERRORS = 100  # errors examined; lists have one each, but objects one for each invalid value

@@ -1,4 +1,4 @@
-"""H2: small bodies over HTTP that cost much: nested, of many keys, repeated, or that want many samples."""
+"""H2: bodies over HTTP that cost much for their size: nested, of many keys, numbers or samples."""
 
 from __future__ import annotations
 
