@@ -7,7 +7,7 @@ flight. MLX's own operations read pages only after the kernels, and the host wri
 runs.
 
 So a step costs one launch per layer for K, V and their flags, and the pool's arrays never change. The device
-must let kernels write their inputs: see ``in_place_check``.
+must let kernels write their inputs: ``MetalBackend.try_in_place`` finds out.
 """
 
 from __future__ import annotations
