@@ -8,7 +8,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Prefetch distance in blocks, for rows so long that a tile of K and V would fill the L1.
+// Prefetch distance, in blocks of 16 positions, for long rows: a whole tile of them would fill the L1 cache.
 constexpr int kDistance = 2;
 
 // A later block of K or V, prefetched in parts while another block is computed. If all its lines were
@@ -20,7 +20,7 @@ struct Ahead {
   // `step` numbers blocks: 0 to 3 are the tile's K, 4 to 7 its V, and later ones belong to the next tile.
   Ahead(const PageLayout& layout, const Tile& tile, int step) : Ahead(layout, tile, step, 0) {}
 
-  // Selects the `distance`-th visible block after `step`; a tile may have only two visible blocks.
+  // Selects the `distance`-th visible block after `step`, because a tile may have only two visible blocks.
   Ahead(const PageLayout& layout, const Tile& tile, int step, int distance) {
     const auto block = [&](int i) -> const Tile::Block& {
       return i < 2 * kBlocks ? tile.blocks[i % kBlocks] : tile.next[i % kBlocks];
@@ -41,7 +41,7 @@ struct Ahead {
   __attribute__((always_inline)) void prefetch_line(int line) const { prefetch_byte(int64_t{64} * line); }
 
  private:
-  // Prefetches into L2 only, because a step reads this line once and L1's few fill buffers serve loads.
+  // Prefetches into L2 only: a step reads this line once, and L1's few fill buffers are needed for loads.
   __attribute__((always_inline)) void prefetch_byte(int64_t byte) const {
     if (codes == nullptr) return;
     if (kCore == Core::zen5) __builtin_prefetch(codes + byte, 0, 0);

@@ -1,10 +1,10 @@
-// Paged attention for the level OCTAVO_ISA: chooses the key side and value side of a call and runs their
-// loop.
+// Paged attention for the instruction set OCTAVO_ISA. A call's scores and weighted sums are computed by a key
+// side and a value side (attention/sides.h), which are chosen here.
 //
 // An item's rows (query tokens times the query heads of one KV head) attend to tiles of 64 positions. Each
 // tile is dequantized once for all rows. Softmax is online, in the log2 domain. A row's result depends on the
 // number of rows in its item, but not on their contents.
-#pragma GCC optimize("fp-contract=fast")  // multiply-adds may fuse, because results are not bit-defined
+#pragma GCC optimize("fp-contract=fast")  // fused multiply-adds are fine: no bits are specified
 
 #include "attention/float.h"
 #include "attention/loop.h"
@@ -18,7 +18,7 @@ AttendKernel attend_kernel(const AttendArgs& args);
 namespace octavo::OCTAVO_ISA {
 
 #if defined(__AVX2__)
-// Sides of the level with integer or bf16 arithmetic, or null (attention/sides_avx2.cpp, sides_avx512.cpp).
+// Return this instruction set's integer or bf16 sides, or null (attention/sides_avx2.cpp, sides_avx512.cpp).
 const KeySide* special_key_side(const AttendArgs& args);
 const ValueSide* special_value_side(const AttendArgs& args);
 #else
@@ -27,7 +27,7 @@ static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; 
 #endif
 
 #if defined(__AVX512F__)
-// Both levels multiply fp16 pages as floats, and AVX-512's wider vectors were measured to be slower at it.
+// Whether AVX2 is faster: fp16 pages are multiplied as floats, slower in AVX-512's wide vectors (measured).
 static bool avx2_is_faster(const AttendArgs& args) {
   return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
          special_key_side(args) == nullptr && special_value_side(args) == nullptr;

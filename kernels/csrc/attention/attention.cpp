@@ -71,7 +71,7 @@ struct PlannedCall {
 
 // Items of two calls; the second item of a pair joins the results of the first one with its own.
 struct ItemPairs {
-  std::vector<const AttendItem*> alone;                              // of the first call
+  std::vector<const AttendItem*> alone;  // items of the first call that have no partner
   std::vector<std::pair<const AttendItem*, const AttendItem*>> all;  // (first or null, second)
 };
 
@@ -112,7 +112,7 @@ void attend_pair(const PlannedCall& first, const AttendItem& first_item, const P
       static_cast<float*>(thread_scratch(sizeof(float) * num_rows * size_t(dim + 2), kPartSlot));
   const int64_t first_row = int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;
   const FloatRows rows = FloatRows::in(memory, num_rows, dim, num_heads, first_row);
-  if (first_item.num_tiles == 0) {  // the kernel's result for rows that see no position
+  if (first_item.num_tiles == 0) {  // no visible position: rows are zeros with a sum of weights of 0
     std::fill(rows.rows, rows.maxima, 0.0f);
     std::fill(rows.maxima, rows.sums, kLowest);
     std::fill(rows.sums, rows.sums + num_rows, 0.0f);
@@ -161,15 +161,15 @@ namespace {
 
 struct AttendOptions {
   float scale, softcap;
-  int window, keep;                    // of the layer
-  int residual_window, residual_keep;  // see Residency; both 0: one pool
+  int window, keep;                    // the layer's window, and its first positions that stay visible
+  int residual_window, residual_keep;  // see Residency; both are 0 if there is one pool
   bool sinks, mask, rotary;            // which optional inputs are present
   bool exact;
 };
 
 // Attention over one pool, or over two pools of the same layer: quantized pages, and 16-bit residual pages of
-// some positions. Each pool has kernels of its own format. The quantized call leaves float rows with their
-// maxima and sums of weights. The residual call joins these with its own rows and folds in the sinks.
+// some positions. Each pool has kernels of its own format. The call over quantized pages leaves float rows
+// with maxima and sums of weights. The call over residual pages joins them with its rows and adds sinks.
 class Attend : public mx::Primitive {
  public:
   Attend(mx::Stream stream, const PageLayout& layout, const std::optional<PageLayout>& residual,

@@ -1,5 +1,5 @@
 // Paged attention and quantize-and-write: the interface between MLX primitives, the work planner and the
-// kernels of each instruction set. Plain data only; a table of functions per level.
+// kernels of each instruction set. It has plain data only, and one table of functions per instruction set.
 //
 // A layer's pool is one uint8 array [num_pages, kv_heads, head_bytes]. One (page, head) is contiguous:
 //
@@ -23,8 +23,8 @@ struct RowFormat {
   CodeType codes;
   int dim;
   bool rotated;         // stored after the orthonormal Hadamard rotation
-  int64_t row_bytes;    // codes of one row
-  int64_t scale_bytes;  // scales of one row
+  int64_t row_bytes;    // size of one row's codes
+  int64_t scale_bytes;  // size of one row's scales
 };
 
 struct PageLayout {
@@ -64,9 +64,9 @@ struct GatherArgs {
   void *keys, *values;  // [num_sequences, num_heads, length, dim]
 };
 
-// Division of positions between quantized pages and 16-bit residual pages. Row t reads positions from
-// starts[t] on, which is a page boundary, and the first `keep` positions from residual pages; it reads all
-// others as quantized rows. `window`: the smallest window of residual positions of any query.
+// How positions are divided between quantized pages and 16-bit residual pages. Row t reads its first `keep`
+// positions and those from starts[t] on, a page boundary, from residual pages. It reads all others from
+// quantized pages. `window`: the fewest latest positions that any query reads from residual pages.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;
@@ -86,12 +86,13 @@ struct MaskView {
 
 inline constexpr float kHidden = -1e30f;
 
-// Logit of hidden positions (log2 domain): its weight is 0, but differences with it stay finite.
+// Logit of hidden positions (log2 domain): weights become 0, but differences between logits stay finite.
 inline constexpr float kLowest = -1e30f;
 
-// Rotary part of a latent (MLA) layer. Its pages store latents as K, which also serve as V, and rotary keys
-// as V. The scaled dot products of `queries` with rotary keys are added to the scaled logits. All query heads
-// share one KV head, which the layout presents as several heads (`layout.num_heads`) at one address.
+// Rotary part of a latent (MLA) layer. Its pages store latents as K and rotary keys as V; latents serve as
+// both keys and values. The scaled dot products of `queries` with rotary keys are added to the scaled logits.
+// All query heads share one KV head, which the layout presents as several heads (`layout.num_heads`) at one
+// address.
 struct RotaryPart {
   RowFormat format;
   int64_t codes, scales;  // byte offsets inside one page
@@ -100,8 +101,8 @@ struct RotaryPart {
   explicit operator bool() const { return queries.data != nullptr; }
 };
 
-// Weighted sums as float rows in the order of dims, relative to 2^maximum and not divided by the sums of
-// weights. The row of token t and query head h has index t * num_heads + h - first.
+// Weighted sums as float rows, with dims in order. They are relative to 2^maximum and not yet divided by the
+// sums of weights. The row of token t and query head h has index t * num_heads + h - first.
 struct FloatRows {
   float *rows, *maxima, *sums;  // [rows, v.dim], [rows], [rows]; or null
   int num_heads;
@@ -129,38 +130,38 @@ struct AttendArgs {
   int64_t table_width;
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: no cap
-  bool exact;            // for 16-bit queries: floats over 16-bit pages, 15 bits over others
-  int window, keep;      // window 0: no window
+  bool exact;  // 16-bit queries are rounded only to 15 bits over quantized pages, not at all over others
+  int window, keep;  // window 0: no window
   MaskView mask;
   RotaryPart rotary;
   Residency residency;  // default: all positions are in one pool
   FloatRows part;       // replaces `out` if the results are partial
-  FloatRows other;      // results of another pool, joined with these before sinks are folded in
+  FloatRows other;      // another pool's results, which are joined with these before sinks are added
 };
 
-// Positions per tile; tiles are aligned to it. Pages of fewer than kShortestPage positions are copied first.
+// Positions per tile; tiles begin at multiples of it. Pages shorter than kShortestPage are copied first.
 inline constexpr int kTileTokens = 64;
 inline constexpr int kShortestPage = 16;
 
-// A row's sums are split at multiples of this position count, and the parts are folded in order. So the
-// result is bit-identical whether one item computes all parts or each part has an item.
+// Sums over positions are computed in parts of this many positions, which are then added in order. So a
+// result is bit-identical whether one item computes all parts or each part has an item of its own.
 inline constexpr int kPartTokens = 1024;
 
 // Work of one thread: some query tokens of one sequence, all query heads of some KV heads, and some visible
-// tiles. Several KV heads are interleaved at each tile: their pages are adjacent, so memory is read in longer
-// runs.
+// tiles. An item with several KV heads computes all of them for a tile before the next tile: a position's
+// heads are adjacent in memory, so memory is read in longer runs.
 struct AttendItem {
   int sequence, kv_head, num_heads;
   int first_token, num_tokens;  // rows of the batch
   int first_tile, num_tiles;    // indices in the list of visible tiles, see attention/tiles.h
   int64_t partial;              // offset in the buffer of partial results; -1: write the output
-  int64_t partial_stride;       // distance between the partials of two KV heads
+  int64_t partial_stride;       // distance between the partial results of two KV heads
 };
 
 // Largest number of rows (query heads of all KV heads, times tokens) of an item with several KV heads.
 inline constexpr int kRowsInTurn = 32;
 
-// Rows whose KV range was split over several items; their partials are adjacent.
+// Rows whose positions were divided among several items; their partial results are adjacent.
 struct MergeItem {
   int kv_head, first_token, num_tokens;
   int num_partials;
@@ -177,7 +178,7 @@ struct AttendKernel {
 
 struct AttentionKernels {
   void (*write)(const WriteArgs&, int first_token, int end_token);
-  void (*gather)(const GatherArgs&, int sequence, int head, int first, int end);  // positions
+  void (*gather)(const GatherArgs&, int sequence, int head, int first, int end);  // positions [first, end)
   AttendKernel (*attend_kernel)(const AttendArgs&);
 };
 

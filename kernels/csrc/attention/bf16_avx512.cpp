@@ -1,4 +1,4 @@
-// Sides for bf16 pages and bf16 queries: products of bf16 pairs, summed in float32 (vdpbf16ps).
+// Key side and value side for bf16 pages and queries: products of bf16 pairs, in float32 sums (vdpbf16ps).
 //
 //   K panel  [dim / 2][64 positions][2]
 //   V panel  [32][width][2 positions]
@@ -27,7 +27,7 @@ size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
   uint16_t* to = static_cast<uint16_t*>(memory);
-  const bool as_they_are = args.queries.dim_stride == 1 && padded_dim(dim) == dim;  // bf16, without padding
+  const bool as_they_are = args.queries.dim_stride == 1 && padded_dim(dim) == dim;  // rows need no conversion
   alignas(64) float row[kMaxDim];
   for (int r = 0; r < num_rows; ++r, to += padded_dim(dim)) {
     const auto place = [&](int of_row) {
@@ -72,7 +72,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Computes the scores of kCount blocks; `panel` and `scores` point to the first one.
+// Computes the scores of kCount blocks; `panel` and `scores` point to the first block's.
 template <int kRows, int kCount>
 OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
   __m512 sums[kRows][kCount];
@@ -94,8 +94,7 @@ OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i*
     for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
 }
 
-// Returns the first of two adjacent blocks that hold all visible positions of a tile; -1 if there is no such
-// pair.
+// Returns the first of two adjacent blocks that contain all visible positions of a tile, or -1.
 int first_of_two(const Tile& tile) {
   const auto seen = [&](int b) { return tile.blocks[b].base != nullptr; };
   if (!seen(2) && !seen(3)) return 0;
@@ -114,7 +113,7 @@ void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m5
   });
 }
 
-// Scores a few rows while K is transposed, without storing a panel. Products and their order are unchanged.
+// Scores a few rows while transposing K, without storing K's panel. Sums have the same order as with a panel.
 template <int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const uint16_t* queries, float* scores) {
   const int64_t row_bytes = layout.k.row_bytes;
@@ -172,12 +171,12 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
 
 // ---- V ----
 
-// Returns the size of the panel followed by each row's weights, 64 bf16 values.
+// Returns the size of a tile's V panel and, behind it, 64 bf16 weights per row.
 size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(padded_dim(dim)) * kTileTokens * 2 + size_t(num_rows) * kTileTokens * 2;
 }
 
-// Lane 4 c + k of vector 2 j is dim 32 j + 8 c + k, and of vector 2 j + 1 it is dim 32 j + 8 c + k + 4.
+// Lane 4 c + k of vector 2 j is dim 32 j + 8 c + k of V, and of vector 2 j + 1 it is dim 32 j + 8 c + k + 4.
 void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const int64_t row_bytes = layout.v.row_bytes;
   const int num_vectors = padded_dim(layout.v.dim) / 16;
@@ -193,7 +192,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
       for (int64_t byte = 0; byte < row_bytes; byte += 64, to += 2) {
         const int64_t count = std::min<int64_t>(32, (row_bytes - byte) / 2), at = 2 * pair * row_bytes + byte;
         const __mmask32 valid = ~uint32_t(0) >> (32 - count);
-        // Invisible rows may contain NaN, and 0 * NaN is not 0.
+        // Invisible rows may contain NaN, and their weight of 0 would not remove it.
         const __mmask32 first_valid = visible >> (2 * pair) & 1 ? valid : 0;
         const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? valid : 0;
         const __m512i first = _mm512_maskz_loadu_epi16(first_valid, from + at);
@@ -205,7 +204,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Accumulates vectors [vector, vector + kVecs): enough independent sums to hide the products' latency.
+// Accumulates kVecs vectors of dims from `vector` on: enough independent sums to hide the products' latency.
 template <int kRows, int kVecs>
 OCTAVO_INLINE void accumulate_vectors(const uint16_t* weights, const __m512i* panel, int num_vectors,
                                       int vector, uint32_t blocks, float* accumulators) {
@@ -244,8 +243,8 @@ OCTAVO_INLINE void accumulate_rows(const uint16_t* weights, const __m512i* panel
     accumulate_vectors<kRows, 2>(weights, panel, num_vectors, vector, blocks, accumulators);
 }
 
-// Accumulates a few rows while V is interleaved, without storing a panel. Products and their order are
-// unchanged. A pass reads kVecs vectors of all rows of V.
+// Accumulates a few rows while interleaving V, without storing a panel. Sums have the same order as with a
+// panel. Each pass over the rows of V computes kVecs vectors of dims.
 template <int kRows, int kVecs>
 void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint16_t* weights,
                          float* accumulators) {
@@ -291,8 +290,8 @@ void accumulate_directly(const PageLayout& layout, const Tile& tile, const uint1
   }
 }
 
-// Returns a function for this many rows without a panel, with 8 or 4 vectors a pass; null if a panel is
-// faster.
+// Returns the function that multiplies this many rows without a panel, 8 or 4 vectors per pass; null if a
+// panel is faster.
 using DirectValues = void (*)(const PageLayout&, const Tile&, const uint16_t*, float*);
 DirectValues direct_values(int dim, int num_rows) {
   if (dim % 64 != 0) return nullptr;

@@ -1,6 +1,6 @@
-// Sides for bf16 pages and bf16 queries on CPUs with AMX tiles, also for latents, whose rows are both K and
-// V. Tiles sum products in an order of their own. So even a single row uses tiles, and its result is
-// bit-identical alone and in a chunk.
+// Key side and value side for bf16 pages and bf16 queries on CPUs with AMX tiles, also for latents (MLA),
+// whose rows are both K and V. AMX adds products in another order than vector instructions. So even a single
+// row uses AMX, and its result is bit-identical alone and in a chunk.
 //
 //   queries  [rows / 16][dim / 32][16 pairs of dims][16 rows][2]
 //   V panel  [4 times 32 dims][2][32 pairs of positions][16 dims][2]
@@ -15,8 +15,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kRows = 16;        // of a tile
-constexpr int kStepValues = 32;  // dims, or positions, that a tile multiplies
+constexpr int kRows = 16;        // of an AMX tile
+constexpr int kStepValues = 32;  // dims, or positions, that one AMX instruction multiplies
 constexpr int kTileValues = kRows * kStepValues;
 constexpr int kPanelVectors = kTileTokens;  // vectors of 32 dims: two for each pair of positions
 constexpr int kPanelParts = 4;              // parts of 32 dims that are loaded together
@@ -73,7 +73,7 @@ void score(const PageLayout& layout, const Tile& tile, const void* queries, int 
                   scores);
 }
 
-// Returns the floats of an accumulator row. Multiples of 256 are padded, because all rows would otherwise
+// Returns the floats of an accumulator row. Multiples of 256 get padding, because all rows would otherwise
 // share a few cache sets.
 int width(int dim) { return dim % 256 == 0 ? dim + 16 : dim; }
 
@@ -83,8 +83,8 @@ size_t value_panel_bytes(int, int num_rows) {
   return kPanelParts * kPanelVectors * sizeof(__m512i) + weight_bytes(num_rows);
 }
 
-// Addresses of the values in a tile's blocks, and their visible rows. `next`: addresses in the next tile, to
-// be prefetched; null for latents, which are prefetched as keys.
+// Addresses of the values in a tile's blocks, and which rows are visible. `next`: addresses in the next tile,
+// for prefetching; null for latents, because the key side prefetches them.
 struct Values {
   const uint8_t *rows[kBlocks], *next[kBlocks];
   uint32_t visible[kBlocks];
@@ -110,8 +110,8 @@ OCTAVO_INLINE void interleave(__m512i first, __m512i second, __m512i* to) {
   to[kTileTokens / 2] = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
 }
 
-// Loads `count` panels of 32 dims, from `part` on. An invisible block is loaded as zeros if the other block
-// of its half is visible. Rows are read, and the next tile's rows prefetched, in memory order.
+// Loads panel parts [part, part + count), 32 dims each. In a half tile with only one visible block, the other
+// block is loaded as zeros. Rows are read, and the next tile's rows prefetched, in memory order.
 void load_columns(const Values& values, int part, int count, __m512i* panel) {
   const int64_t row_bytes = values.row_bytes;
   for (int b = 0; b < kBlocks; ++b) {
@@ -120,7 +120,7 @@ void load_columns(const Values& values, int part, int count, __m512i* panel) {
     const uint8_t* next = values.next[b] == nullptr ? nullptr : values.next[b] + 64 * part;
     const uint32_t visible = values.visible[b];
     for (int pair = 0; pair < 8; ++pair) {
-      // Invisible rows may contain NaN, and 0 * NaN is not 0.
+      // Invisible rows may contain NaN, and their weight of 0 would not remove it.
       const __mmask32 first_valid = visible >> (2 * pair) & 1 ? ~uint32_t(0) : 0;
       const __mmask32 second_valid = visible >> (2 * pair + 1) & 1 ? ~uint32_t(0) : 0;
       __m512i* to = panel + 8 * b + pair;

@@ -3,7 +3,7 @@
 // summed exactly. A key row's scale multiplies its scores as one float factor.
 //
 // Codes are looked up as value + kLargestValue, because VPMADDUBSW needs one unsigned factor. Sums start from
-// the negated contribution of this offset (`Queries::biases`) and run over kRun dims in 16-bit lanes.
+// minus the offset's contribution (`Queries::biases`). They stay in 16-bit lanes for kRun dims.
 //
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
@@ -17,11 +17,11 @@ namespace {
 template <class Code>
 using Lookup = ByteLookup<Code, Code::kLargestValue, 1>;
 
-// Dims summed in 16-bit lanes: a lane sums 8 products of at most 28 * 127.
+// Dims summed in 16-bit lanes before widening: a lane adds 8 products of at most 28 * 127.
 constexpr int kRun = 2 * kChunk;
 static_assert(8 * Fp5::kLargestValue * kLargestByte <= INT16_MAX && Fp5::kLargestValue > Fp4::kLargestValue);
 
-// Queries: int8 rows in the order of expanded chunks, 16 biases for each row and run, and a factor per row.
+// Queries in memory: int8 rows in the keys' order of dims, 16 biases for each row and run, a factor per row.
 struct Queries {
   int8_t* rows;
   int16_t* biases;
@@ -67,7 +67,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
 
 size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
 
-// Adjacent rows of codes (or of expanded bytes), with their scales or planes of lowest bits.
+// Adjacent rows of codes, or of codes expanded to bytes, with their scales or planes of lowest bits.
 struct Keys {
   const uint8_t *codes, *planes;
   int64_t plane_stride;
@@ -75,7 +75,7 @@ struct Keys {
 
 constexpr int kSums = 8;  // sums computed together: kRows rows times 8 / kRows keys
 
-// Returns the sums of the sixteen lanes of each of eight vectors.
+// Returns eight sums, each over the sixteen lanes of one vector.
 template <class Code>
 OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -99,7 +99,7 @@ OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
                           _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// Returns a number per row, repeated for each key.
+// Loads one number per row into the lanes of all sums of that row.
 template <int kRows>
 OCTAVO_INLINE __m256 spread(const float* of_rows) {
   float all[kSums];
@@ -155,7 +155,7 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// Computes the same sums from keys that are already expanded.
+// Computes such sums from keys that are already expanded to bytes.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
@@ -175,7 +175,7 @@ OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* ke
   }
 }
 
-// Adds up fixed-point scores over kChunks chunks from dim d on, ordered by kRows rows, then 8 / kRows keys.
+// Adds up fixed-point scores over kChunks chunks from dim d on. Lanes are [kRows rows][8 / kRows keys].
 template <class Code, int kRows, int kChunks, bool kExpanded>
 OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
                                const Keys& keys, const uint8_t* ahead) {
@@ -189,7 +189,7 @@ OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& querie
   return reduce<Code>(sums);
 }
 
-// Scores a block's 16 keys for kRows rows of kDim dims; of `any_dim` dims if kDim is 0.
+// Scores a block's 16 keys for kRows rows. Rows have kDim dims, or `any_dim` dims if kDim is 0.
 template <class Code, int kDim, int kRows, bool kExpanded>
 OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int any_dim,
                               Keys keys, const uint8_t* ahead, const float (&scales)[16], float* scores) {
@@ -221,7 +221,7 @@ void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_row
     score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
-// Copies a block's keys one after the other.
+// Copies the rows of a block's keys to adjacent memory.
 template <class Code>
 void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
   for (int key = 0; key < 16; ++key)

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLargestByte = 127, kLargestWord = 32767;  // largest fixed-point values
 
-// Returns the largest magnitude of a row, without NaNs.
+// Returns the largest magnitude of a row; NaNs are ignored.
 inline float largest_of(const float* row, int dim) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   __m256 top = _mm256_setzero_ps();
@@ -20,7 +20,7 @@ inline float largest_of(const float* row, int dim) {
   return octavo::largest_lane((Vec)top);
 }
 
-// Converts `dim` elements to integers in [-limit, limit]; returns the value of `limit`.
+// Scales `dim` elements to integers in [-limit, limit]; returns the largest magnitude, which became `limit`.
 inline float fix_elements(const float* row, int dim, int limit, int32_t* fixed) {
   const float largest = largest_of(row, dim);
   const __m256 to_fixed = _mm256_set1_ps(largest > 1e-30f ? float(limit) / largest : 0.0f);
@@ -36,7 +36,7 @@ inline void load_query(const AttendArgs& args, const AttendItem& item, int r, fl
   if (format.rotated) hadamard(row, format.dim);
 }
 
-// Converts a row to integers in [-limit, limit], in the order of its dims; returns the value of `limit`.
+// Loads a row and scales it to [-limit, limit]; returns the largest magnitude, which became `limit`.
 inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, int limit, int32_t* fixed) {
   alignas(64) float row[kMaxDim];
   load_query(args, item, r, row);
@@ -45,7 +45,7 @@ inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, in
 
 constexpr int kFactorDims = 16;
 
-// Converts a row with a limit of kLargestByte, and writes the value of one unit for each kFactorDims dims.
+// Scales a row to bytes, each kFactorDims dims by their largest; `factors` turn the bytes back into floats.
 inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, int r, int32_t* fixed,
                                float* factors) {
   alignas(64) float row[kMaxDim];
@@ -64,7 +64,7 @@ OCTAVO_INLINE __m256i as_bytes(const int32_t* fixed) {
   return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-// Returns the sums of each four signed bytes.
+// Returns the sums of every four adjacent signed bytes.
 OCTAVO_INLINE __m256i sums_of_four(__m256i bytes) {
   return _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
 }

@@ -1,5 +1,5 @@
-// Rows of V as bytes. Two positions are interleaved, so that each 16-bit lane of VPMADDUBSW sums a product of
-// each.
+// Rows of V as bytes. Bytes of two positions alternate, because a 16-bit lane of VPMADDUBSW adds two
+// products.
 //
 //   A chunk of 64 dims is four vectors. Lane i of vector j is dim 2 b + j % 2, where b is the byte that
 //   `Code::arranged` puts at i / 8 * 16 + j / 2 * 8 + i % 8.
@@ -12,7 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kStretch = 32;  // positions summed in 16-bit lanes
+constexpr int kStretch = 32;  // positions whose products are summed in 16-bit lanes
 constexpr int kStretches = kTileTokens / kStretch;
 constexpr int kPairs = kStretch / 2;
 
@@ -21,10 +21,10 @@ using Lookup = ByteLookup<Code, 0, 2>;
 
 inline int value_width(int dim) { return dim; }
 
-// The panel of a stretch: [pairs of positions][chunks][4 vectors]. A tile's stretches are adjacent.
+// Size of a stretch's panel, [pairs of positions][chunks][4 vectors]. A tile's panels are adjacent.
 inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
 
-// A chunk of a block's 16 rows, in pairs of rows. Rows have kDim dims, or `any_dim` if kDim is 0.
+// A chunk of a block's 16 rows, read as pairs of rows. Rows have kDim dims, or `any_dim` if kDim is 0.
 template <class Code, int kDim>
 struct Rows {
   const uint8_t *codes, *planes;
@@ -51,13 +51,13 @@ struct Rows {
  private:
   int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
 
-  // Interleaves the lower bytes of each 128-bit lane (half 0) or the upper ones (half 1).
+  // Interleaves both vectors' bytes: of each 128-bit lane the lower half (half 0) or the upper half (half 1).
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
     return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
   }
 };
 
-// Inputs of a stretch's sums.
+// Operands of the sums over a stretch.
 template <class Code>
 struct Values {
   const PageLayout& layout;
@@ -78,8 +78,8 @@ struct Values {
   }
 };
 
-// Adds a row's 16-bit sums to its accumulators: the even lanes of a vector, then the odd ones. A sum is read
-// as the upper half of a 32-bit lane, which scales it by 2^16, exact in floats.
+// Adds a row's 16-bit sums to its accumulators: the even lanes of a vector, then the odd ones. Each 16-bit
+// sum is used as the upper half of a 32-bit integer, that is times 2^16, which is exact in floats.
 OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
   const __m256 unit = _mm256_mul_ps(factor, _mm256_set1_ps(0x1p-16f));
   const __m256i even = _mm256_slli_epi32(sums, 16), odd = _mm256_and_si256(sums, _mm256_set1_epi32(-65536));
@@ -107,16 +107,16 @@ void expand_stretch(const Values<Code>& values) {
     }
 }
 
-// An accumulator of a chunk is [4 vectors][even lanes, odd lanes]. In each 128 bits, lanes 2 i and 2 i + 1 of
-// two vectors hold four consecutive dims. `Code` decides whether the next four dims are in lanes 2 i + 2 or 2
-// i + 4.
+// Copies a chunk of an accumulator in the order of dims. It is [4 vectors][even lanes, odd lanes]. In each
+// 128 bits, lanes 2 i and 2 i + 1 of two vectors hold four consecutive dims. `Code` decides whether the next
+// four dims are in lanes 2 i + 2 or 2 i + 4.
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
   constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;
   static_assert(Code::byte_at(2 * kBeside) == 2);
   for (; dim > 0; dim -= kChunk, row += kChunk)
     for (int half = 0; half < 2; ++half, accumulator += 32) {
-      __m256d pairs[4];  // interleaved dims: lanes 0 and 2 of each 128 bits, 4 and 6, 1 and 3, 5 and 7
+      __m256d pairs[4];  // dims 2 i and 2 i + 1 as one lane: 0 2, 4 6, 1 3, 5 7
 #pragma GCC unroll 2
       for (int odd = 0; odd < 2; ++odd) {
         const __m256 first = _mm256_loadu_ps(accumulator + 8 * odd);

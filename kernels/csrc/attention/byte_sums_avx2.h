@@ -1,5 +1,5 @@
-// Loops of AVX2's value sides that use products of bytes (VPMADDUBSW). They decide which stretches, chunks
-// and rows are summed together, and whether codes are expanded for each group of rows or once for all rows.
+// Loops of value sides that multiply bytes on AVX2 (VPMADDUBSW). They decide which stretches, chunks and rows
+// are summed together, and whether codes are expanded for each group of rows or once for all rows.
 //
 // A side's class `Weights` has a tile's weights in fixed point. `fix<kRows>(row)` converts the weights of
 // some rows just before their use, so that they are still in L1. `Weights::Rows` has the weights of a few
@@ -14,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Sums kRows rows over kVectors vectors of the chunk at `dim`: all 4, or the 2 of `half`.
+// Adds products of kRows rows and kVectors vectors of the chunk at `dim`: all 4 vectors, or the 2 of `half`.
 template <class Code, int kDim, int kRows, int kVectors, bool kExpanded, class Weights>
 OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int dim,
                                    int half, float* accumulators) {
@@ -55,7 +55,7 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
       of_rows.add(sums[r * kVectors + j], r, j, accumulators + r * width + 16 * j);
 }
 
-// Sums kRows rows from `row` on over both stretches.
+// Computes kRows rows, from `row` on, over both stretches of the tile.
 template <class Code, int kDim, int kRows, bool kExpanded, class Weights>
 OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int row, float* accumulators) {
   const int width = kDim > 0 ? kDim : values.layout.v.dim;

@@ -11,13 +11,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Returns the size of both stretches' panels, followed by weights and factors.
+// Returns the size of the panels of both stretches, and of weights and factors behind them.
 size_t value_panel_bytes(int dim, int num_rows) {
   return kStretches * panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
 }
 
 struct Weights {
-  uint32_t* pairs;  // [rows][stretches][pairs]: the bytes of two positions, repeated
+  uint32_t* pairs;  // [rows][stretches][pairs]: weights of two positions, repeated
   float* factors;   // [rows][stretches]
 
   Weights(void* scratch, int dim, int num_rows)
@@ -25,7 +25,7 @@ struct Weights {
         factors(reinterpret_cast<float*>(pairs + size_t(num_rows) * kTileTokens / 2)) {}
 
   template <int>
-  void fix(int) {}  // see fix_tile
+  void fix(int) {}  // nothing to do, because fix_tile has done all rows
 
   class Rows {
    public:
@@ -51,7 +51,7 @@ struct Weights {
 template <class Code>
 void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows,
               const Weights& fixed) {
-  float scales[kBlocks][16] = {};  // zeros for invisible rows
+  float scales[kBlocks][16] = {};  // stay 0 for invisible rows
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block& block = tile.blocks[b];
     if (block.base == nullptr) continue;

@@ -1,8 +1,8 @@
 // Softmax weights as 8-bit fixed point, for products of bytes summed in 16-bit lanes.
 //
 // Rounding preserves the total weight: each of a vector's eight lanes passes its rounding error on to the
-// same lane of the next vector. The largest weight becomes at most 254. A stretch's sum times the largest
-// integer of the codes fits into 16 bits.
+// same lane of the next vector. The largest weight becomes at most 254. The weights of a stretch are limited
+// so that their sum times the codes' largest integer fits into 16 bits.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr float kLargestWeight = 254;  // a passed-on rounding error may add one
+constexpr float kLargestWeight = 254;  // 255 minus one, which a passed-on rounding error may add
 
-// Limit of the sum of a stretch's weights. It leaves a margin, because each lane may round up by half a unit.
+// Returns the limit of a stretch's sum of weights; each lane may round up by half a unit, hence the margin.
 template <class Code>
 constexpr float kLargestSum = float(INT16_MAX / Code::kLargestValue - 4);
 
-// Converts weights * scales of a stretch to bytes; returns the value of one unit.
+// Converts a stretch's weights * scales to bytes; returns the factor from sums of products to floats.
 template <class Code>
 OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint32_t* pairs) {
   __m256 scaled[4];
@@ -41,7 +41,7 @@ OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint3
     before = rounded;
   }
   const __m256i words[2] = {_mm256_packs_epi32(fixed[0], fixed[1]), _mm256_packs_epi32(fixed[2], fixed[3])};
-  // Groups of four positions are in the order 0 2 4 6 1 3 5 7 of half vectors.
+  // Reorders groups of four positions: packing works within 128 bits, which leaves them as 0 2 4 6 1 3 5 7.
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words[0], words[1]),
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bytes));

@@ -6,24 +6,24 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Keeps the value in a register: the compiler cannot move its uses before this point or reload it from
-// memory.
+// Keeps the value in a register until this point: the compiler can neither delay its computation nor reload
+// it from memory.
 OCTAVO_INLINE void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
 
-// Adds products of neighbouring bytes to sum, in program order. Compilers may turn sums into trees, which
-// keep too many products in registers at once.
+// Adds products of neighbouring bytes to `sum`, in program order. Compilers may otherwise add in a tree,
+// which keeps too many products in registers at once.
 OCTAVO_INLINE void add_products(__m256i& sum, __m256i bytes, __m256i signed_bytes) {
   sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(bytes, signed_bytes));
   hold(sum);
 }
 
-// Tells the compiler that this memory may have changed since it was read.
+// Makes the compiler assume that this memory has changed, so that it reloads values.
 template <class T>
 OCTAVO_INLINE void forget(const T*& pointer) {
   asm volatile("" : "+r"(pointer));
 }
 
-// Byte i holds the lowest bits of dims 2 i and 2 i + 1 of the chunk at `dim`, from bit 2 (i % 4) on.
+// Spreads a plane: byte i gets the lowest bits of the chunk's dims 2 i and 2 i + 1, from bit 2 (i % 4) on.
 template <class Code>
 OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
   if constexpr (!Code::kPlanes) return _mm256_setzero_si256();
@@ -32,8 +32,8 @@ OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
   return _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(Code::plane(planes, dim))), spread);
 }
 
-// Looks up value + kShift of each nibble, with low and high nibbles separate. `kEach` neighbouring bytes of
-// codes come from the same place in as many rows, so the bits of `plane_bytes` advance once per kEach bytes.
+// Looks up value + kShift of each nibble, with low and high nibbles in separate vectors. In `codes`, kEach
+// neighbouring bytes are the same dims of kEach rows, so the plane's bits advance once per kEach bytes.
 template <class Code, int kShift, int kEach>
 struct ByteLookup {
   __m256i table = byte_table<[](int code) { return Code::value(code) + kShift; }>();
@@ -53,7 +53,7 @@ struct ByteLookup {
     if constexpr (!Code::kPlanes) return values;
     constexpr uint64_t kBits = kEach == 1 ? 0x4010040140100401 : 0x4040101004040101;
     const __m256i bit = _mm256_and_si256(planes, _mm256_set1_epi64x(int64_t(kBits << kHigh)));
-    // Where the bit is 0, index 255 looks up 0.
+    // Bytes of -1 where the bit is not set: as lookup indices they give 0.
     const __m256i unset = _mm256_cmpeq_epi8(bit, _mm256_setzero_si256());
     return _mm256_add_epi8(values, _mm256_shuffle_epi8(addends, _mm256_or_si256(codes, unset)));
   }

@@ -1,4 +1,4 @@
-// Scores over pages of codes (attention/codes_avx512.h).
+// Key sides for pages of codes (attention/codes_avx512.h).
 //
 //   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kOffset
 //            then, for codes with group scales, [groups][4 blocks] scales
@@ -23,9 +23,9 @@ using KeyLookup =
     Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset>;
 
 template <class Code>
-constexpr int kPerWord = 8 / Code::kBits;  // panel vectors per word of codes
+constexpr int kPerWord = 8 / Code::kBits;  // panel vectors that a column of 32-bit words of codes gives
 
-// Words [word, word + 16) of a block's 16 rows as columns; zeros past the last of `num_words`.
+// Loads words [word, word + 16) of 16 rows, one vector per word; words from `num_words` on become zeros.
 OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, int word, int num_words,
                                          __m512i (&columns)[16]) {
   const __mmask16 valid = __mmask16((1u << std::min(16, num_words - word)) - 1);
@@ -34,12 +34,12 @@ OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, i
   transpose16(columns);
 }
 
-// Columns of the planes with the lowest bits of a block's codes.
+// Loads the bit planes with the lowest bits of a block's codes, as columns.
 template <class Code>
 OCTAVO_INLINE void load_key_planes(const uint8_t* of_rows, int64_t stride, __m512i* planes) {
   if constexpr (Code::kPlanes) {
     load_columns(of_rows, stride, planes);
-    planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // that byte is the scale
+    planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // byte 0 is the scale
   }
 }
 
@@ -51,7 +51,7 @@ OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, c
     to[0] = _mm512_xor_si512(codes, _mm512_set1_epi8(char(0x80)));
   } else {
     __m512i spread = codes;
-    if constexpr (Code::kPlanes) {  // byte word % 4 of each lane, repeated four times
+    if constexpr (Code::kPlanes) {  // each lane's byte word % 4, four times
       alignas(16) int8_t order[16];
       for (int lane = 0; lane < 16; ++lane) order[lane] = int8_t(lane / 4 * 4 + word % 4);
       spread = _mm512_shuffle_epi8(
@@ -95,13 +95,13 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Returns a row's products, with both bytes of its queries combined.
+// Returns a row's integer products: 256 times those of the queries' high bytes plus those of the low bytes.
 template <class Code>
 OCTAVO_INLINE __m512i join_parts(__m512i high, __m512i low) {
   return Code::kParts == 2 ? join(high, low) : high;
 }
 
-// Multiplies kRows rows by `quads` vectors of each block.
+// Multiplies kRows rows by `quads` vectors (of four dims) of each block.
 template <class Code, int kRows>
 OCTAVO_INLINE void add_quads(const int8_t* from, int dim, const __m512i* panel, int quads,
                              __m512i (&high)[kRows][kBlocks], __m512i (&low)[kRows][kBlocks]) {
@@ -119,7 +119,7 @@ OCTAVO_INLINE void add_quads(const int8_t* from, int dim, const __m512i* panel, 
   }
 }
 
-// Converts a row's integer products with 16 positions to scores.
+// Stores the scores of a row for 16 positions, given their integer products.
 OCTAVO_INLINE void store_scores(__m512i products, __m512 factor, __m512 scales, float* to) {
   _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(products), factor), scales));
 }
@@ -145,7 +145,7 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
   }
 }
 
-// Computes the same products on AMX tiles; they are integers, so results are bit-identical.
+// Computes the products on AMX instead; they are integers, so results are bit-identical.
 template <class Code>
 void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m512i* panel,
                  const __m512 (&scales)[kBlocks], float* scores) {
@@ -170,15 +170,14 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
   }
 }
 
-// Adds a step's products, which started from their initial value, times its factor and the scales of 16
-// positions.
+// Adds a group's scaled products to `total`. The integer products have started from their initial value.
 OCTAVO_INLINE void add_step(__m512i products, float factor, __m512 scales, __m512& total) {
   const __m512 product = _mm512_fmadd_ps(_mm512_castsi512_ps(products), _mm512_set1_ps(factor),
                                          _mm512_set1_ps(-kMagic * factor));
   total = _mm512_fmadd_ps(product, scales, total);
 }
 
-// Scores for codes whose groups of dims have scales of their own.
+// Scores rows for codes with one scale per group of dims.
 template <class Code, int kRows>
 OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
                                 float* scores) {
@@ -214,7 +213,7 @@ OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim
       _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b, total[r][b]);
 }
 
-// Scores a few rows while K is transposed, without storing a panel. Results are bit-identical.
+// Scores a few rows while transposing K, without storing its panel. Results are bit-identical either way.
 template <class Code, int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, float* scores) {
   constexpr int kStepWords = Code::kGroup * Code::kBits / 32;
@@ -244,7 +243,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         if (word + i >= num_words) break;
-        ahead.prefetch_line(word + i);  // a block has as many words as lines
+        ahead.prefetch_line(word + i);  // a block has as many words per row as it has cache lines
         __m512i vectors[kPerWord<Code>];
         expand_column<Code>(lookup, columns[i], planes + word / 4, i, vectors);
 #pragma GCC unroll 2
@@ -315,7 +314,7 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   }
 }
 
-// Most dims of int8 rows for which a row's integer products, offset included, fit into 32 bits.
+// Most dims of int8 rows whose products, with the offset, add up to less than 2^31.
 constexpr int kMostInt8Dims = 512;
 static_assert(int64_t(Queries<Int8>::kLargest) * 127 * kMostInt8Dims <= INT32_MAX);
 static_assert(int64_t(Queries<Fp5>::kLargest) * Fp5::kOffset * kMaxDim <= INT32_MAX);

@@ -1,5 +1,5 @@
 // Queries for pages of codes (attention/codes_avx512.h) in fixed point, relative to the largest element of
-// their row or of each few dims.
+// their row, or of their group of dims.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Rows of codes with group scales are not rotated, so one large dim would leave few steps of a byte for the
-// others. There each group has a factor of its own; otherwise a row has one factor.
+// Returns a row's number of factors: one per group, else one. Rows with group scales are not rotated, so with
+// one factor a large dim would leave few of a byte's steps for all others.
 template <class Code>
 OCTAVO_INLINE int num_steps(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
@@ -26,11 +26,11 @@ constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
 static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 
-// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Factors and sums of steps follow; for
-// codes with groups, the sums are the initial values of a step's products.
+// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Factors follow, and sums that correct
+// for kOffset; for codes with groups, integer products start from these sums.
 template <class Code>
 struct Queries {
-  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // (high) bytes are signed
+  static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // the (high) bytes are signed
   int8_t* bytes;
   float* factors;
   int32_t* sums;
@@ -46,7 +46,7 @@ size_t query_bytes(int dim, int num_rows) {
   return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 8 * num_steps<Code>(dim);
 }
 
-// Returns the largest magnitude of a row padded with zeros to whole vectors, without NaNs.
+// Returns the largest magnitude of a row, which is padded with zeros to whole vectors; NaNs are ignored.
 OCTAVO_INLINE float largest_of(const float* row, int dim) {
   __m512 top = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
@@ -63,7 +63,7 @@ OCTAVO_INLINE float with_zeros(float factor) {
   return factor;
 }
 
-// The panel holds dims in the order of nibbles in a word: 0 2 4 6, then 1 3 5 7.
+// Orders dims like the panel, which has a word's low nibbles before its high ones: 0 2 4 6, then 1 3 5 7.
 template <class Code>
 OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
   if constexpr (Code::kBits == 8) return bytes;
@@ -71,7 +71,7 @@ OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
   return _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<const __m128i*>(kOrder)));
 }
 
-// A row as floats, padded with zeros to whole vectors, and its largest magnitude.
+// Converts a row of floats, padded with zeros to whole vectors; `largest` is its largest magnitude.
 template <class Code>
 OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
   const int steps = num_steps<Code>(dim), in_step = dim / steps;
@@ -104,12 +104,12 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
     queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? kMagicBits - sum * Code::kOffset : sum;
     factors[step] = factor;
   }
-  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // later rows overwrite the padding of a row
+  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // last, over the padding of high bytes
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                      in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
 }
 
-// Rotates several rows before converting them, because the steps of one row depend on each other.
+// Rotates and converts several rows alternately, because the steps for one row depend on each other.
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
   constexpr int kMostRows = 8, kFloats = 2 * (kMaxDim + 16);

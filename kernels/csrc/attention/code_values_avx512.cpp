@@ -1,4 +1,4 @@
-// Weighted sums over pages of codes that have one scale per row (attention/codes_avx512.h).
+// Value sides for pages of codes with one scale per row (attention/codes_avx512.h).
 #include <algorithm>
 #include <cmath>
 
@@ -10,11 +10,11 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Bytes of a row's weights: high bytes, then low bytes if there are two parts.
+// Returns the bytes of a row's weights: high bytes, then low bytes if kParts is 2.
 template <class Code>
 constexpr int kWeightBytes = Code::kParts * kTileTokens;
 
-// Returns the size of the panel, followed by each row's weights and each row's factor.
+// Returns the size of a tile's panel and, behind it, of each row's weights and factor.
 template <class Code>
 size_t value_panel_bytes(int dim, int num_rows) {
   return size_t(value_width<Code>(dim)) * kTileTokens + size_t(num_rows) * (kWeightBytes<Code> + 4);
@@ -32,7 +32,7 @@ struct Weights {
 
 // Converts weights[row] * scales to fixed point relative to the row's largest product. Rounding to bytes
 // preserves the total: each lane passes its error on to the same lane of the next block, which may add one.
-// Lanes start from evenly spread errors, so that many small weights do not all become 0.
+// Lanes start from evenly spread errors, because many small weights would otherwise all become 0.
 template <class Code>
 OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], uint8_t* bytes,
                                float& factor) {
@@ -113,15 +113,14 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
   }
 }
 
-// Computes the same products on AMX tiles; they are integers, so results are bit-identical. The panel of an
+// Computes the products on AMX instead; they are integers, so results are bit-identical. The panel of an
 // invisible block is arbitrary, because its weights are 0.
 template <class Code>
 void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
                       float* accumulators) {
   using Tiles = amx::ByteSums<Code::kParts>;
   constexpr int kLow = amx::kByteRows * 32;
-  alignas(64)
-      int32_t products[2][2 * kLow];  // two buffers, so that adding up one overlaps with filling the other
+  alignas(64) int32_t products[2][2 * kLow];  // two buffers: AMX fills one while vectors add up the other
   Tiles tiles;
   for (int first = 0; first < num_rows; first += Tiles::kRows) {
     const int count = std::min(Tiles::kRows, num_rows - first);

@@ -1,6 +1,6 @@
-// Conversion of 16-bit codes and floats to vectors of floats. `load_pair` returns two vectors of a row's
-// values [at, at + 2 * kLanes), possibly in a special order, which queries and accumulators then share
-// (`kSplit`: even elements before odd ones).
+// Loading of 16-bit codes and floats as vectors of floats. `load_pair` returns two vectors of a row's values
+// [at, at + 2 * kLanes), in memory order or, with `kSplit`, even elements before odd ones. Queries and
+// accumulators then have that order too.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ struct Fp16Codec {
 
 inline int padded_dim(int dim) { return (dim + kStep - 1) / kStep * kStep; }
 
-// Converts a row to the order of a codec that splits, and back.
+// Converts a row to the order of a codec with kSplit, and back.
 inline void split_row(float* row, int dim) {
   float split[kStep];
   for (int at = 0; at < dim; at += kStep) {

@@ -1,4 +1,4 @@
-// Values and scales of codes with 4 bits, or with 4 bits and a plane of lowest bits.
+// Values and scales of codes: 4 bits (fp4, int4), or 4 bits and a bit plane of the lowest bits (fp5).
 #pragma once
 
 #include <immintrin.h>
@@ -11,7 +11,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kChunk = 64;  // dims expanded together: 32 bytes of codes
+constexpr int kChunk = 64;  // dims that are converted together: 32 bytes of codes
 
 OCTAVO_INLINE __m256i load256(const void* from) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(from));
@@ -20,7 +20,7 @@ OCTAVO_INLINE void store256(void* to, __m256i value) {
   _mm256_storeu_si256(static_cast<__m256i*>(to), value);
 }
 
-// 16 halves as floats, zeros where the mask has a 0.
+// Loads 16 halves as floats; 0 where the mask has a 0.
 OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[16]) {
   for (int i = 0; i < 16; i += 8)
     _mm256_storeu_ps(to + i,
@@ -29,13 +29,13 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
-// Order of the bytes in a chunk of V: memory order.
+// Codes whose bytes keep memory order in a chunk of V.
 struct InOrder {
   OCTAVO_INLINE __m256i arranged(__m256i codes) { return codes; }
   static constexpr int byte_at(int place) { return place; }
 };
 
-// A code's value times kScale is an integer of at most kLargestValue; a lowest bit adds `added` to it.
+// A value times kScale is an integer up to kLargestValue, plus added(code) if its bit in the plane is set.
 struct Nibble : InOrder {
   static constexpr bool kPlanes = false;
   static constexpr int added(int) { return 0; }
@@ -56,7 +56,7 @@ struct Fp5 : InOrder {
   static constexpr bool kPlanes = true;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // Half of the last bit of E2M1: a quarter for exponents 0 and 1, then a half and 1.
+  // Half of the distance to the next E2M1 value, in quarters: 1 for exponents 0 and 1, then 2 and 4.
   static constexpr int added(int code) {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return code & 8 ? -half : half;
@@ -66,7 +66,7 @@ struct Fp5 : InOrder {
   OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
     uint64_t bits;
     std::memcpy(&bits, planes + dim / 8, 8);
-    return dim == 0 ? bits & ~uint64_t(0xff) : bits;  // the first byte is the scale
+    return dim == 0 ? bits & ~uint64_t(0xff) : bits;  // byte 0 is the scale, not bits
   }
   OCTAVO_INLINE void load_scales(const uint8_t* planes, int64_t stride, uint32_t mask, float (&to)[16]) {
     uint16_t halves[16];
@@ -76,7 +76,7 @@ struct Fp5 : InOrder {
 };
 static_assert(kFp5Coarse == 8);
 
-// Returns the result of `of` for the class of these codes; null for codes without one.
+// Returns the side that `of` makes for the class of these codes; null for codes without a class.
 template <class Side, class Of>
 const Side* side_of(CodeType codes, Of of) {
   switch (codes) {
@@ -87,7 +87,7 @@ const Side* side_of(CodeType codes, Of of) {
   }
 }
 
-// Shuffle table of kOf(code) for all codes, repeated in both halves; made at compile time.
+// Table for VPSHUFB: kOf(code) for each of 16 codes, in both 128-bit halves; made at compile time.
 template <auto kOf>
 OCTAVO_INLINE __m256i byte_table() {
   struct Bytes {

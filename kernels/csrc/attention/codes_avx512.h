@@ -30,7 +30,7 @@ bool takes_tiles(int num_rows) {
 // whole row.
 struct Nibble {
   static constexpr int kBits = 4, kGroup = 0;
-  static constexpr int kParts = 2;  // bytes of a query's element, and of a weight
+  static constexpr int kParts = 2;  // bytes per element of a query, and per weight
   static constexpr bool kPlanes = false;
 };
 struct Fp4 : Nibble {
@@ -45,7 +45,7 @@ struct Fp5 : Nibble {
   static constexpr int kScale = 4, kOffset = 28;
   static constexpr bool kPlanes = true;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // The value if the lowest bit is set: more by half of E2M1's last bit.
+  // Returns the integer of a code whose lowest bit is set: half a step of E2M1 more than without it.
   static constexpr int value_above(int code) {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return value(code) + (code & 8 ? -half : half);
@@ -58,13 +58,13 @@ struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
 };
 
-// Variant of a code whose queries and weights have one byte.
+// The same codes, multiplied by queries and weights of one byte.
 template <class Code>
 struct InBytes : Code {
   static constexpr int kParts = 1;
 };
 
-// Shuffle table of of(code) + offset for all codes, repeated in every 128 bits.
+// Table for VPSHUFB: of(code) + offset for each of 16 codes, in every 128 bits.
 template <class Of>
 OCTAVO_INLINE __m512i table(Of of, int offset) {
   alignas(16) int8_t bytes[16];
@@ -75,8 +75,8 @@ OCTAVO_INLINE __m512i table(Of of, int offset) {
 OCTAVO_INLINE __m512i low_nibbles(__m512i codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
 OCTAVO_INLINE __m512i high_nibbles(__m512i codes) { return low_nibbles(_mm512_srli_epi16(codes, 4)); }
 
-// Converts vectors of nibbles to integers plus kShift. `planes` has their lowest bits: for byte i of a word,
-// bit 2 i belongs to the low nibble and bit 2 i + 1 to the high one.
+// Looks up integers plus kShift for vectors of nibbles. `planes` has the lowest bits: bit 2 i of a word for
+// the low nibble of byte i, and bit 2 i + 1 for the high one.
 template <class Code, int kShift>
 struct Lookup {
   __m512i values = table([](int code) { return Code::value(code); }, kShift);
@@ -85,7 +85,7 @@ struct Lookup {
     else return _mm512_setzero_si512();
   }();
 
-  // `low_bit`: for each byte of four, the bit of the planes that belongs to its low nibble.
+  // `low_bit`: for each byte of a word, a mask of the plane's bit that belongs to its low nibble.
   __attribute__((always_inline)) void expand(__m512i codes, __m512i planes, __m512i low_bit, __m512i& low,
                                              __m512i& high) const {
     const __m512i low_codes = low_nibbles(codes), high_codes = high_nibbles(codes);
@@ -109,13 +109,13 @@ OCTAVO_INLINE __m512 halves(const uint8_t* from, __mmask16 mask) {
   return _mm512_maskz_cvtph_ps(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// Returns 256 * high + low, the products of both bytes.
+// Returns 256 * high + low: products with two-byte elements from the products with each byte.
 OCTAVO_INLINE __m512i join(__m512i high, __m512i low) {
   return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Loads 32-bit words of 16 rows, `stride` bytes apart, as columns: lane i of to[w] is word w of row i. A last
-// word that is not whole ends with zeros.
+// Loads 32-bit words of 16 rows, `stride` bytes apart, as columns: lane i of to[w] is word w of row i. An
+// incomplete last word is filled up with zeros.
 OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to) {
   if (stride == 4) {
     to[0] = _mm512_loadu_si512(from);
@@ -158,7 +158,7 @@ OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
   return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
 }
 
-// Loads group scales of 16 rows: converts E4M3 bytes to factors of the codes' integers, 0 for invisible rows.
+// Loads the group scales of 16 rows: E4M3 bytes become factors of the codes' integers; 0 for invisible rows.
 OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
                                      __m512* scales, int step) {
   __m512i columns[kMaxDim / kNvGroup / 4];

@@ -1,4 +1,4 @@
-// The end of a softmax: partial results of split KV ranges become output rows.
+// The end of a softmax: partial results of divided position ranges become output rows.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace octavo {
 namespace {
 
-// Adds a part of a row's sums to the total of earlier parts. Not inlined, so that the compiler fuses the same
-// multiply-adds for all callers.
+// Adds a part of a row's sums to the total of earlier parts, relative to the larger of both maxima. Not
+// inlined, so that the compiler fuses the same multiply-adds for all callers.
 [[gnu::noinline]] void fold_part(const float* accumulator, int width, float maximum, float sum, float* total,
                                  float& total_maximum, float& total_sum) {
   const float top = std::max(total_maximum, maximum);
@@ -25,7 +25,7 @@ namespace {
   total_maximum = top;
 }
 
-// Joins a row of another pool with this one, and folds sinks in. Not inlined, so that the compiler fuses the
+// Joins a row with the same row of another pool, and adds sinks. Not inlined, so that the compiler fuses the
 // same multiply-adds for all callers.
 [[gnu::noinline]] void join_rows(const FloatRows& others, int64_t other, float maximum, float sum,
                                  const float* sink, int dim, float* row) {
@@ -34,7 +34,7 @@ namespace {
   const float of_other = scalar_exp2(others.maxima[other] - top), of_this = scalar_exp2(maximum - top);
   float total = of_other * others.sums[other] + of_this * sum;
   if (sink != nullptr) total += scalar_exp2(of_sink - top);
-  const float factor = total == 0 ? 0.0f : 1 / total;  // a row that sees no position
+  const float factor = total == 0 ? 0.0f : 1 / total;  // a row without visible positions
   const float *const from = others.rows + other * dim, a = of_other * factor, b = of_this * factor;
   for (int i = 0; i < dim; ++i) row[i] = from[i] * a + row[i] * b;
 }
@@ -44,7 +44,7 @@ inline int64_t output_row(const AttendArgs& args, int token, int head) {
   return int64_t(token) * args.num_query_heads + head;
 }
 
-// Folds the partials of an item's rows in order and the sinks once, undoes V's rotation, and writes the
+// Adds up the partial results of an item's rows in order, adds sinks, undoes V's rotation and writes the
 // output. `to_natural(accumulator, row)` copies an accumulator of `width` floats into the order of head dims.
 template <class ToNatural>
 void merge_partials(const AttendArgs& args, const MergeItem& item, const float* partials, int width,
@@ -70,20 +70,20 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     for (int p = 0; folded && p < item.num_partials; ++p)
       fold_part(accumulator + p * stride, width, statistics[p * stride], statistics[p * stride + num_rows],
                 total, top, sum);
-    if (!folded) {  // faster than folding into zeros, and bit-identical because of 0 + x
+    if (!folded) {  // faster than adding to zeros, and bit-identical to it
       top = statistics[0];
       sum = statistics[num_rows];
     }
     const float* parts = folded ? total : accumulator;
     if (!args.part && !args.other) {
-      float weight = 1;  // weight of the positions' sum
+      float weight = 1;  // of the row's own sums, after sinks
       if (args.sinks != nullptr) {
         const float sink = args.sinks[head] * kLog2E, of_positions = top;
         top = std::max(top, sink);
         weight = scalar_exp2(of_positions - top);
         sum = sum * weight + scalar_exp2(sink - top);
       }
-      const float factor = sum == 0 ? 0.0f : weight / sum;  // a row that sees no position
+      const float factor = sum == 0 ? 0.0f : weight / sum;  // a row without visible positions
       for (int i = 0; i < width; i += kLanes) store(total + i, (load(parts + i) + 0.0f) * factor);
       parts = total;
     }

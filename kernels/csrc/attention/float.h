@@ -1,5 +1,5 @@
-// The float32 sides of attention, for every page format, head dimension and level. Codes are converted to
-// floats either at each load (16-bit codes) or once per tile, into a panel.
+// Key sides and value sides in float32, for every page format, head dimension and instruction set. Codes
+// become floats either at each load (16-bit codes) or once per tile, in a panel.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kDirectFloatRows = 32;  // up to this many rows convert codes at each load; more share a panel
+constexpr int kDirectFloatRows = 32;  // most rows that convert codes at each load; more share a panel
 
 // Adds neighbouring elements within each 128 bits: sums from a, then sums from b.
 OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
@@ -26,7 +26,7 @@ OCTAVO_INLINE Vec add_neighbours(Vec a, Vec b) {
   return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
 }
 
-// Sets to[i] to the sum of the lanes of sums[i].
+// Sets to[i] to the sum of all lanes of sums[i].
 OCTAVO_INLINE void reduce4(const Vec* sums, float (&to)[4]) {
   const Vec four = add_neighbours(add_neighbours(sums[0], sums[1]), add_neighbours(sums[2], sums[3]));
   for (int i = 0; i < 4; ++i) {
@@ -111,15 +111,15 @@ OCTAVO_INLINE void for_rows(int num_rows, Body body) {
   if (row < num_rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// Returns the floats between rows of a panel. Multiples of 2 KiB are avoided, because a block's rows would
-// then share two L1 sets.
+// Returns the number of floats from one row of a panel to the next. Multiples of 2 KiB are avoided, because a
+// block's rows would then share two L1 sets.
 inline int panel_stride(int dim) {
   const int padded = padded_dim(dim);
   return padded % 512 == 0 ? padded + kStep : padded;
 }
 
-// Converts a block's rows to floats, with zeros past the dimension and for invisible rows. If whole vectors
-// fill a row, a codec with a special order stores them in that order.
+// Converts a block's rows to floats, with zeros past the dimension and for invisible rows. If a row consists
+// of whole vectors, it keeps the codec's order of elements.
 template <class Codec>
 void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
                   float* panel) {
@@ -147,7 +147,7 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
   }
 }
 
-// `Codec` converts codes at each load if there are few rows; void: always through a panel.
+// Sides for codes that `Codec` converts at each load if rows are few; with void, codes always need a panel.
 template <class Codec>
 struct FloatSides {
   static constexpr bool kDirect = !std::is_void_v<Codec>;

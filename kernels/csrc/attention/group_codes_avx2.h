@@ -1,4 +1,4 @@
-// nvfp4: codes of 4 bits with a scale for each group of a row's dims.
+// nvfp4 codes: 4 bits, with a scale for each group of a row's dims.
 #pragma once
 
 #include "attention/bytes_avx2.h"
@@ -6,16 +6,16 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kSlots = kChunk / kNvGroup;  // groups of a chunk
+constexpr int kSlots = kChunk / kNvGroup;  // groups per chunk
 
-// A code's value is its scale times Code::value / kScale.
+// nvfp4: E2M1 codes. A value is its group's scale times Code::value / kScale.
 struct Nvfp4 : Fp4 {
-  // E4M3 bytes, shifted, are read as float16, which gives 2^-8 times the scale.
+  // E4M3 bytes are shifted and read as float16, which gives 2^-8 times the scale.
   static constexpr float kScale = 2 * 0x1p-8f;
-  // Byte of a scale near 1, for invisible rows. Tiny scales would give subnormal products, which are 100
-  // times slower.
+  // Byte of a scale near 1, which replaces those of invisible rows. Tiny scales would give subnormal
+  // products, which take 100 times as long.
   static constexpr int kAnyScale = 56;
-  // In each 128 bits, interleaves pairs of bytes of the two groups.
+  // Interleaves pairs of bytes of two groups, in each 128 bits.
   OCTAVO_INLINE __m256i arranged(__m256i codes) {
     return _mm256_shuffle_epi8(codes, _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
                                                                                 5, 12, 13, 6, 7, 14, 15)));
@@ -38,7 +38,7 @@ struct Nvfp4 : Fp4 {
     const __m128i all = _mm_cvtsi32_si128(four);
     return decode(_mm_unpacklo_epi8(all, all));
   }
-  // Loads group scales of two sets of 16 rows: the first set into even lanes, the second into odd lanes.
+  // Loads the group scales of two sets of 16 rows: lanes alternate between `first` and `second`.
   OCTAVO_INLINE void tile_scales(const uint8_t* first, const uint8_t* second, int stride, float* to) {
     for (int i = 0; i < 16 * stride; i += 8, to += 16) {
       const __m128i both = _mm_unpacklo_epi8(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(first + i)),

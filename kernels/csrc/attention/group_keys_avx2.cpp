@@ -1,8 +1,8 @@
-// Scores over nvfp4 pages by products of bytes (VPMADDUBSW). Queries become 8-bit fixed point, and products
-// of 16 dims are summed exactly. Each sum is multiplied by its group's scale as a float.
+// Key side for nvfp4 pages: products of bytes (VPMADDUBSW). Queries become 8-bit fixed point, and products of
+// 16 dims are summed exactly. Each sum is multiplied by its group's scale as a float.
 //
-// Rows of nvfp4 pages are not rotated, so one large dim of a query would leave few steps for the others. So
-// every 16 dims of a query have a factor of their own.
+// Rows of nvfp4 pages are not rotated, so one large dim would leave few of a byte's steps for all others. So
+// every 16 dims of a query have their own factor.
 //
 // Codes are looked up as value + kLargestValue, because VPMADDUBSW needs one unsigned factor. Sums are
 // corrected for this offset.
@@ -10,7 +10,7 @@
 // A run is two chunks of 64 dims. If the number of chunks is odd, the last run has one.
 //
 //   A run of two chunks is four vectors. Their 32-bit lanes l have dims of group `group_of_lane(l)`:
-//   vectors 0 and 1 its first eight dims, vectors 2 and 3 its last ones; 0 and 2 even dims, 1 and 3 odd ones.
+//   vector 0 its even dims among the first eight, vector 1 the odd ones, 2 and 3 those among the last eight.
 //   A run of one chunk is two vectors. Their lanes l have dims 8 l to 8 l + 7, even and odd ones.
 #include "attention/byte_queries_avx2.h"
 #include "attention/group_codes_avx2.h"
@@ -24,15 +24,15 @@ constexpr int kLanes8 = 8;
 constexpr int kRun = 2 * kChunk;
 constexpr int kMaxRuns = kMaxDim / kRun;
 
-// Returns a lane's group; VSHUFPS works within 128 bits and so permutes the groups.
+// Returns the group of a lane. Groups are permuted, because the instruction VSHUFPS works within 128 bits.
 constexpr int group_of_lane(int lane) { return lane % 2 + lane / 4 * 2 + lane / 2 % 2 * 4; }
 
 using Lookup = ByteLookup<Nvfp4, Nvfp4::kLargestValue, 1>;
 
 inline int num_runs(int dim) { return (dim + kRun - 1) / kRun; }
 
-// int8 rows in the order of expanded runs. Each row and run has factors by lane, and corrections to add: the
-// queries' sums times the offset of codes.
+// int8 rows in the order of expanded runs. Each row and run has a factor per lane, and a correction per lane
+// for the codes' offset.
 struct Queries {
   int8_t* rows;
   float *factors, *sums;
@@ -51,7 +51,7 @@ size_t query_bytes(int dim, int num_rows) {
 // dims of the first eight, then of the last eight.
 template <int kChunks>
 OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks]) {
-  __m256i groups[2 * kChunks];  // one group per half
+  __m256i groups[2 * kChunks];  // each vector has one group per 128 bits
 #pragma GCC unroll 4
   for (int i = 0; i < 2 * kChunks; ++i) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
@@ -62,7 +62,7 @@ OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks])
     to[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88)), 0xd8);
     to[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd)), 0xd8);
   } else {
-    __m256i pairs[4];  // words 0 and 1, then 2 and 3, of two groups interleaved
+    __m256i pairs[4];  // of two groups: words 0 and 1, or 2 and 3, interleaved
 #pragma GCC unroll 2
     for (int i = 0; i < 4; i += 2) {
       const __m256i even = _mm256_permute2x128_si256(groups[i], groups[i + 1], 0x20);
@@ -77,7 +77,7 @@ OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks])
   }
 }
 
-// Returns the numbers of a run's groups by lane.
+// Loads one number per group of a run into the groups' lanes.
 template <int kChunks>
 OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   float by_lane[kLanes8];
@@ -86,7 +86,7 @@ OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   return _mm256_loadu_ps(by_lane);
 }
 
-// Returns run `at` of all rows.
+// Returns a pointer to run `at` of all rows.
 template <int kChunks>
 OCTAVO_INLINE void load_run(const Queries& queries, size_t at, const int32_t* fixed, const float* factors,
                             int8_t* to) {
@@ -142,7 +142,7 @@ struct Scales {
   }
 };
 
-// Loads the bytes of a run in the order of the vectors.
+// Loads a run of codes, arranged for the vectors described at the top.
 template <int kChunks>
 OCTAVO_INLINE void expand_run(const Lookup& lookup, const uint8_t* codes, __m256i (&to)[2 * kChunks]) {
   const __m256i zero = _mm256_setzero_si256();
@@ -156,7 +156,7 @@ OCTAVO_INLINE void expand_run(const Lookup& lookup, const uint8_t* codes, __m256
   }
 }
 
-// Multiplies the bytes of a run; each 16-bit lane sums four dims (one chunk) or eight (two chunks).
+// Multiplies a run's bytes; each 16-bit lane sums four dims (a run of one chunk) or eight (two chunks).
 template <int kVectors>
 OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* row) {
   __m256i sum = _mm256_maddubs_epi16(bytes[0], load256(row));
@@ -165,7 +165,7 @@ OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* r
   return sum;
 }
 
-// Computes sums[r * kKeys + key], kKeys = 8 / kRows, of kChunks chunks from dim d on.
+// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from dim d on.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int first, int dim, int d,
                             const uint8_t* keys, const Scales& scales, int first_key, const uint8_t* ahead,
@@ -197,7 +197,7 @@ OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int fi
 }
 static_assert(8 * 2 * Nvfp4::kLargestValue * kLargestByte <= INT16_MAX);
 
-// Scores a block's 16 keys for kRows rows of kDim dims; of `any_dim` dims if kDim is 0.
+// Scores a block's 16 keys for kRows rows. Rows have kDim dims, or `any_dim` dims if kDim is 0.
 template <int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Lookup& lookup, const Queries& queries, int first, int any_dim,
                               const uint8_t* keys, const uint8_t* ahead, const Scales& scales,

@@ -1,10 +1,10 @@
-// Weighted sums over nvfp4 pages by products of bytes (VPMADDUBSW). Softmax weights are multiplied by the
-// scale of their V row and group and become 8-bit fixed point; codes become integers of at most
-// kLargestValue. Products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to
-// float accumulators.
+// Value side for nvfp4 pages: products of bytes (VPMADDUBSW). Softmax weights are multiplied by the scale of
+// their V row and group and become 8-bit fixed point; codes become integers of at most kLargestValue.
+// Products are summed exactly in 16-bit lanes over a stretch of 32 positions, then added to float
+// accumulators.
 //
-// Rounding preserves the total weight, as in byte_weights_avx2.h, but eight columns are rounded at a time. A
-// column is a group in a stretch; it passes the rounding error of each position on to the next position.
+// Rounding preserves the total weight, as in byte_weights_avx2.h, but within each column (one group of one
+// stretch): a position passes its rounding error on to the next. Eight columns are rounded at once.
 #include <algorithm>
 #include <cstring>
 
@@ -23,8 +23,8 @@ static_assert(kStretches == 2);
 static_assert(kSlots == 4);
 constexpr int num_vectors(int dim) { return dim / kChunk; }
 
-// Scales of the tile's rows by position in a stretch and by column; arbitrary for invisible rows, whose
-// weights are 0.
+// Scales of the tile's rows, by position within the stretch and by column. Those of invisible rows are
+// arbitrary, because their weights are 0.
 struct Scales {
   static constexpr int kMost = kStretch * num_vectors(kMaxDim) * kLanes8;
   int columns;
@@ -50,13 +50,13 @@ struct Scales {
   }
 };
 
-// Added to a running sum of weights, this constant puts the sum's integer part into bits 8 to 15 of the float
-// and its fraction into the eight bits below, and rounds to the nearest integer.
+// Adding this constant to a running sum of weights puts the rounded sum into bits 8 to 15 of the float, and
+// the fraction into the eight bits below.
 constexpr float kPoint = 1.5f * (1 << 15) + 0.5f;
 
 // Fixed-point weights of up to four rows: kParts vectors for each vector of columns and pair of positions.
-// The two bytes of a pair are repeated, because two neighbouring 16-bit lanes of V belong to a group. Groups
-// are interleaved, so each stretch has a vector that is multiplied as it is.
+// The two bytes of a pair are repeated, because two neighbouring 16-bit lanes of V belong to a group. Columns
+// of both stretches alternate, so that one vector serves a stretch without a permutation.
 class Weights {
  public:
   Weights(const PageLayout& layout, const Tile& tile, const float* weights, void* scratch)
@@ -70,7 +70,7 @@ class Weights {
     return size_t(kMostRows) * num_vectors(dim) * (kVectorBytes + 4 * kLanes8);
   }
 
-  // Fixes several rows at once, because each row is a long chain of dependent additions.
+  // Converts several rows at once, because each row is a long chain of dependent additions.
   template <int kRows>
   void fix(int row) {
     alignas(32) float beside[kRows * kTileTokens];
@@ -123,7 +123,7 @@ class Weights {
   __attribute__((noinline)) void fix_vector(const float* beside, int v) {
     const float* const of_columns = scales_.scales + v * kLanes8;
     const int columns = scales_.columns;
-    // Products of a pair's first position, and the sum of both positions: running sums advance by pairs.
+    // Products of a pair's first position, and of both together: running sums advance by pairs.
     __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) top[r] = sum[r] = _mm256_setzero_ps();
@@ -167,7 +167,7 @@ class Weights {
     }
   }
 
-  // Stores bytes 1 and 3 of each column.
+  // Stores bytes 1 and 3 of each column, the weights of a pair.
   OCTAVO_INLINE void store_pair(__m256i both, uint8_t* to) {
     const __m128i first = _mm_setr_epi8(1, 3, 1, 3, 9, 11, 9, 11, 1, 3, 1, 3, 9, 11, 9, 11);
     const __m128i second = _mm_add_epi8(first, _mm_set1_epi8(4));

@@ -1,10 +1,10 @@
-// Weighted sums over nvfp4 V, which has a scale for each group of dims, by products of bytes
+// Value side for nvfp4, which has a scale per group of dims: products of bytes
 // (attention/value_panel_avx512.h). Weights are multiplied by the scale of their row and group. They become
 // one-byte fixed point relative to the group's largest product in the tile.
 //
 // A vector of the panel holds dims of four groups, one in each 128 bits. For 128 dims, vectors 0 to 3 hold
-// the even groups and vectors 4 to 7 the odd ones. Such a set of groups shares vectors of weights: each 128
-// bits hold the weights of 16 positions of a block, times the scales of one group.
+// the even groups and vectors 4 to 7 the odd ones. Such a set of four groups needs one vector of weights per
+// block: each 128 bits hold the weights of the block's 16 positions times the scales of one group.
 //   V panel, scales [sets][4 blocks][4 quads of positions], then for each row and set the weights [4 blocks]
 //   [4 groups][4 quads] and the factors by lane
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr float kLargestFixed = 254;  // integer of the largest weight; rounding
 
 int num_sets(int dim) { return value_width<Nvfp4>(dim) / (16 * kSetVectors); }
 
-// Returns the group in the i-th 128 bits of a set.
+// Returns which group the i-th 128 bits of a set's vectors hold.
 int group_of(int set, int i) { return set / 2 * 2 * kGroups + 2 * i + set % 2; }
 
 struct Weights {
@@ -44,7 +44,7 @@ size_t panel_bytes(int dim, int num_rows) {
          size_t(num_rows) * sets * (kSetBytes + 64);
 }
 
-// Transposes four vectors of four 128-bit lanes.
+// Transposes four vectors as a 4 by 4 matrix of 128-bit lanes.
 OCTAVO_INLINE void transpose_lanes(__m512 (&vectors)[4]) {
   const __m512 ab_lower = _mm512_shuffle_f32x4(vectors[0], vectors[1], 0x44);
   const __m512 ab_upper = _mm512_shuffle_f32x4(vectors[0], vectors[1], 0xee);
@@ -86,8 +86,8 @@ OCTAVO_INLINE __m512 largest_of_lanes(__m512 all) {
 }
 
 // Multiplies a row's weights by the scales of a set and converts them to bytes. Rounding preserves the total,
-// as in code_values_avx512.cpp: each lane passes its error on to the next quad, and a group's lanes start
-// from evenly spread errors.
+// as in code_values_avx512.cpp: each lane passes its error on to the same lane of the next quad, and a
+// group's lanes start from evenly spread errors.
 OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weights& to) {
   const __m512* const scales = to.scales + set * kBlocks * kQuads;
   __m512 scaled[kBlocks][kQuads], tops[kQuads];
@@ -121,7 +121,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weig
   }
 }
 
-// Multiplies a quad of positions of block b for kRows rows, whose weights are `stride` bytes apart.
+// Adds products of block b's kQuad-th four positions for kRows rows, whose weights are `stride` bytes apart.
 template <int kQuad, int kRows, class Source>
 OCTAVO_INLINE void add_quad(const uint8_t* from, size_t stride, const Source& source, int b, int vector,
                             __m512i (&sums)[kRows][4]) {

@@ -1,4 +1,4 @@
-// Scores over int8 pages by 16-bit integer products (VPMADDWD). Queries become 15-bit fixed point relative to
+// Key side for int8 pages: 16-bit integer products (VPMADDWD). Queries become 15-bit fixed point relative to
 // the row's largest element. Products of a chunk of dims are summed exactly, and chunks are summed as floats.
 #include "attention/byte_queries_avx2.h"
 #include "attention/key_sums_avx2.h"
@@ -7,7 +7,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Queries: int16 rows, then a factor per row.
+// Queries in memory: int16 rows, then one factor per row.
 struct Queries {
   int16_t* rows;
   float* factors;
@@ -35,7 +35,7 @@ OCTAVO_INLINE __m256i load_words(const uint8_t* codes) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
 }
 
-// Scores a block's 16 keys for kRows rows of kDim dims; of `any_dim` dims if kDim is 0.
+// Scores a block's 16 keys for kRows rows. Rows have kDim dims, or `any_dim` dims if kDim is 0.
 template <int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Queries& queries, int first, int any_dim, const uint8_t* keys,
                               const uint8_t* ahead, const float (&scales)[16], float* scores) {

@@ -1,7 +1,7 @@
-// Weighted sums over int8 pages by exact 16-bit integer products (VPMADDWD). Softmax weights are multiplied
-// by the scale of their V row and become 15-bit fixed point relative to the largest in the tile.
+// Value side for int8 pages: exact 16-bit integer products (VPMADDWD). Softmax weights are multiplied by the
+// scale of their V row and become 15-bit fixed point relative to the largest in the tile.
 //
-//   A part is 32 dims of two positions with interleaved words: in vector j, lane l is dim
+//   A part is 32 dims of two positions, as 16-bit words that alternate: in vector j, 32-bit lane l is dim
 //   16 (l / 4) + 8 (j / 2) + 2 (l % 4) + j % 2.
 #include <algorithm>
 #include <cstring>
@@ -14,14 +14,14 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kPart = 32, kVectors = 4;
-constexpr int kRowsDirect = 2;  // up to this many rows widen codes at each load; more rows share a panel
+constexpr int kRowsDirect = 2;  // most rows that widen codes at each load; more share a panel
 constexpr int kPairs = kTileTokens / 2;
 
 int value_width(int dim) { return dim; }
 
 static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
 
-// After the panel [parts][pairs of positions][4 vectors]: each row's weights of the tile and its factor.
+// Behind the panel [parts][pairs of positions][4 vectors]: each row's weights of the tile, and its factor.
 struct Weights {
   int16_t* fixed;
   float* factors;
@@ -55,7 +55,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int ro
   to.factors[row] = largest / kLargestWord;
 }
 
-// Widens two rows of codes to interleaved words.
+// Widens two rows of codes to 16-bit words, which alternate.
 OCTAVO_INLINE void widen_pair(const uint8_t* first, const uint8_t* second, __m256i (&to)[kVectors]) {
   const __m256i a = load256(first), b = load256(second);
   const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
@@ -156,7 +156,7 @@ void accumulate_parts(const Values& values, const Weights& weights, int num_rows
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   const int dim = layout.v.dim;
-  float scales[kBlocks][16] = {};  // zeros for invisible rows
+  float scales[kBlocks][16] = {};  // stay 0 for invisible rows
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);

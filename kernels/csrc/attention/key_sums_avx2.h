@@ -1,4 +1,4 @@
-// Sums of products of kRows rows with 8 / kRows keys, one vector each, which are reduced to scores together.
+// Products of kRows query rows with 8 / kRows keys: eight vectors, which are reduced to eight scores at once.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kSums = 8;  // sums reduced together: kRows rows times 8 / kRows keys
 
-// Returns the sums of the eight lanes of each of eight vectors.
+// Returns eight sums, each over the eight lanes of one vector.
 OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
   __m256 two[4], four[2];
 #pragma GCC unroll 4
@@ -25,7 +25,7 @@ OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
                        _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
 
-// Returns a number per row, repeated for the keys; rows are `stride` apart.
+// Loads one number per row into the lanes of all keys; rows are `stride` apart.
 template <int kRows>
 OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
   float all[kSums];
@@ -33,7 +33,7 @@ OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
   return _mm256_loadu_ps(all);
 }
 
-// Returns a number per key, repeated for the rows.
+// Loads one number per key into the lanes of all rows.
 template <int kRows>
 OCTAVO_INLINE __m256 spread_keys(const float* of_keys) {
   if constexpr (kRows == 1) return _mm256_loadu_ps(of_keys);

@@ -1,5 +1,5 @@
-// The tile loop of attention: joins the key side and the value side of a call around an online softmax.
-// Included by one file of each level that has sides, inside no namespace; internal linkage.
+// The tile loop of attention: the key side's scores become weights (online softmax) for the value side. Each
+// instruction set includes it once, outside any namespace; internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kBlockRows = kShortestPage;
 
-// Returns the layout of blocks into which smaller pages are copied first: pages of 16 positions, as the sides
-// read them. Rotary keys come last.
+// Returns the layout after small pages were copied together: pages of 16 positions, as the sides read them.
+// Rotary keys come last in a page.
 PageLayout block_layout(const PageLayout& layout, RotaryPart& rotary) {
   PageLayout blocks = layout;
   blocks.page_size = kBlockRows;
@@ -43,7 +43,7 @@ AttendArgs rotary_args(const AttendArgs& args) {
   return rotary;
 }
 
-// Returns a layout with rotary keys as K, for a tile whose base addresses are advanced by `rotary.codes`.
+// Returns a layout with rotary keys as K, for a tile whose addresses were advanced by `rotary.codes`.
 PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
   PageLayout keys = layout;
   keys.k = keys.v = rotary.format;
@@ -54,13 +54,14 @@ PageLayout rotary_layout(const PageLayout& layout, const RotaryPart& rotary) {
 
 struct Workspace {
   bool small_pages;
-  RotaryPart rotary;  // as the sides read it
-  PageLayout layout;  // as the sides read it
+  RotaryPart rotary;  // as the sides read it, see block_layout
+  PageLayout layout;  // as the sides read it, see block_layout
   uint8_t *queries, *key_panel, *value_panel, *blocks, *rotary_queries;
   float *scores, *result, *rotary_scores;
-  size_t query_bytes, result_floats, rotary_bytes;  // of one KV head
+  size_t query_bytes, result_floats, rotary_bytes;  // for one KV head
 
-  // `results` has each row's current part of the sums, and the total of earlier parts if there are several.
+  // `results` has each row's sums of the current part and, if there are more parts, the total of those
+  // before.
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
             int results)
       : small_pages(args.layout.page_size < kBlockRows),
@@ -105,7 +106,7 @@ struct Workspace {
   }
 };
 
-// Finds the tile's blocks; a block without `bits` is not looked up.
+// Finds the addresses of the tile's blocks that have visible positions (`bits`).
 void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits,
             Tile::Block (&blocks)[kBlocks]) {
   const PageLayout& layout = args.layout;
@@ -118,7 +119,7 @@ void locate(const AttendArgs& args, const AttendItem& item, int start, uint64_t 
   }
 }
 
-// Finds the blocks of small pages, whose visible rows are copied; other rows keep their old contents.
+// Copies visible rows of small pages into blocks, and sets the tile's addresses. Other rows keep old data.
 void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t bits, const Workspace& work,
            Tile::Block (&blocks)[kBlocks]) {
   const PageLayout &from = args.layout, &to = work.layout;
@@ -149,7 +150,7 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
   }
 }
 
-// The visible tiles of an item in order, each with the address of the next one.
+// Iterates over the visible tiles of an item; each tile comes with the address of the next one.
 class TileWalk {
  public:
   TileWalk(const AttendArgs& args, const AttendItem& item, const TileList& tiles, const Workspace& work)
@@ -192,12 +193,12 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// The rows of an item under one of its KV heads: their queries, and their sums so far.
+// An item's rows for one of its KV heads: their queries, and their sums so far.
 struct HeadRows {
   AttendItem item;  // of this head alone
   uint8_t* queries;
   float *result, *maxima, *sums;  // of the current part
-  float* total;                   // of earlier parts, like `result`; null if an item has one part
+  float* total;                   // of earlier parts, like `result`; null if the item has only one part
 
   void begin_part(int num_rows) const {
     std::fill(result, maxima, 0.0f);
@@ -213,8 +214,8 @@ struct HeadRows {
   }
 };
 
-// Returns the tile of head `head` of `num_heads`, given the first head's tile. Its next tile is the next
-// head's tile, or after the last head the first head's next tile.
+// Returns the tile of head `head` of `num_heads`, given the first head's tile. The tile that will be read
+// next is the next head's, or after the last head the first head's next tile.
 Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads, bool rotary) {
   Tile tile = first;
   if (rotary) return tile;  // all heads are at one address
@@ -261,7 +262,7 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
-  // A mask that only hides positions changes no bit of rows that see all of them.
+  // Masks without added values use the plain path, so rows that they do not restrict keep their bits.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {
@@ -283,7 +284,7 @@ void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int
   }
 }
 
-// Adds dot products of some rows' rotary queries with the tile's rotary keys to their scores.
+// Adds products of rotary queries and the tile's rotary keys to the scores of some rows.
 class RotaryScores {
  public:
   RotaryScores(const AttendArgs& args, const Workspace& work)
@@ -303,7 +304,7 @@ class RotaryScores {
     }
     keys_.score(layout_, tile, work_.rotary_queries + head * work_.rotary_bytes, num_rows, work_.key_panel,
                 work_.rotary_scores);
-    const float factor = 1 / args_.scale;  // rotary queries contain the scale that is applied later
+    const float factor = 1 / args_.scale;  // divided by the scale, because scores are multiplied by it later
     for (int i = 0; i < num_rows * kTileTokens; i += kLanes)
       store(work_.scores + i, load(work_.scores + i) + load(work_.rotary_scores + i) * factor);
   }

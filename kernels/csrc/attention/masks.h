@@ -14,12 +14,12 @@ inline int64_t mask_at(const MaskView& mask, int64_t token, int head, int positi
   return token * mask.row_stride + head * mask.head_stride + position;
 }
 
-// Bits of positions start <= t < min(start + 64, end) that the row sees.
+// Returns a bit for each position start <= t < min(start + 64, end) that the row sees.
 inline uint64_t mask_bits(const MaskView& mask, int64_t token, int head, int start, int end) {
   const int count = std::min(end - start, kTileTokens);
   const int64_t at = mask_at(mask, token, head, start);
   uint64_t bits = 0;
-  if (mask.added != nullptr)  // NaN counts as visible, so that it is noticed
+  if (mask.added != nullptr)  // NaN counts as visible, so that it reaches the result
     for (int i = 0; i < count; ++i) bits |= uint64_t(!(mask.added[at + i] <= kHidden)) << i;
   else
     for (int i = 0; i < count; ++i) bits |= uint64_t(mask.seen[at + i] != 0) << i;

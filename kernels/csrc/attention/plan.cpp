@@ -9,23 +9,23 @@
 namespace octavo {
 namespace {
 
-constexpr int kRowsPerItem = 128;        // query rows that share one dequantized tile, at most
-constexpr int kRowsWorthSplitting = 16;  // with more rows, items are long enough and partials would be large
+constexpr int kRowsPerItem = 128;        // most query rows that share one dequantized tile
+constexpr int kRowsWorthSplitting = 16;  // with more, items are long and partial results large
 
-constexpr int kItemsPerThread = 4;  // fewest items per thread for which an item takes several KV heads
+constexpr int kItemsPerThread = 4;  // fewest items per thread for which one item may have several KV heads
 
-// In latent calls all query heads are rows of one KV head. All of them together decide whether rows are
-// split.
+// In latent calls, all query heads are rows of one KV head; together they decide whether positions are
+// divided.
 constexpr int kLatentRows = 128;             // most rows of an item
 constexpr int kFewestLatentRows = 16;        // fewest rows of an item, unless it has all heads
-constexpr int kLatentsWorthSplitting = 512;  // fewest rows of a sequence in a step for splitting its KV range
+constexpr int kLatentsWorthSplitting = 512;  // fewest rows for it: tokens of a step times heads
 
 // Cost of an item in row-tiles; dequantizing a tile costs about as much as four rows.
 int64_t cost(const AttendArgs& args, const AttendItem& item) {
   return int64_t(item.num_tiles) * item.num_heads * (item.num_tokens * group_size(args) + 4);
 }
 
-// Some tokens of a sequence, and the ends of the items among which their visible tiles are divided.
+// Some tokens of a sequence, whose visible tiles are divided among items; `ends`: where each item ends.
 struct Rows {
   int sequence, first, num_tokens;
   std::vector<int> ends;  // a single 0 if no tile is visible
@@ -34,7 +34,7 @@ struct Rows {
   bool split() const { return num_parts() > 1; }
 };
 
-// Returns how many tokens share a dequantized tile; for latents a power of two of at most kTileTokens.
+// Returns how many tokens share a dequantized tile; in latent calls, a power of two of at most kTileTokens.
 int tokens_per_item(const AttendArgs& args) {
   if (args.rotary) return std::max(1, kLatentRows / args.num_query_heads);
   int tokens = kTileTokens;
@@ -42,10 +42,10 @@ int tokens_per_item(const AttendArgs& args) {
   return tokens;
 }
 
-// Returns how many of the tokens first..end of a sequence belong to the next item. If they make several
-// items, these end at tile boundaries: fewer tiles are then partly visible, and a residual window overlaps
-// fewer of them. In a call over residual pages, items end where the residual window moves by a page. With
-// pages of 32 positions or more, all rows of an item then read the same pages of either pool (measured with
+// Returns how many of the tokens first..end of a sequence belong to the next item. If there are several
+// items, they end at tile boundaries, because then fewer tiles are partly visible, and fewer tiles are in
+// both pools. In a call over residual pages, items end where the residual window moves by a page. With pages
+// of 32 positions or more, all rows of an item then read the same pages of either pool (measured with
 // AVX-512).
 int next_tokens(const AttendArgs& args, int sequence, int first, int end, int block) {
   constexpr int kFewestTokens = 32;
@@ -82,11 +82,11 @@ std::vector<Rows> list_rows(const AttendArgs& args) {
   return list;
 }
 
-// Returns how many KV heads an item with this many tokens interleaves; a head's results do not depend on it.
+// Returns how many KV heads an item of so few tokens computes together; a head's results do not depend on it.
 int heads_in_turn(const AttendArgs& args, int num_tokens, int64_t num_parts) {
   const int num_heads = args.layout.num_heads;
   if (args.mask || args.rotary || args.layout.page_size < kShortestPage)
-    return 1;  // heads may see different positions, latents share an address, and small pages are copied
+    return 1;  // a mask may differ between heads, latents have one address, and small pages are copied
   const int64_t items = int64_t(kItemsPerThread) * num_threads();
   int heads = std::clamp(kRowsInTurn / (num_tokens * group_size(args)), 1, num_heads);
   while (heads > 1 && (num_heads % heads != 0 || num_parts * (num_heads / heads) < items)) --heads;

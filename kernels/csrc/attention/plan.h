@@ -13,8 +13,8 @@ struct AttendPlan {
   int64_t partial_floats = 0;
 };
 
-// A row's splits and kernel depend only on its own sequence. So its result is bit-identical for any number of
-// threads and with any other sequences in the batch.
+// How a row's positions are divided, and its kernel, depend only on its own sequence. So its result is
+// bit-identical for any number of threads and with any other sequences in the batch.
 AttendPlan plan_attention(const AttendArgs& args, int width);
 
 // Returns how many query heads an item of a latent call has; it reads each latent once for all of them. The

@@ -1,4 +1,4 @@
-// Common parts of the MLX primitives of attention and pages: checks, strided views, the layout object.
+// What the MLX primitives of attention and pages share: checks, strided views and layouts.
 #pragma once
 
 #include <optional>
@@ -29,14 +29,14 @@ PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const st
 
 mx::Shape pool_shape(const PageLayout& layout);
 
-// Throws unless `pool` has the shape and type of the layout, and `array` is int32 of `shape`.
+// Throw unless `pool` has the shape and type of the layout, or `array` is int32 of `shape`.
 void require_pool(const PageLayout& layout, const mx::array& pool);
 void require_ints(const char* name, const mx::array& array, const mx::Shape& shape);
 
-// Throws unless `rows` are floats [any, num_heads, dim], or, if `multiple`, [any, k * num_heads, dim].
+// Throws unless `rows` are floats [any, n, dim], where n is num_heads or, with `multiple`, a multiple of it.
 void require_rows(const char* name, const mx::array& rows, int num_heads, int dim, bool multiple = false);
 
-// Adds optional per-head numbers to a call's inputs, as floats.
+// Adds optional numbers, one per head, to a call's inputs, as floats.
 void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
                   int num_query_heads, mx::Stream stream);
 
@@ -57,11 +57,11 @@ const int32_t* view_ints(const mx::array& array);
 // Turns `args` into a latent call, for a layer whose pages hold latents as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 
-// Runs one call on the thread pool; called by the evaluating thread (attention/attention.cpp).
+// Runs one call on all threads; the thread that evaluates the primitive calls it.
 void run_attention(const AttendArgs& args);
 
-// Runs calls over two pools; the second call joins the results into `second.out` and folds in `second.sinks`.
-// An item passes its results to the second call in its thread's memory.
+// Runs the same attention over two pools: the second call joins both results into `second.out` and adds
+// `second.sinks`. Where items match, the first result stays in the thread's memory.
 void run_attention(const AttendArgs& first, const AttendArgs& second);
 
 }  // namespace octavo

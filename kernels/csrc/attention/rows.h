@@ -1,5 +1,5 @@
-// A row of activations as floats, the Hadamard rotation, and addresses of a page's rows. Portable code that
-// each level compiles for itself (internal linkage).
+// Activations as float rows, the Hadamard rotation, and addresses of a page's rows. It is portable code with
+// internal linkage, which each instruction set compiles for itself.
 #pragma once
 
 #include <cmath>
@@ -28,8 +28,8 @@ inline void load_row(const RowsView& view, int64_t token, int64_t head, int dim,
     load_floats(view.data, view.type, size_t(at + i * view.dim_stride), 1, row + i);
 }
 
-// Prefetches row (token, head) before it is loaded or, with kWrite, stored. Tokens are far apart, and the
-// processor's prefetchers do not foresee them.
+// Prefetches row (token, head) before it is loaded or, with kWrite, stored. Tokens are too far apart for the
+// processor's own prefetchers.
 template <bool kWrite = false>
 inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
   const char* const from = static_cast<const char*>(data) + at * int64_t(float_size(type));
@@ -39,14 +39,14 @@ inline void prefetch_row(const void* data, Float type, int64_t at, int dim) {
 
 inline constexpr int kRowsAhead = 8;
 
-// Hadamard steps within a vector: pairs (i, i + h) with h < kLanes. Vec is no wider than the level's
-// registers, because compilers split shuffles of wider vectors into single elements.
+// Hadamard steps within a vector: pairs (i, i + h) with h < kLanes. Vec must not be wider than a register,
+// because compilers split shuffles of wider vectors into single elements.
 inline Vec hadamard_lanes(Vec x) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
 #pragma GCC unroll 4
   for (int h = 1; h < kLanes; h *= 2) {
-#if defined(__AVX512F__)  // an FMA rounds once, and a product by 1 or -1 is exact
+#if defined(__AVX512F__)  // the product by 1 or -1 is exact, so an FMA rounds like an addition
     const IntVec one_or_minus = (lane & h) != 0 ? IntVec{} - 0x40800000 : IntVec{} + 0x3f800000;
     x = (Vec)_mm512_fmadd_ps((__m512)x, (__m512)one_or_minus, (__m512)__builtin_shuffle(x, lane ^ h));
 #else
@@ -58,7 +58,7 @@ inline Vec hadamard_lanes(Vec x) {
 }
 
 #if defined(__AVX512F__)
-// Rotates rows of 16 kVectors values, a power of two, in registers, with the same operations.
+// Rotates a row of 16 kVectors values, a power of two, in registers; bit-identical to `hadamard`.
 template <int kVectors>
 inline void hadamard_in_registers(float* row) {
   Vec x[kVectors];
@@ -111,7 +111,7 @@ inline void hadamard(float* row, int dim) {
   for (int i = 0; i < dim; ++i) row[i] *= factor;
 }
 
-// Addresses of row `offset` of a (page, head) that starts at `base`.
+// Return the addresses of row `offset` in a (page, head) that begins at `base`.
 inline const uint8_t* k_codes(const PageLayout& layout, const uint8_t* base, int offset) {
   return base + offset * layout.k.row_bytes;
 }

@@ -12,17 +12,17 @@
 
 namespace octavo::OCTAVO_ISA {
 
-constexpr int kDirectRows = 4;  // up to this many rows multiply values as they are read; more share a panel
+constexpr int kDirectRows = 4;  // most rows that convert values as they load them; more share a panel
 constexpr int kBlocks = kTileTokens / 16;  // a tile is read in blocks of 16 positions of one page
 
-// Addresses of a tile's blocks, and those of the next tile for prefetching.
+// Addresses of a tile's blocks, and of the next tile's blocks for prefetching.
 struct Tile {
   struct Block {
-    const uint8_t* base;  // of the (page, head); null if no position of the block is visible
+    const uint8_t* base;  // of the (page, head); null if no row sees the block
     int offset;           // first row inside the page
   };
   Block blocks[kBlocks], next[kBlocks];
-  uint64_t bits;  // positions of the tile that any row sees; others have arbitrary contents
+  uint64_t bits;  // positions that any row sees; others have arbitrary contents
 
   uint16_t mask(int block) const { return uint16_t(bits >> (16 * block)); }
 };
@@ -37,7 +37,7 @@ struct KeySide {
 };
 
 struct ValueSide {
-  int (*width)(int dim);  // floats of an accumulator, a multiple of 16, in the side's own order
+  int (*width)(int dim);  // floats of an accumulator row, a multiple of 16; each side has its own order
   size_t (*panel_bytes)(int dim, int num_rows);
   // Adds weights[row][64] * values to accumulators[row]; positions with a 0 bit in the tile have weight 0.
   void (*accumulate)(const PageLayout&, const Tile&, const float* weights, int num_rows, void* panel,
@@ -45,14 +45,14 @@ struct ValueSide {
   void (*to_natural)(int dim, const float* accumulator, float* row);
 };
 
-// Return the sides of a call; null if the level has none for its codes, types or dimensions.
+// Return the sides for a call; null if this instruction set has none for its codes, types or dimensions.
 const KeySide* key_side(const AttendArgs& args);
 const ValueSide* value_side(const AttendArgs& args);
 
 namespace {
 
-// Whether less precise queries and weights suffice, because the queries have 16 bits: one byte next to the
-// error of pages of 4 or 5 bits, or 15 bits for other pages.
+// Whether queries and weights may be rounded to fewer bits, because the queries have only 16 bits. One byte
+// suffices for pages of 4 or 5 bits, whose own error is larger; other pages get 15 bits.
 inline bool by_bytes(const AttendArgs& args) { return !args.exact && args.queries.type != Float::f32; }
 
 OCTAVO_INLINE void prefetch(const uint8_t* from, int64_t bytes) {
@@ -61,8 +61,8 @@ OCTAVO_INLINE void prefetch(const uint8_t* from, int64_t bytes) {
 
 OCTAVO_INLINE size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Calls body(first_row, std::integral_constant n) over all rows, with n = 3, 2 or 1 rows at a time. A row's
-// results do not depend on n.
+// Calls body(first_row, std::integral_constant n) until all rows are done, with n = 3, 2 or 1 rows at a time.
+// A row's results do not depend on n.
 template <class Body>
 OCTAVO_INLINE void for_row_blocks(int num_rows, Body body) {
   int row = 0;

@@ -1,4 +1,4 @@
-// Chooses the integer sides of a call on AVX2.
+// Chooses between the integer sides (attention/sides.h) for AVX2.
 #include "attention/sides_avx2.h"
 #include "attention/codes_avx2.h"
 

@@ -1,19 +1,19 @@
-// The integer sides of AVX2, for rows of codes whose dimension is a multiple of kChunk.
+// Key sides and value sides in integers for AVX2, for codes and dimensions that are multiples of kChunk.
 #pragma once
 
 #include "attention/sides.h"
 
 namespace octavo::OCTAVO_ISA {
 
-// Sides for fp4, fp5 and int4 in 8-bit fixed point (kernels/README.md has the error); null for other codes.
+// Return the sides for fp4, fp5 and int4 in 8-bit fixed point (kernels/README.md: its error), or null.
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 
-// Sides for nvfp4 in 8-bit fixed point with group scales; null for other codes.
+// Return the sides for nvfp4 in 8-bit fixed point with group scales; null for other codes.
 const KeySide* group_keys(CodeType codes);
 const ValueSide* group_values(CodeType codes);
 
-// Sides for int8 in 16-bit fixed point; null for other codes.
+// Return the sides for int8 in 16-bit fixed point; null for other codes.
 const KeySide* int8_keys(CodeType codes);
 const ValueSide* int8_values(CodeType codes);
 

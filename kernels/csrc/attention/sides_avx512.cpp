@@ -1,4 +1,4 @@
-// The sides of attention for AVX-512 with VNNI and bf16; other calls take those of attention/float.h.
+// Chooses sides for AVX-512 with VNNI and bf16; other calls use the float sides (attention/float.h).
 #include "attention/sides_avx512.h"
 
 namespace octavo::OCTAVO_ISA {

@@ -1,4 +1,4 @@
-// Common parts of AVX-512's sides.
+// What the key sides and value sides for AVX-512 share.
 #pragma once
 
 #include <immintrin.h>
@@ -11,21 +11,21 @@ namespace octavo::OCTAVO_ISA {
 extern const KeySide bf16_keys;
 extern const ValueSide bf16_values;
 
-// Sides for bf16 pages and bf16 latents on AMX tiles; null for other calls, or if the CPU has no AMX.
+// Return the sides for bf16 pages and bf16 latents on AMX; null for other calls, or if the CPU has no AMX.
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
 
-// Sides that multiply codes as integers, with queries and weights in fixed point of 16 bits, which is as good
-// as float32, or of 8 bits (codes_avx512.h); null for other formats.
+// Return the sides that multiply codes as integers (codes_avx512.h): queries and weights are fixed point of
+// 16 bits, which is as precise as float32, or of 8 bits. Null for other formats.
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
-// Value side for nvfp4, which has a scale for each group of dims; null for other formats.
+// Returns the value side for nvfp4, which has a scale per group of dims; null for other formats.
 const ValueSide* group_values(const AttendArgs& args);
 
 namespace {
 
-// Calls body<n>(first_row) over all rows, with n = 2 or 1 rows at a time, whose sums fit into registers.
+// Calls body<n>(first_row) until all rows are done, with n = 2 or 1 rows, whose sums fit into registers.
 template <class Body>
 OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   int row = 0;
@@ -33,9 +33,9 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   if (row < num_rows) body.template operator()<1>(row);
 }
 
-// 32 words of an accumulator, permuted by VPERMT2D from two vectors: 16 words by the indices `first`, then 16
-// by indices that are 8 higher. Whole vectors are stored, because a row is read again at once and loads could
-// not be forwarded from partial stores.
+// Reorders two vectors to 32 words of an accumulator (VPERMT2D): 16 words by the indices `first`, then 16 by
+// indices that are 8 higher. It stores whole vectors: the row is read again at once, and partial stores
+// cannot be forwarded to loads.
 struct Merged {
   __m512i low, high;
 };
@@ -45,7 +45,7 @@ OCTAVO_INLINE Merged merge(const float* accumulator, __m512i first) {
           _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd)};
 }
 
-// Copies an accumulator row in this merged order; `row` needs `dim` floats rounded up to a multiple of 32.
+// Copies an accumulator row, reordered by Merged; `row` needs `dim` floats rounded up to a multiple of 32.
 inline void merge_row(int dim, const float* accumulator, const int32_t* order, float* row) {
   const __m512i first = _mm512_load_si512(order);
   for (int to = 0; to < dim; to += 32) {
@@ -55,7 +55,7 @@ inline void merge_row(int dim, const float* accumulator, const int32_t* order, f
   }
 }
 
-// Rounds softmax weights or queries, a multiple of 16, to bf16, with zeros below 2^-126.
+// Rounds softmax weights or queries to bf16; values below 2^-126 become 0. `count` is a multiple of 16.
 inline void round_to_bf16(const float* values, int count, uint16_t* rounded) {
   for (int i = 0; i < count; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(rounded + i),

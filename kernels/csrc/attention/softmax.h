@@ -1,4 +1,4 @@
-// Online softmax over one tile of scores. For files that allow fused multiply-adds.
+// Online softmax over one tile of scores. Including files must allow fused multiply-adds.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kVectors = kTileTokens / kLanes;
 
-// The running maximum is raised only if logits exceed it by more than this (log2 domain), because raising it
-// rescales all sums and nearly every tile has a slightly larger logit. So weights 2^(logit - maximum) may
+// The running maximum is raised only if logits exceed it by more than this (log2 domain). Nearly every tile
+// has a slightly larger logit, and raising the maximum rescales all sums. So weights 2^(logit - maximum) may
 // reach 2^kHeadroom, at no loss of precision in floats.
 constexpr float kHeadroom = 8;
 
-// Raises the running maximum to `top`, and scales the sum and the accumulator down.
+// Raises the running maximum to `top`, and rescales the sum and the accumulator to it.
 inline void raise_maximum(float top, float* accumulator, int width, float& maximum, float& sum) {
   const float shrink = scalar_exp2(maximum - top);
   sum *= shrink;
@@ -25,14 +25,14 @@ inline void raise_maximum(float top, float* accumulator, int width, float& maxim
   maximum = top;
 }
 
-// Returns lanes of the i-th vector of a tile that are set in `bits`.
+// Returns a mask of the i-th vector's lanes whose positions are set in `bits`.
 inline IntVec seen_lanes(uint64_t bits, int i) {
   IntVec lane_bit;
   for (int lane = 0; lane < kLanes; ++lane) lane_bit[lane] = 1 << lane;
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Softmax over vectors [kFirst, kEnd) of a tile, which contain all positions that any of some rows sees.
+// Softmax over vectors [kFirst, kEnd) of a tile. They contain all positions that any of the given rows sees.
 template <int kFirst, int kEnd>
 struct Span {
   static constexpr uint64_t kAll = (~uint64_t(0) >> (64 - (kEnd - kFirst) * kLanes)) << (kFirst * kLanes);
@@ -56,8 +56,8 @@ struct Span {
   }
 
   // Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
-  // sum. It uses two partial sums if the row sees the whole tile, else one, so that bits do not depend on the
-  // span.
+  // sum. It adds in two partial sums if the row sees the whole tile, else in one, whatever kFirst and kEnd
+  // are.
   static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
     Vec total[2] = {};
 #pragma GCC unroll 16
@@ -82,7 +82,7 @@ struct Span {
   }
 };
 
-constexpr int kSoftmaxRows = 16;  // largest number at once
+constexpr int kSoftmaxRows = 16;  // most rows per call
 
 template <class Seen>
 inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows, float* scores,

@@ -1,4 +1,4 @@
-// Visible positions of a query, as tiles and bit masks. Internal linkage, so that levels share no code.
+// A query's visible positions, as tiles and bit masks. Internal linkage: instruction sets share no code.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ inline int residual_start(const AttendArgs& args, int sequence, int position) {
 
 inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
 
-// Positions t that any row at positions first..last sees: t < end, and t < keep or t >= from. With a mask, an
-// upper bound.
+// The positions t that rows at positions first..last see: t < end, and t < keep or t >= from. With a mask,
+// rows may see fewer.
 struct Visible {
   int from, keep, end;
 
@@ -41,8 +41,8 @@ struct Visible {
   }
 };
 
-// Tiles visible to rows at positions first..last, in order: tiles of the first `keep` positions, then tiles
-// of the window.
+// Tiles that rows at positions first..last see, in order: tiles of the first `keep` positions, then tiles of
+// the window.
 //
 //   0 |keep|..........skipped..........|  window of first ... last | end
 struct TileList {
@@ -55,7 +55,7 @@ struct TileList {
     count = num_keep + std::max(0, (visible.end + kTileTokens - 1) / kTileTokens - window_tile);
   }
 
-  // Returns the first position of the index-th visible tile.
+  // Returns where the index-th visible tile begins.
   int start(int index) const {
     return kTileTokens * (index < num_keep ? index : index - num_keep + window_tile);
   }
@@ -71,7 +71,7 @@ struct TileList {
   }
 };
 
-// Returns bits of the tile that starts at `start` for positions low <= t < high.
+// Returns a bit for each position low <= t < high of the tile that begins at `start`.
 inline uint64_t position_bits(int start, int low, int high) {
   low = std::max(low - start, 0);
   high = std::min(high - start, kTileTokens);
@@ -80,8 +80,8 @@ inline uint64_t position_bits(int start, int low, int high) {
   return below_high & ~((uint64_t(1) << low) - 1);
 }
 
-// Returns the visible positions of the tile that starts at `start`; other positions must not be read as K or
-// V.
+// Returns the visible positions of the tile that begins at `start`. K and V of other positions must not be
+// read.
 inline uint64_t tile_bits(const Visible& visible, int start) {
   return position_bits(start, visible.from, visible.end) |
          position_bits(start, 0, std::min(visible.keep, visible.end));
@@ -100,7 +100,7 @@ inline uint64_t item_bits(const AttendArgs& args, const AttendItem& item, const 
   return bits & seen;
 }
 
-// Returns the positions that the row at `position` sees in the tile; under a mask, an upper bound.
+// Returns the positions that the row at `position` sees in the tile; with a mask, it may see fewer.
 inline uint64_t row_bits(const AttendArgs& args, int sequence, int start, int position) {
   const bool causal = args.window <= 0 && !args.mask && args.residency.part == Residency::all;
   if (causal) return position_bits(start, 0, position + 1);

@@ -1,8 +1,7 @@
-// Products of attention on AMX tiles: for bf16 pages, called by the sides in bf16_tiles_avx512.cpp, and for
-// bytes.
+// Attention's products on AMX: for bf16 pages (called by bf16_tiles_avx512.cpp), and for bytes.
 //
-// A tile multiplies 16 rows of 32 bf16 values by 16 columns. Pages store keys row by row, so for scores keys
-// are the rows and queries the columns. In weighted sums, values are the columns, in pairs of positions.
+// An AMX tile of 16 rows of 32 bf16 values is multiplied by 16 columns. Pages store keys row by row: for
+// scores, keys are the rows and queries the columns. In weighted sums, pairs of positions are the columns.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace octavo::amx {
 
-// The four blocks of a tile, none of them null; each has rows of 16 positions, `stride` bytes apart. `next`:
-// blocks of the next tile for prefetching, or null.
+// The four blocks of a tile, none of them null; each has 16 positions, `stride` bytes apart. `next`: the next
+// tile's blocks, for prefetching, or null.
 struct KeyBlocks {
   const uint8_t* rows[4];
   const uint8_t* next[4];
@@ -24,7 +23,7 @@ struct KeyBlocks {
 void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries, int steps, int num_rows,
                 float* scores);
 
-// Weighted sums of values for `num_rows` rows; the object occupies this thread's tiles.
+// Weighted sums of values for `num_rows` rows. The object uses this thread's AMX tiles while it exists.
 class WeightedSum {
  public:
   explicit WeightedSum(int num_rows);
@@ -33,8 +32,8 @@ class WeightedSum {
   WeightedSum& operator=(const WeightedSum&) = delete;
 
   // Adds weights[row][64] . values to the first 32 * parts floats of each accumulator; accumulators are
-  // `stride` bytes apart. Values are [parts][2 vectors][32 pairs of positions][16][2]. `halves`: bits of the
-  // halves of 64 positions that are present.
+  // `stride` bytes apart. Values are [parts][2 vectors][32 pairs of positions][16][2]. `halves`: bit h is set
+  // if half h of the 64 positions has values.
   void add(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves, int64_t stride,
            float* accumulators);
 
@@ -49,13 +48,13 @@ class WeightedSum {
 
 constexpr int kByteRows = 16;  // rows of a tile
 constexpr int kByteProducts =
-    kByteRows * 64;  // products of high bytes, or of the first 16 rows; the others follow
+    kByteRows * 64;  // first the products of high bytes, or of the first 16 rows, then the others
 
 // Products of rows of queries with a panel of keys.
 template <int kParts>
 class ByteScores {
  public:
-  static constexpr int kRows = kByteRows * 2 / kParts;  // largest number in a call
+  static constexpr int kRows = kByteRows * 2 / kParts;  // most rows per call
 
   ByteScores() = default;
   ~ByteScores();
@@ -74,14 +73,14 @@ class ByteScores {
 template <int kParts>
 class ByteSums {
  public:
-  static constexpr int kRows = kByteRows * 2 / kParts;  // largest number in a call
+  static constexpr int kRows = kByteRows * 2 / kParts;  // most rows per call
 
   ByteSums() = default;
   ~ByteSums();
   ByteSums(const ByteSums&) = delete;
   ByteSums& operator=(const ByteSums&) = delete;
 
-  // Loads unsigned weights [row][kParts][64 positions] of `num_rows` rows for the following calls.
+  // Loads unsigned weights [row][kParts][64 positions] of `num_rows` rows into tiles, for all later calls.
   void load_weights(const uint8_t* weights, int num_rows);
 
   // Computes products[2][16][32] with two vectors of the signed panel [16][row of `stride` bytes][4

@@ -1,5 +1,4 @@
-// Tiles of V as the codes' integers for products of bytes (VPDPBUSD); a 32-bit lane has four positions of a
-// dim.
+// V as the codes' integers, for products of bytes (VPDPBUSD). A 32-bit lane has four positions of one dim.
 //
 //   V panel  [16][width][4 positions]    the codes' integers
 #pragma once
@@ -15,7 +14,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Dims in 64 code bytes; a row's accumulator has one float per dim.
+// Number of dims in 64 bytes of codes; a row's accumulator has one float per dim.
 template <class Code>
 constexpr int kChunkDims = 512 / Code::kBits;
 
@@ -24,7 +23,7 @@ int value_width(int dim) {
   return (dim + kChunkDims<Code> - 1) / kChunkDims<Code> * kChunkDims<Code>;
 }
 
-// Interleaves bytes of four rows, one of each in a word: lane 4 c + k of vector m is byte 16 c + 4 m + k.
+// Interleaves four rows to words with a byte of each: lane 4 c + k of vector m is byte 16 c + 4 m + k.
 OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
   const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
   const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
@@ -34,8 +33,8 @@ OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
   quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
 }
 
-// Loads planes of four rows, starting at the byte of their first value. Word m of the c-th 128 bits holds
-// byte 4 c + m of each row.
+// Loads bit planes of four rows, from the byte of their first value on. Word m of the c-th 128 bits has byte
+// 4 c + m of each row.
 OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
   __m512i rows;
   if (stride == 16) {
@@ -51,12 +50,12 @@ OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t l
   rows = _mm512_permutexvar_epi32(_mm512_load_si512(kWords), rows);
   rows = _mm512_shuffle_epi8(
       rows, _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes))));
-  return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // the first byte is the row's scale
+  return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // byte 0 is the row's scale, not bits
 }
 
-// Converts code bytes of four rows to vectors whose 32-bit lanes hold one signed byte per row. It takes the
-// lower bytes of each 128 bits (kHalf 0) or the upper ones (kHalf 1). For nibbles, lane 4 c + k of vector 2 m
-// + n is dim 2 (16 c + 4 m + k) + n.
+// Converts code bytes of four rows to vectors whose 32-bit lanes hold one signed byte per row. kHalf selects
+// the lower (0) or upper (1) eight bytes of each 128 bits. For nibbles, lane 4 c + k of vector 2 m + n is dim
+// 2 (16 c + 4 m + k) + n.
 template <class Code, int kHalf>
 OCTAVO_INLINE void expand_half(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
                                __m512i* to) {
@@ -64,7 +63,7 @@ OCTAVO_INLINE void expand_half(const __m512i (&rows)[4], const Lookup<Code, 0>& 
     return kHalf == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
   };
   const __m512i ab = bytes(rows[0], rows[1]), cd = bytes(rows[2], rows[3]);
-  // Lane k of each 128 bits reads bits 2 k and 2 k + 1 of its byte.
+  // Mask of bit 2 k for lane k of each 128 bits, because the lane reads bits 2 k and 2 k + 1 of its byte.
   const __m512i low_bit =
       _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010101, 0x04040404, 0x10101010, 0x40404040));
   constexpr auto kFirst = _MM_PERM_ENUM(0x55 * 2 * kHalf), kSecond = _MM_PERM_ENUM(0x55 * (2 * kHalf + 1));
@@ -121,7 +120,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Source of the values of four positions, four vectors at a time.
+// Values of four positions, read from a panel four vectors at a time.
 struct PanelValues {
   const __m512i* panel;
   int num_vectors;
@@ -133,8 +132,8 @@ struct PanelValues {
   }
 };
 
-// Converts pages to the panel's vectors at each read, without storing a panel. Each quad prefetches a line or
-// a few of later rows.
+// The same vectors, converted from pages at each read instead of stored in a panel. Each four positions also
+// prefetch some lines of later rows.
 template <class Code>
 struct DirectValues {
   static constexpr int kHalves = 8 / Code::kBits;  // halves of 64 bytes, four vectors each
@@ -202,7 +201,7 @@ void to_natural(int dim, const float* accumulator, float* row) {
                                                        4, 5, 6, 7, 20, 21, 22, 23};
     const __m512i first = _mm512_load_si512(kFirst);
     for (int to = 0; to < dim; to += 64, accumulator += 64) {
-      __m512i low[2], high[2];  // interleaved 128 bits of vectors 0 and 1, then 2 and 3
+      __m512i low[2], high[2];  // low and high 128 bits of vectors 0 and 1, then of 2 and 3
       for (int half = 0; half < 2; ++half) {
         const Merged words = merge(accumulator + 32 * half, first);
         low[half] = words.low, high[half] = words.high;
@@ -214,12 +213,12 @@ void to_natural(int dim, const float* accumulator, float* row) {
     }
     return;
   }
-  // For 128 dims, lane 4 c + k of vector 2 m is dim 32 c + 8 m + 2 k, and of vector 2 m + 1 the dim after it.
+  // For 128 dims, interleaved: lane 4 c + k of vector 2 m is dim 32 c + 8 m + 2 k, of 2 m + 1 the next dim.
   alignas(64) static constexpr int32_t kPairs[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
   const __m512i first = _mm512_load_si512(kPairs);
   for (int to = 0; to < dim; to += 128, accumulator += 128) {
     for (int half = 0; half < 2; ++half) {
-      __m512i low[2], high[2];  // 128-bit lanes c = 0 and 1, then 2 and 3
+      __m512i low[2], high[2];  // 128-bit lanes 0 and 1, then 2 and 3
       for (int m = 0; m < 2; ++m) {
         const Merged words = merge(accumulator + 64 * half + 32 * m, first);
         low[m] = words.low, high[m] = words.high;
