@@ -1,16 +1,20 @@
-// What decode, chunk and reduce share: which positions a query sees, and softmax in log2 space.
-// Where there are windows (WINDOW) a query sees the first KEEP positions, and those from SINCE(row, position) on.
+// Common parts of the attention kernels decode, chunk, latent and reduce: visibility, and softmax in the log2
+// domain.
+// With a sliding window (WINDOW), a query sees the first KEEP positions, and those from SINCE(row, position)
+// on.
 
-// Below every logit; finite, so that no difference of two is NaN and fast math changes nothing.
+// Initial maximum of logits, below every real logit. It is finite, so that differences are no NaNs and fast
+// math is safe.
 #define LOWEST (-1e30f)
 #define LOG2_E 1.44269504088896340736f
-// Arrays of a thread are registers only if nothing but constants indexes them.
+// Unrolls a loop. A thread's arrays stay in registers only if all of their indices are constants.
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define AS_LOOP _Pragma("clang loop unroll(disable)")
-// Compilers that load or unpack a stage all at once need more registers than there are.
+// Stops the compiler from moving loads or unpacking across this point, which would need more registers than
+// there are.
 #define KEEP_ORDER simdgroup_barrier(mem_flags::mem_none);
 
-// Octet `octet` of row `row` of D values, as it is stored.
+// Loads eight stored values (an octet): number `octet` of row `row`, whose length is D values.
 template <typename Format, int D>
 METAL_FUNC typename Format::Raw load_octet(
     const device typename Format::Code* codes, const device typename Format::Scale* scales, uint row, uint octet) {
@@ -28,8 +32,8 @@ METAL_FUNC bool is_visible(int key, int position, int since) {
 #endif
 }
 
-// The tiles of keys that queries can see: some at the front (kept positions), then all from the window's
-// first, `since`. Tiles between are skipped, not masked.
+// Tiles of keys that queries can see: `kept` tiles with the first KEEP positions, then all tiles from
+// `window` on. Tiles in between are skipped, not masked.
 struct Span {
   int kept;
   int window;
@@ -50,7 +54,7 @@ METAL_FUNC Span span_from(int since) {
   return span;
 }
 
-// params: 0 factor of the queries, 1 1 / softcap, 2 softcap * log2(e)
+// params[0]: factor of the queries (used elsewhere); params[1]: 1 / softcap; params[2]: softcap * log2(e)
 METAL_FUNC float logit(float product, const device float* params) {
 #if SOFTCAP
   product = params[2] * tanh(product * params[1]);
@@ -58,8 +62,8 @@ METAL_FUNC float logit(float product, const device float* params) {
   return product;
 }
 
-// The factor that normalizes a sum of values weighted by 2^(logit - top): the weights' total is
-// `sum`; a sink adds one logit (natural log) to it.
+// Returns the factor that normalizes a sum of values weighted by 2^(logit - top), whose weights have the sum
+// `sum`. An attention sink is one more logit (natural logarithm), with no value.
 METAL_FUNC float normalizer(float top, float sum, float sink) {
 #if SINKS
   const float joint = max(top, sink * LOG2_E);
@@ -70,7 +74,7 @@ METAL_FUNC float normalizer(float top, float sum, float sink) {
 #endif
 }
 
-// Values that are yet to be joined with those of other keys, their largest logit and sum of weights.
+// Writes an unnormalized sum of values over some of the keys, with its largest logit and its sum of weights.
 METAL_FUNC void write_part(
     thread const float* x, float top, float sum, uint lane, uint at, device float* partial, device float* stats) {
   UNROLL
@@ -82,12 +86,12 @@ METAL_FUNC void write_part(
   if (lane == 0) {
     stats[4 * at] = top;
     stats[4 * at + 1] = sum;
-    stats[4 * at + 2] = 0.0f;  // four each, so that no launch has fewer than 8
+    stats[4 * at + 2] = 0.0f;  // padded to four numbers, so that the buffer has at least 8
     stats[4 * at + 3] = 0.0f;
   }
 }
 
-// Normalize, undo the rotation of V once, and write one head's output row.
+// Normalizes one head's output, undoes V's rotation, and writes the row.
 template <typename T>
 METAL_FUNC void write_output(thread float* x, float factor, uint lane, device T* out) {
   UNROLL

@@ -1,13 +1,14 @@
-// A tile of query rows of one sequence against its keys, on 8x8 matrices. A tile's rows are
-// consecutive tokens times the GROUP query heads of one KV head, so K and V are read and
-// dequantized once for all of them.
-//   grid: (tiles, KV heads); a tile is (first row, tokens, sequence, number of tiles), or where parts are made
-//   (first row, tokens, table, first part). Behind the tiles: (row of `decoded`, 0, 0, row of the output),
-//   rows that decode or reduce made, on their way to their places
-//   a simdgroup has 8 rows; where rows are wide, PARTS = 2 simdgroups have them, half of the width each
-// KEYS keys take two phases with a barrier after each: products of queries and K, while V is loaded;
-// softmax and sums of V, while the next K is loaded. With VALUES_FIRST V is loaded and expanded before the
-// products, whose registers its expansion takes. Logits and weights never leave the matrices (tile.metal).
+// Prefill: a tile of query rows of one sequence attends to its keys, with 8x8 matrices. A tile's rows are
+// consecutive tokens times the GROUP query heads of one KV head, so K and V are read and dequantized once for
+// all of them.
+//    grid: (tiles, KV heads). A tile is (first row, tokens, sequence, number of tiles) or, with SPLIT, 
+//    (first row, tokens, sequence, first output row). Without SPLIT, further entries follow the tiles: 
+//    (row of `decoded`, 0, 0, output row) copies a row that another kernel has computed. 
+//    A simdgroup has 8 rows. If rows are wide, PARTS = 2 simdgroups have 8 rows, each half of their width. 
+// The loop has two phases for KEYS keys, each ended by a barrier. First, queries and K are multiplied while V
+// is loaded. Then softmax and weighted sums of V are computed while the next K is loaded. With VALUES_FIRST,
+// V is expanded before the products, because both together would need too many registers. Logits and weights
+// stay in matrix registers (tile.metal).
 //! body
 typedef Filling<Keys, HEAD_DIM, AHEAD_BYTES> KeyFilling;
 typedef Filling<Values, VALUE_DIM, AHEAD_BYTES> ValueFilling;
@@ -17,8 +18,9 @@ constexpr uint MY_KEY_MATRICES = (KEY_MATRICES + PARTS - 1) / PARTS;
 constexpr uint MY_VALUE_MATRICES = (VALUE_MATRICES + PARTS - 1) / PARTS;
 constexpr uint NUM_PART_PRODUCTS = PARTS == 2 ? NUM_SIMDGROUPS * KEYS / 8 * 32 : 1;
 constexpr uint QUERY_STRIDE = HEAD_DIM + 4, OUT_STRIDE = VALUE_DIM + 4;
-threadgroup float4 shared_quads[SHARED_QUADS];  // rows of STAGED row groups' queries; K and V; outputs as queries
-threadgroup KeyRow key_rows[2 * KEYS];  // of the tile and the next
+// first queries of STAGED row groups; then K and V; finally outputs
+threadgroup float4 shared_quads[SHARED_QUADS];
+threadgroup KeyRow key_rows[2 * KEYS];  // of this tile and of the next
 threadgroup float2 part_products[NUM_PART_PRODUCTS];
 
 #if ORDERED
@@ -27,7 +29,7 @@ if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 &
 }
 #endif
 #if !SPLIT
-if (threadgroup_position_in_grid.x >= uint(tiles[3])) {  // the whole threadgroup
+if (threadgroup_position_in_grid.x >= uint(tiles[3])) {  // uniform across the threadgroup
   const uint from = tiles[4 * threadgroup_position_in_grid.x] * NUM_KV_HEADS + threadgroup_position_in_grid.y;
   const uint to = tiles[4 * threadgroup_position_in_grid.x + 3] * NUM_KV_HEADS + threadgroup_position_in_grid.y;
   for (uint i = thread_index_in_threadgroup; i < GROUP * VALUE_DIM; i += THREADS) {
@@ -64,7 +66,7 @@ find_rows<HEAD_DIM, VALUE_DIM>(
 simdgroup_float8x8 query[MY_KEY_MATRICES];
 UNROLL
 for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
-  const bool mine = row_group >= turn && row_group < turn + STAGED;  // the whole simdgroup
+  const bool mine = row_group >= turn && row_group < turn + STAGED;  // uniform across the simdgroup
   threadgroup float* const rows = staged + (row_group - turn) * 8 * QUERY_STRIDE;
   for (uint i = part; mine && i < 8; i += PARTS) {
     const uint r = row_group * 8 + i, token = r / GROUP;
@@ -87,7 +89,8 @@ for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // queries are staged, and the first rows known
+  // queries are staged, and key_rows of the first tile are known
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   if (mine) {
     UNROLL
     for (uint k = 0; k < MY_KEY_MATRICES; ++k) {
@@ -97,7 +100,7 @@ for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // others, or K, overwrite them
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next row groups or K overwrite the staged queries
 }
 simdgroup_float8x8 output[MY_VALUE_MATRICES];
 UNROLL
@@ -108,14 +111,15 @@ for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
 const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP;
 const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
 const int my_since = SINCE(first_row + min(my_token, tokens - 1), my_position);
-const bool has_rows = row_group * 8 < tokens * GROUP;  // the whole simdgroup; loads are everyone's
+// uniform across the simdgroup; all simdgroups take part in loads
+const bool has_rows = row_group * 8 < tokens * GROUP;
 float top = LOWEST, sum = 0.0f;
 {
   KeyFilling::Raw raws[KeyFilling::TURNS];
   KeyFilling::start(k_codes, key_scale_rows, key_rows, thread_index, raws);
   KeyFilling::finish(k_codes, key_scale_rows, key_rows, key_tile, thread_index, raws);
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // the first K is there
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the first tile of K is loaded
 
 for (int index = 0; index < num_tiles; ++index) {
   const int start = span.tile(index) * KEYS;
@@ -163,7 +167,8 @@ for (int index = 0; index < num_tiles; ++index) {
         float2(products[c].thread_elements()[0], products[c].thread_elements()[1]);
   }
 #endif
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // V and the next rows are there, K is done with
+  // V and the next key_rows are stored, and K may be overwritten
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 
   KeyFilling::Raw raws[KeyFilling::TURNS];
   if (!is_last) {
@@ -208,7 +213,7 @@ for (int index = 0; index < num_tiles; ++index) {
         const uint column = c * 8 + column_of(lane) + i;
         const bool visible = is_visible(start + int(column), my_position, my_since);
         const float weight = visible ? fast::exp2(products[c].thread_elements()[i] - new_top) : 0.0f;
-        sum += weight;  // of this lane's columns
+        sum += weight;  // only this lane's columns; joined after the loop
         products[c].thread_elements()[i] = weight * key_rows[now + column].value_scale;
       }
     }
@@ -227,14 +232,16 @@ for (int index = 0; index < num_tiles; ++index) {
   if (!is_last) {
     KeyFilling::finish(k_codes, key_scale_rows, key_rows + next, key_tile, thread_index, raws);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next K is there, V and products are done with
+  // the next K is stored; V and part_products may be overwritten
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 sum += simd_shuffle_xor(sum, 1);
 sum += simd_shuffle_xor(sum, 8);
 UNROLL
 for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
-  const bool mine = has_rows && row_group >= turn && row_group < turn + STAGED;  // the whole simdgroup
+  // uniform across the simdgroup
+  const bool mine = has_rows && row_group >= turn && row_group < turn + STAGED;
   threadgroup float* const rows = staged + (row_group - turn) * 8 * OUT_STRIDE;
   if (mine) {
     UNROLL
@@ -249,7 +256,7 @@ for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
   for (uint i = part; mine && i < 8; i += PARTS) {
     const uint r = row_group * 8 + i, token = r / GROUP;
     const float row_top = simd_shuffle(top, ushort(lane_of(i))), row_sum = simd_shuffle(sum, ushort(lane_of(i)));
-    if (token < tokens) {  // the whole simdgroup
+    if (token < tokens) {  // uniform across the simdgroup
       float x[VALUE_LANE];
       load_row<VALUE_DIM, VALUE_LANE>(rows + i * OUT_STRIDE, lane, x);
       const uint at = (out_row + token) * NUM_HEADS + first_head + r % GROUP;
@@ -260,5 +267,5 @@ for (uint turn = 0; turn < ROW_GROUPS; turn += STAGED) {
 #endif
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next turn's overwrite them
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next row groups overwrite the staged outputs
 }

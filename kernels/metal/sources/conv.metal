@@ -1,9 +1,10 @@
-// A short convolution over the rows of each segment, with its activation: a thread per segment and channel.
-//   pool [slots, TAPS - 1, CHANNELS]: the last inputs, oldest first; an input twice, as of recurrent.metal
-//   segments, checkpoints: as there
-//   x [T, CHANNELS], weight [TAPS, CHANNELS], bias [CHANNELS] where there is one  ->  y [T, CHANNELS]
-//   grid: (CHANNELS, 1, segments)
-// Inputs are loaded AHEAD at a time: nothing computed is needed for them.
+// Short causal convolution over the rows of each segment, with its activation; one thread per segment and
+// channel.
+//    pool [slots, TAPS - 1, CHANNELS]: the last inputs, oldest first. It is also passed as `to_pool`, which is written 
+//    segments, checkpoints: see recurrent.metal 
+//    x [T, CHANNELS], weight [TAPS, CHANNELS], optional bias [CHANNELS]  ->  y [T, CHANNELS] 
+//    grid: (CHANNELS, 1, segments) 
+// AHEAD inputs are loaded at once, because they do not depend on computed values.
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define KEPT (TAPS - 1)
@@ -49,7 +50,7 @@ for (int block = first; block < end; block += AHEAD) {
   UNROLL
   for (int n = 0; n < AHEAD; ++n) {
     const int t = block + n;
-    if (t < end) {  // the whole threadgroup
+    if (t < end) {  // uniform across the threadgroup
       float sum = offset;
       UNROLL
       for (uint j = 0; j < KEPT; ++j) {

@@ -1,9 +1,9 @@
-// Pages copied onto pages inside the pool, codes and scales of K and V: one threadgroup per pair and
-// KV head, whose rows of a page are one run of words.
-//   pairs [>= P, 2]: (source, target); no page of one launch is both  ->  copied [P * KV heads * 8]
-// Each part is an input twice, once to read and once, as `to_...`, to be written all the same. MLX does
-// not see that: whoever reads or writes the pages next takes `copied` as an input, and `after` is what the
-// last kernel on these pages made.
+// Copies pages inside the pool, codes and scales of K and V; one threadgroup per pair of pages and KV head,
+// whose rows of a page are contiguous.
+//    pairs [>= P, 2]: (source, target); no page is both source and target  ->  copied [P * KV heads * 8] 
+// The kernel writes to inputs: each array of the pool is passed twice, for reading and as `to_...` for
+// writing. MLX does not know of these writes. So the next kernel that reads or writes the pages takes
+// `copied` as an input, and this kernel takes `after`, the output of the last kernel on these pages.
 
 template <typename T>
 METAL_FUNC void copy_run(const device T* part, device T* to, uint words, ulong source, ulong target, uint first) {

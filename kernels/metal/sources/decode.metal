@@ -1,14 +1,16 @@
-// One query row of a sequence against its keys: a threadgroup reads one KV head's rows for all GROUP
-// query heads that share it.
-//   grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split
-//   simdgroup (slice, range) has HEADS of the query heads and every RANGES-th tile of 32 keys
-// In a tile, LANES lanes lie across a row, 8 codes each, so that a load takes 32 / LANES rows and a tile
-// LANES loads, a stage of them in flight. Products are summed transposed: each step halves how many of them
-// a lane has, and in the end lane l has that of key `key_of(l)`, where the softmax happens. Values are
-// weighted with the lanes across rows again. Scales of rows never meet the codes: K's multiply the products,
-// V's the weights. Scales of groups in a row multiply the codes, read by one lane of each group.
+// Decoding: one query row of a sequence attends to its keys. A threadgroup reads the rows of one KV head for
+// all GROUP query heads that share it.
+//    grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split of the keys 
+//    simdgroup (slice, range) has HEADS query heads (its slice) and every RANGES-th tile of 32 keys 
+// LANES lanes read one row, 8 codes each. So one load takes 32 / LANES rows, a tile needs LANES loads, and a
+// stage of these loads is in flight at once. A lane then has products of 8 dims with each of its rows. They
+// are summed across lanes by halving: in each step, a lane keeps half of its products and adds another
+// lane's. In the end lane l has the complete product of key `key_of(l)`, and softmax is computed there. For
+// weighted sums, lanes again read rows.
+// Scales of whole rows never multiply codes: K's scales multiply the products, V's the weights. Scales of
+// groups of dims do multiply the codes; one lane of each group reads the scale.
 
-// Rows of D values, D / 8 octets, over the next power of two of lanes.
+// Distribution of rows of D values (OCTETS times 8) over lanes; LANES is OCTETS rounded up to a power of two.
 template <int D>
 struct Across {
   enum : uint {
@@ -17,20 +19,20 @@ struct Across {
     ROWS = 32 / LANES
   };
 
-  // The key of a tile whose product a lane gets, and where a key's weight lies, so that a lane finds those
-  // of successive loads in successive places.
+  // key_of: the key in the tile whose product a lane gets. place_of: the position of a key's weight in
+  // memory, so that a lane reads weights of successive loads from consecutive positions.
   static METAL_FUNC uint key_of(uint lane) { return lane % LANES * ROWS + lane / LANES; }
   static METAL_FUNC uint place_of(uint key) { return key % ROWS * LANES + key / ROWS; }
 };
 
-// A tile of 32 keys, one KV head's. Rows are the pool's.
+// A tile of 32 keys of one KV head; row numbers count rows of the pool.
 struct Tile {
-  uint key_row;    // of the tile's key `lane`
-  uint first_row;  // of its first key, where one page has all
+  uint key_row;    // row of the tile's key number `lane`
+  uint first_row;  // row of its first key, if one page holds the tile
   int start;
   int position;
-  int since;  // the first position seen, beside the kept ones
-  int first_seen;  // key
+  int since;  // first visible position after the kept ones
+  int first_seen;  // a visible key of the tile
 
   METAL_FUNC uint row(uint key) const thread {
 #if PAGES_PER_TILE == 1
@@ -42,7 +44,7 @@ struct Tile {
 
   METAL_FUNC bool sees(uint key) const thread { return is_visible(start + int(key), position, since); }
 
-  // The key, or one that is seen.
+  // Returns `key` if it is visible, else another key that is.
   METAL_FUNC uint seen(uint key) const thread {
 #if WINDOW
     return sees(key) ? key : uint(first_seen);
@@ -52,7 +54,8 @@ struct Tile {
   }
 };
 
-// This lane's page of the tile from `start` on; where one page has all of it, the same in every lane.
+// Returns the page that this lane looks up for the tile at `start`. If one page holds the tile, all lanes
+// return it.
 METAL_FUNC uint page_at(const device int* table, int start, int position, uint lane) {
 #if PAGES_PER_TILE == 1
   return uint(table[uint(start) / PAGE_SIZE]);
@@ -91,9 +94,9 @@ METAL_FUNC uint get_word(uint raw) { return raw; }
 METAL_FUNC uint get_word(uint2 raw) { return raw.x; }
 METAL_FUNC uint get_word(uint4 raw) { return raw.x; }
 
-// K or V of a tile. RUNS: where whole rows at a time would straddle lines, a tile is loaded as runs of 32
-// words, whatever row they belong to (a head's rows of a page follow each other), and the lanes of a row
-// find theirs in two runs.
+// K or V of a tile. Loads of whole rows would straddle cache lines if a row is not a multiple of a line. With
+// RUNS, a tile is therefore loaded as runs of 32 adjacent words (a head's rows of a page are contiguous), and
+// the lanes of a row find its words in two of these runs.
 template <typename Format, int D, bool RUNS, int STAGE>
 struct Part {
   typedef typename Format::Raw Raw;
@@ -101,15 +104,15 @@ struct Part {
   typedef const device typename Format::Code* CodePointer;
   typedef const device typename Format::Scale* ScalePointer;
   enum : uint {
-    COUNT = RUNS ? Lanes::OCTETS : STAGE,  // loads in flight
+    COUNT = RUNS ? Lanes::OCTETS : STAGE,  // number of loads in flight
     CODE_ROW = Format::template codes_per_row<D>(),
     SCALE_ROW = Format::template scales_per_row<D>(),
     CODE_OCTET = CODE_ROW / Lanes::OCTETS,
     SCALE_OCTET = SCALE_ROW / Lanes::OCTETS
   };
 
-  // Loads from, from + 1, ... of a tile, all at once. A row that is not seen is not read: another is, once
-  // more, so that no condition stands between the loads; its key's weight is zero.
+  // Issues loads from, from + 1, ... of a tile, all at once. In place of an invisible row it loads a visible
+  // one again, so that no branch separates the loads; the invisible key's weight is zero.
   static METAL_FUNC void load(
       CodePointer codes, ScalePointer scales, Tile tile, uint from, uint lane, thread Raw* raws) {
     const uint octet = min(lane % Lanes::LANES, Lanes::OCTETS - 1);
@@ -142,13 +145,13 @@ struct Part {
     }
   }
 
-  // This lane's 8 values of load `index`; `raws` begin at load `from`.
+  // Returns this lane's 8 values of load `index`; `raws` begins at load `from`.
   static METAL_FUNC void values(
       ScalePointer scales, Tile tile, uint index, uint from, uint lane, thread const Raw* raws, thread float4& low,
       thread float4& high) {
     const uint octet = lane % Lanes::LANES, key = index * Lanes::ROWS + lane / Lanes::LANES;
     if (RUNS) {
-      const uint run = index * Lanes::ROWS * Lanes::OCTETS / 32;  // the same in all lanes
+      const uint run = index * Lanes::ROWS * Lanes::OCTETS / 32;  // uniform across the simdgroup
       const uint at = key * Lanes::OCTETS + octet;
       const uint here = simd_shuffle(get_word(raws[run]), ushort(at % 32));
       const uint there = simd_shuffle(get_word(raws[min(run + 1, COUNT - 1)]), ushort(at % 32));
@@ -166,8 +169,8 @@ struct Part {
 typedef Part<Keys, HEAD_DIM, KEYS_IN_RUNS, KEY_STAGE> KeyPart;
 typedef Part<Values, VALUE_DIM, VALUES_IN_RUNS, VALUE_STAGE> ValuePart;
 
-// The transposed sum of N loads from `base` on: lane l gets, for each head, the product whose load is
-// base + l % N, summed over N of its lanes.
+// Sums the products of N loads from `base` on across lanes, by halving: lane l gets, for each head, the
+// product of load base + l % N, summed over N lanes.
 template <int N>
 struct Products {
   static METAL_FUNC void sum(
@@ -209,7 +212,7 @@ struct Products<1> {
 typedef KeyPart::Lanes KeyLanes;
 typedef ValuePart::Lanes ValueLanes;
 constexpr uint QUERY_QUADS = HEAD_DIM / 4, OUT_QUADS = VALUE_DIM / 4;
-threadgroup float4 shared_rows[SHARED_QUADS];  // rotated queries, later outputs of half the ranges
+threadgroup float4 shared_rows[SHARED_QUADS];  // rotated queries; later outputs of half the ranges
 threadgroup float4 scores[NUM_SIMDGROUPS * HEADS * 8];
 threadgroup float tops[NUM_SIMDGROUPS * HEADS];
 threadgroup float sums[NUM_SIMDGROUPS * HEADS];
@@ -247,7 +250,7 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries are stored
 
-// A slice's heads past the last are the last once more, and are not written.
+// If the last slice has fewer heads, it computes the last head again and does not write it.
 const uint key_octet = min(lane % KeyLanes::LANES, KeyLanes::OCTETS - 1);
 const bool has_octet = lane % KeyLanes::LANES < KeyLanes::OCTETS;
 float4 query[2 * HEADS], outs[2 * HEADS];
@@ -269,7 +272,7 @@ int index = items[4 * item + 2] + int(range);
 uint page = index < end_tile ? page_at(table, span.tile(index) * 32, position, lane) : 0u;
 for (; index < end_tile; index += RANGES) {
   const Tile tile = tile_of(page, kv_head, span.tile(index) * 32, position, since, lane);
-  if (index + RANGES < end_tile) {  // the whole simdgroup: the next tile's page, ahead of its rows
+  if (index + RANGES < end_tile) {  // uniform across the simdgroup; looks up the next tile's page early
     page = page_at(table, span.tile(index + RANGES) * 32, position, lane);
   }
   const int key = tile.start + int(key_in_tile);
@@ -284,7 +287,7 @@ for (; index < end_tile; index += RANGES) {
     Products<KeyLanes::LANES>::sum(k_codes, key_scale_rows, tile, query, 0, lane, raws, products);
   }
   ValuePart::Raw raws[ValuePart::COUNT];
-  ValuePart::load(v_codes, value_scale_rows, tile, 0, lane, raws);  // on their way during the softmax
+  ValuePart::load(v_codes, value_scale_rows, tile, 0, lane, raws);  // loaded during softmax
 
   UNROLL
   for (uint g = 0; g < HEADS; ++g) {
@@ -293,7 +296,7 @@ for (; index < end_tile; index += RANGES) {
     const float weight = visible ? fast::exp2(x - new_top) : 0.0f;
     const float factor = fast::exp2(top[g] - new_top);
     top[g] = new_top;
-    sum[g] = sum[g] * factor + weight;  // of this lane's keys
+    sum[g] = sum[g] * factor + weight;  // only this lane's keys; joined after the loop
     weights[g * 32 + ValueLanes::place_of(key_in_tile)] = weight * value_scale;
     outs[2 * g] *= factor;
     outs[2 * g + 1] *= factor;
@@ -338,7 +341,7 @@ for (; index < end_tile; index += RANGES) {
   simdgroup_barrier(mem_flags::mem_threadgroup);  // the next tile's weights overwrite these
 }
 
-// Join the ranges, whose results are relative to their own largest logits.
+// Join the ranges. Each range's results are relative to its own largest logit.
 UNROLL
 for (uint g = 0; g < HEADS; ++g) {
   const float total = simd_sum(sum[g]);
@@ -347,7 +350,8 @@ for (uint g = 0; g < HEADS; ++g) {
     sums[simd_index * HEADS + g] = total;
   }
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // tops and sums are stored, and the queries done with
+// tops and sums are stored, and the queries may be overwritten
+threadgroup_barrier(mem_flags::mem_threadgroup);
 UNROLL
 for (uint g = 0; g < HEADS; ++g) {
   float joint = LOWEST;
@@ -366,7 +370,7 @@ for (uint g = 0; g < HEADS; ++g) {
     }
   }
 }
-// The upper half of the ranges goes through memory to the lower, whose sums then lie side by side.
+// The upper half of the ranges stores its sums in memory, and the lower half adds its own to them.
 const bool is_upper = range >= RANGES / 2;
 threadgroup float4* const out_rows =
     shared_rows + (slice * (RANGES / 2) + range % (RANGES / 2)) * HEADS * OUT_QUADS + lane * 2;
@@ -385,7 +389,7 @@ if (!is_upper && lane < ValueLanes::OCTETS) {
     out_rows[g * OUT_QUADS + 1] += outs[2 * g + 1];
   }
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // and so are the sums
+threadgroup_barrier(mem_flags::mem_threadgroup);  // all sums are stored
 for (uint head = simd_index; head < GROUP; head += NUM_SIMDGROUPS) {
   const uint g = head % HEADS, first = head / HEADS * RANGES;
   float joint = LOWEST, total = 0.0f;

@@ -1,11 +1,12 @@
-// The gated delta rule over the segments of a step: S = S diag(g); u = beta (v - S k); S += u k'; y = S q.
-//   q, k [T, KEY_HEADS, WIDTH], v [T, HEADS, HEIGHT], a [T, HEADS] or with a gate for each value [.., WIDTH],
-//   b [T, HEADS]; GATES gates for each head
-//   unless g = a and beta = b: A_log [HEADS], with WIDE_A [HEADS, GATES]; dt_bias [HEADS, GATES];
-//   limits: lower bound of log g, scale of beta
-//   ->  y [T, HEADS, HEIGHT]
-//   grid: (tiles of rows, HEADS, segments)
-// Both products read the decayed state: y = S q + u (k . q), so that a token has one round of sums.
+// Gated delta rule over the segments of a step: S = S diag(g); u = beta (v - S k); S += u k'; y = S q.
+//    q, k [T, KEY_HEADS, WIDTH], v [T, HEADS, HEIGHT], a [T, HEADS] or, with a gate per dim, [T, HEADS, WIDTH], 
+//    b [T, HEADS]; GATES is the number of gates per head 
+//    unless a is already g and b is beta: A_log [HEADS] or, with WIDE_A, [HEADS, GATES]; dt_bias [HEADS, GATES]; 
+//    limits: lower bound of log g, scale of beta 
+//    ->  y [T, HEADS, HEIGHT] 
+//    grid: (tiles of rows, HEADS, segments) 
+// Both products read the decayed state, y = S q + u (k . q), so a token needs only one round of sums across
+// lanes.
 
 METAL_FUNC float softplus_decay(float a, float A_log, float dt_bias) {
   return exp(-(exp(A_log) * softplus(a + dt_bias)));
@@ -15,7 +16,8 @@ METAL_FUNC float bounded_decay(float a, float A_log, float dt_bias, float lower_
   return exp(lower_bound * sigmoid(exp(A_log) * (a + dt_bias)));
 }
 //! body
-threadgroup float decays[BLOCK * GATES], betas[BLOCK];  // of tokens ahead: the same for all rows of a head
+// of the next BLOCK tokens; all rows of a head use them
+threadgroup float decays[BLOCK * GATES], betas[BLOCK];
 const uint lane = thread_index_in_simdgroup, thread_index = thread_index_in_threadgroup;
 const device int* const segment = segments + 8 * threadgroup_position_in_grid.z;
 const int first = segment[0], end = first + segment[1];
@@ -29,7 +31,7 @@ load_state(pool, segment[2], place, state);
 
 for (int block = first; block < end; block += BLOCK) {
   const int count = min(int(BLOCK), end - block);
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the gates before are done with
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // earlier gates may be overwritten
   for (uint i = thread_index; i < uint(count) * GATES; i += THREADS) {
     const uint at = place.head * GATES + i % GATES;
     const float gate = float(a[ulong(uint(block) + i / GATES) * (HEADS * GATES) + at]);
@@ -39,7 +41,7 @@ for (int block = first; block < end; block += BLOCK) {
     const float beta = float(b[ulong(uint(block) + i) * HEADS + place.head]);
     betas[i] = BETA(beta);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // gates are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the gates are stored
   for (int n = 0; n < count; ++n) {
     const uint t = uint(block + n);
     float query[VALUES], key[VALUES], products[ROWS], outs[ROWS], both = 0.0f;
@@ -76,7 +78,7 @@ for (int block = first; block < end; block += BLOCK) {
         store_one(y + at, fma(u, both, outs[j]));
       }
     }
-    for (; kept < end_kept && checkpoints[2 * kept] == int(t); ++kept) {  // the whole threadgroup
+    for (; kept < end_kept && checkpoints[2 * kept] == int(t); ++kept) {  // uniform across the threadgroup
       store_state(to_pool, checkpoints[2 * kept + 1], place, state);
     }
   }

@@ -1,13 +1,13 @@
-// affine8 and affine4 pages: unsigned codes in uint32, fp16 scale and bias per 64 values.
+// affine8 and affine4 pages: unsigned codes in uint32 words, and an fp16 scale and bias per 64 values.
 
 template <int BITS>
 struct Affine {
   typedef uint Code;
   typedef half Scale;
-  typedef float Tile;  // values are scaled before they get there
-  typedef uint2 Raw;  // eight codes; of 4 bits, all in the first word
+  typedef float Tile;  // values in threadgroup tiles are already scaled
+  typedef uint2 Raw;  // eight codes; with 4 bits, all are in the first word
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D * BITS / 32; }
   template <int D>
@@ -19,7 +19,7 @@ struct Affine {
     return float4(uint4(word, word >> BITS, word >> 2 * BITS, word >> 3 * BITS) & mask);
   }
 
-  // The octet at `codes`.
+  // Loads the octet (eight codes) at `codes`.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
     return BITS == 4 ? uint2(*codes, 0u) : *(const device uint2*)codes;
   }
@@ -32,7 +32,8 @@ struct Affine {
   template <int D>
   static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
-  // The whole simdgroup: one lane of each group reads its scale and bias.
+  // Applies scales and biases; all lanes must call it, because one lane of each group reads them for the
+  // others.
   template <int D>
   static METAL_FUNC void scale_octet(
       const device Scale* scales, uint row, uint octet, uint lane, bool reads, thread float4& low,
@@ -63,7 +64,7 @@ struct Affine {
       high = max(high, simd_shuffle_xor(high, lanes));
     }
     const bool from_low = fabs(low) > fabs(high);
-    const float width = max((high - low) / most, as_type<float>(0x33D6BF95u));  // 1e-7
+    const float width = max((high - low) / most, as_type<float>(0x33D6BF95u));  // 1e-7, the smallest step
     const float edge = from_low ? low : high;
     float step = from_low ? width : -width, bias = 0.0f;
     const float count = rint(edge / step);

@@ -1,8 +1,8 @@
 // fp4 pages: E2M1 codes, 8 in a uint32 (element 0 in the low nibble), one fp16 scale per row.
-// Codes are handled as their value times 2^-14, which is what their bits mean as a half; the
-// row's scale carries the 2^14.
+// A code's bits, read as part of a half, mean its value times 2^-14. So codes become halves by shifts, and
+// the row's scale is multiplied by 2^14.
 
-// float32 bits of the candidate scales' factors of absmax, in the order they are tried.
+// Factors by which absmax is multiplied to get candidate scales, as float32 bits in the order of trial.
 constant uint FP4_FACTORS[5] = {0x3E2AAAABu, 0x3E206D3Au, 0x3E162FC9u, 0x3E3851ECu, 0x3E681B4Fu};
 
 struct Fp4 {
@@ -11,25 +11,26 @@ struct Fp4 {
   typedef half Tile;
   typedef uint Raw;
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return 1; }
 
-  // Two codes, at bits 0 and 16: sign to bit 15, exponent and mantissa to bits 11..9 of a half.
+  // Converts two codes, at bits 0 and 16 of `word`: sign to bit 15, exponent and mantissa to bits 11 to 9 of
+  // a half.
   static METAL_FUNC half2 pair(uint word) {
     return as_type<half2>((word & 0x00070007u) << 9 | (word & 0x00080008u) << 12);
   }
 
-  // 8 values of one word.
+  // Converts the 8 codes of a word.
   static METAL_FUNC void unpack(uint word, thread float4& low, thread float4& high) {
     const half2 a = pair(word), b = pair(word >> 4), c = pair(word >> 8), d = pair(word >> 12);
     low = float4(half4(a.x, b.x, c.x, d.x));
     high = float4(half4(a.y, b.y, c.y, d.y));
   }
 
-  // The octet at `codes`.
+  // Loads the octet (eight codes) at `codes`.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) { return *codes; }
 
   template <int D>
@@ -43,13 +44,15 @@ struct Fp4 {
     return float(as_type<half>(ushort(index << 9))) * 16384.0f;
   }
 
-  // Index of the magnitude nearest to x / scale, ties to the even one; the edges are exact products.
+  // Returns the index of the magnitude nearest to x / scale, ties to the even one. Comparisons are with exact
+  // products.
   static METAL_FUNC uint nearest(float x, float scale) {
     return uint(x > 0.25f * scale) + uint(x >= 0.75f * scale) + uint(x > 1.25f * scale) + uint(x >= 1.75f * scale) +
            uint(x > 2.5f * scale) + uint(x >= 3.5f * scale) + uint(x > 5.0f * scale);
   }
 
-  // The row's sum in the order that the format defines: upper half onto lower half, down to one.
+  // Sums a row in the order that the format defines: repeatedly adds the upper half of the values to the
+  // lower half.
   template <int E>
   static METAL_FUNC float tree_sum(thread float* errors) {
     for (ushort step = 16; step > 0; step /= 2) {
@@ -78,7 +81,7 @@ struct Fp4 {
       top = max(top, fabs(x[i]));
     }
     top = simd_max(top);
-    constexpr int here = E < 8 ? E : 8;  // codes of one word, in one lane
+    constexpr int here = E < 8 ? E : 8;  // codes in one word that this lane has
     half best = half(0.0f);
     float best_error = 0.0f;
     uint best_indices[E / here];
@@ -93,7 +96,8 @@ struct Fp4 {
       for (int i = 0; i < E; ++i) {
         const uint index = nearest(fabs(x[i]), scale);
         const float difference = fabs(x[i]) - scale * magnitude(index);
-        errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
+        // keeps the compiler from fusing this product into the sum
+        errors[i] = fma(difference, difference, 0.0f);
         indices[i / here] = (i % here > 0 ? indices[i / here] : 0u) | index << (4 * (i % here));
       }
       const float error = tree_sum<E>(errors);

@@ -1,25 +1,27 @@
-// fp5 pages: E2M2 codes whose upper four bits lie as those of fp4, and a byte of lowest bits per octet; the
-// first octet has none, its byte is the row's E5M3 scale. Codes are their value times 2^-14, as of fp4.
+// fp5 pages: E2M2 codes whose upper four bits are stored like fp4 codes. The fifth, lowest bits are in one
+// more byte per octet. The first octet's byte is the row's E5M3 scale instead, so its codes have no fifth
+// bit. As in fp4, codes are handled as their value times 2^-14.
 
 struct Fp5 {
   typedef uint Code;
   typedef uint8_t Scale;
   typedef half Tile;
-  typedef uint2 Raw;  // eight codes' upper bits, and their lowest
+  typedef uint2 Raw;  // upper four bits of eight codes, then their lowest bits
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return D / 8; }
 
-  // Two codes, as of Fp4, with their lowest bits at bits 0 and 16 of `low_bits`.
+  // Converts two codes like Fp4::pair; their lowest bits are at bits 0 and 16 of `low_bits`.
   static METAL_FUNC half2 pair(uint word, uint low_bits) {
     return as_type<half2>(
         (word & 0x00070007u) << 9 | (word & 0x00080008u) << 12 | (low_bits & 0x00010001u) << 8);
   }
 
-  // The octet at `codes`, whose lowest bits are at `planes`: number `octet` of its row.
+  // Loads an octet (eight codes): upper bits at `codes`, lowest bits at `planes`. `octet`: its number in the
+  // row.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale* planes, uint octet) {
     return uint2(*codes, octet > 0 ? uint(*planes) : 0u);
   }
@@ -45,7 +47,8 @@ struct Fp5 {
 
   static METAL_FUNC float magnitude(uint index) { return float(as_type<half>(ushort(index << 8))) * 16384.0f; }
 
-  // Index of the magnitude nearest to x / scale, ties to the even one; the edges are exact products.
+  // Returns the index of the magnitude nearest to x / scale, ties to the even one. Comparisons are with exact
+  // products.
   static METAL_FUNC uint nearest(float x, float scale) {
     return uint(x > 0.125f * scale) + uint(x >= 0.375f * scale) + uint(x > 0.625f * scale) +
            uint(x >= 0.875f * scale) + uint(x > 1.125f * scale) + uint(x >= 1.375f * scale) +
@@ -54,7 +57,8 @@ struct Fp5 {
            uint(x > 4.5f * scale) + uint(x >= 5.5f * scale) + uint(x > 6.5f * scale);
   }
 
-  // The byte of the best scale, 0 if there is none, and the index of each of a lane's values.
+  // Returns the byte of the best scale, 0 if there is none, and writes the index of each of this lane's
+  // values.
   template <int E>
   static METAL_FUNC uint best_scale(thread const float* x, uint lane, thread uint* best_indices) {
     const half base = half(min(group_top<32 * E, E>(x) * as_type<float>(0x3E124925u), 61440.0f));  // 1 / 7
@@ -73,7 +77,8 @@ struct Fp5 {
         const float size = fabs(x[i]);
         indices[i] = lane * E + i < 8 ? Fp4::nearest(size, scale) << 1 : nearest(size, scale);
         const float difference = size - scale * magnitude(indices[i]);
-        errors[i] = fma(difference, difference, 0.0f);  // a product that cannot be fused into the sum
+        // keeps the compiler from fusing this product into the sum
+        errors[i] = fma(difference, difference, 0.0f);
       }
       const float error = Fp4::tree_sum<E>(errors);
       if (base > half(0.0f) && (best == 0 || error < best_error)) {
@@ -96,7 +101,7 @@ struct Fp5 {
       chosen[i] = scale > 0 ? indices[i] >> 1 | as_type<uint>(x[i]) >> 31 << 3 : 0u;
     }
     store_codes<4, D, E>(chosen, lane, row, codes);
-    constexpr int here = E < 8 ? E : 8;  // values of one octet, in one lane
+    constexpr int here = E < 8 ? E : 8;  // values of one octet that this lane has
     for (int w = 0; w < E / here; ++w) {
       uint plane = 0;
       for (int i = 0; i < here; ++i) {

@@ -1,7 +1,7 @@
-// bf16 and fp16 pages: 16-bit values, no scales. One octet is 8 values, 16 bytes.
+// bf16 and fp16 pages: 16-bit values without scales. An octet is 8 values, 16 bytes.
 
 struct HalfOctet {
-  // All lanes of the row are stored, or none: a row with a non-finite value becomes zeros.
+  // Stores a whole row, or zeros if any of its values is not finite.
   template <int D, int E>
   static METAL_FUNC bool write(thread const ushort* bits, ushort exponent, uint lane, ulong row, device ushort* codes) {
     bool finite = true;
@@ -21,17 +21,16 @@ struct HalfOctet {
 struct Fp16 {
   typedef float16_t Code;
   typedef half Scale;
-  typedef half Tile;  // what holds a code's value exactly
+  typedef half Tile;  // type in threadgroup tiles; holds every value exactly
   typedef uint4 Raw;  // eight values as they are stored
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return 0; }
 
-  // Values 8 * octet .. 8 * octet + 7 of a row of D.
-  // The octet at `codes`.
+  // Loads the octet at `codes`: eight values.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
     return *(const device uint4*)codes;
   }
@@ -52,7 +51,7 @@ struct Fp16 {
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
     ushort bits[E];
     for (int i = 0; i < E; ++i) {
-      bits[i] = as_type<ushort>(half(x[i]));  // to nearest, ties to even; beyond 65504 infinity
+      bits[i] = as_type<ushort>(half(x[i]));  // rounds to nearest, ties to even; above 65504: infinity
     }
     return HalfOctet::write<D, E>(bits, 0x7C00, lane, row, (device ushort*)codes);
   }
@@ -64,13 +63,13 @@ struct Bf16 {
   typedef bfloat16_t Tile;
   typedef uint4 Raw;
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return 0; }
 
-  // The octet at `codes`.
+  // Loads the octet at `codes`: eight values.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
     return *(const device uint4*)codes;
   }
@@ -92,7 +91,8 @@ struct Bf16 {
   static METAL_FUNC bool store(thread float* x, uint lane, ulong row, device Code* codes, device Scale*) {
     ushort bits[E];
     for (int i = 0; i < E; ++i) {
-      // Integer rounding, to nearest with ties to even, keeps subnormals on devices that flush them.
+      // Rounds with integer operations, to nearest with ties to even, because some devices flush subnormal
+      // floats to zero.
       const uint wide = as_type<uint>(x[i]);
       const bool finite = (wide & 0x7F800000u) != 0x7F800000u;
       bits[i] = ushort((finite ? wide + 0x7FFFu + (wide >> 16 & 1u) : wide) >> 16);

@@ -1,20 +1,20 @@
-// int8 and int4 pages: two's-complement codes in uint32, element 0 lowest, one fp16 scale per row.
+// int8 and int4 pages: two's-complement codes in uint32 words, element 0 lowest, one fp16 scale per row.
 
-// FACTOR: float32 bits of the scale's factor of absmax. LOWEST_CODE: the magnitude of the lowest code.
+// FACTOR: the scale divided by absmax, as float32 bits. LOWEST_CODE: magnitude of the lowest code.
 template <int BITS, uint FACTOR, uint LOWEST_CODE>
 struct Integer {
   typedef uint Code;
   typedef half Scale;
   typedef half Tile;
-  typedef uint2 Raw;  // eight codes; of 4 bits, all in the first word
+  typedef uint2 Raw;  // eight codes; with 4 bits, all are in the first word
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D * BITS / 32; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return 1; }
 
-  // Signed codes of a word from bit `first` on.
+  // Converts four signed codes of a word, from bit `first` on.
   static METAL_FUNC float4 quad(uint word, uint first) {
     const uint top = 32 - BITS - first;
     return float4(
@@ -22,7 +22,7 @@ struct Integer {
         (32 - BITS));
   }
 
-  // The octet at `codes`.
+  // Loads the octet (eight codes) at `codes`.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) {
     return BITS == 4 ? uint2(*codes, 0u) : *(const device uint2*)codes;
   }
@@ -39,8 +39,8 @@ struct Integer {
   static METAL_FUNC void scale_octet(
       const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
-  // The code nearest to x / scale, ties to even. Halves of codes times the scale are exact, so the
-  // comparisons decide, and the quotient may be off by a rounding.
+  // Returns the code nearest to x / scale, ties to even. The quotient may be off by a rounding, but halves of
+  // codes times the scale are exact, so comparing x with them decides.
   static METAL_FUNC uint nearest(float x, float scale) {
     const float size = fabs(x);
     float k = floor(min(size / scale, float(1 << (BITS - 1))) + 0.5f);

@@ -1,7 +1,7 @@
-// mxfp4 and nvfp4 pages: E2M1 codes as of fp4, a byte of scale for each 32 or 16 values.
+// mxfp4 and nvfp4 pages: E2M1 codes stored as in fp4, and one byte of scale per 32 or 16 values.
 
 struct E8M0 {
-  // The least power of two that is at least top / 6.
+  // Returns the scale byte: the least power of two that is at least top / 6.
   static METAL_FUNC uint encode(float top) {
     return uint(clamp(int((as_type<uint>(top) + 0x3FFFFFu) >> 23) - 2, 0, 252));
   }
@@ -10,7 +10,7 @@ struct E8M0 {
 };
 
 struct E4M3 {
-  // Nearest to top / 6, a correctly rounded quotient; ties to even.
+  // Returns the scale byte: the E4M3 value nearest to the correctly rounded quotient top / 6, ties to even.
   static METAL_FUNC uint encode(float top) {
     const float quotient = top / 6.0f;
     const uint bits = as_type<uint>(quotient);
@@ -27,16 +27,16 @@ template <typename Byte, int N>
 struct Microscaled {
   typedef uint Code;
   typedef uint8_t Scale;
-  typedef bfloat16_t Tile;  // values are scaled before they get there, and exact
+  typedef bfloat16_t Tile;  // values in threadgroup tiles are already scaled, and exact
   typedef uint Raw;
 
-  // Of one row, in elements of either array.
+  // Number of array elements per row.
   template <int D>
   static METAL_FUNC constexpr uint codes_per_row() { return D / 8; }
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return D / N; }
 
-  // The octet at `codes`.
+  // Loads the octet (eight codes) at `codes`.
   static METAL_FUNC Raw load(const device Code* codes, const device Scale*, uint) { return *codes; }
 
   static METAL_FUNC void unpack(Raw word, thread float4& low, thread float4& high) { Fp4::unpack(word, low, high); }
@@ -44,7 +44,7 @@ struct Microscaled {
   template <int D>
   static METAL_FUNC float row_scale(const device Scale*, uint) { return 1.0f; }
 
-  // The whole simdgroup: one lane of each group reads its scale.
+  // Applies scales; all lanes must call it, because one lane of each group reads the scale for the others.
   template <int D>
   static METAL_FUNC void scale_octet(
       const device Scale* scales, uint row, uint octet, uint lane, bool reads, thread float4& low,

@@ -1,12 +1,13 @@
-// Rows of queries over latents (MLA): pages of one head, whose K rows are latents, which are V too, and whose
-// V rows are rotary keys. A row is a query head of a token, and has a query for each of the two; a tile's rows
-// follow each other, all heads of a token before those of the next. Decode and prompts are one kernel.
-//   grid: (items); an item is (first row of the step, its first head, rows, sequence, output of the first row,
-//         first and end of its tiles of 32 keys, -)
-//   8 rows belong to PARTS simdgroups, which have a part of the width each: of queries, latents and outputs
-// KEYS keys take three phases with a barrier after each: products with each part of the width; softmax and sums
-// of latents, with the next codes on their way; their expansion. Logits are summed over the parts in one order,
-// so that all of them have the same bits. A row's bits depend on nothing but the row and the split it is in.
+// Attention over latents (MLA), for decoding and prefill. Pages have one head: its K rows are latents, which
+// are also the values, and its V rows are rotary keys. A query row is one query head of one token, with a
+// query for latents and one for rotary keys. Rows are ordered by token, then by head.
+//    grid: (items); an item is (the token's row in the step, its first head, rows, sequence, output of the first 
+//          token, first and end of its tiles of 32 keys, -) 
+//    PARTS simdgroups have 8 rows, each a part of the width of queries, latents and outputs 
+// The loop has three phases for KEYS keys, each ended by a barrier: products over each part of the width;
+// softmax and weighted sums of latents, while the next codes are loaded; expansion of these codes. Logits are
+// summed over the parts in a fixed order, so that all parts have bit-identical logits. A row's result depends
+// only on the row and its split of the keys.
 //! body
 typedef Filling<Keys, HEAD_DIM> LatentFilling;
 typedef Filling<Values, ROTARY_DIM, 4> RotaryFilling;
@@ -15,8 +16,9 @@ constexpr uint MATRICES = HEAD_DIM / 8, MY_MATRICES = (MATRICES + PARTS - 1) / P
 constexpr uint ROTARY_MATRICES = ROTARY_DIM / 8, MY_ROTARY_MATRICES = (ROTARY_MATRICES + PARTS - 1) / PARTS;
 constexpr uint QUERY_STRIDE = HEAD_DIM + ROTARY_DIM + 4, OUT_STRIDE = HEAD_DIM + 4;
 constexpr int STEPS = 32 / KEYS;
-threadgroup float4 shared_quads[SHARED_QUADS];  // queries of a row group; latents and rotary keys; outputs
-threadgroup KeyRow key_rows[2 * KEYS];  // of the keys and the next
+// first queries of one row group; then latents and rotary keys; finally outputs
+threadgroup float4 shared_quads[SHARED_QUADS];
+threadgroup KeyRow key_rows[2 * KEYS];  // of these keys and of the next
 threadgroup float2 part_products[NUM_SIMDGROUPS * KEYS / 8 * 32];
 
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
@@ -47,7 +49,7 @@ find_rows<HEAD_DIM, ROTARY_DIM>(
 
 simdgroup_float8x8 query[MY_MATRICES], rotary_query[MY_ROTARY_MATRICES];
 for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
-  const bool mine = row_group == turn;  // the whole simdgroup
+  const bool mine = row_group == turn;  // uniform across the simdgroup
   for (uint i = part; mine && i < 8; i += PARTS) {
     const uint r = row_group * 8 + i;
     const ulong at = ulong(first_row) * NUM_HEADS + skipped + r;
@@ -79,11 +81,13 @@ for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
     UNROLL
     for (uint j = 0; j < ROTARY_LANE; ++j) {
       if (lane * ROTARY_LANE + j < ROTARY_DIM) {
-        staged[i * QUERY_STRIDE + HEAD_DIM + lane * ROTARY_LANE + j] = y[j] * LOG2_E;  // scaled before
+        // the caller has applied the scale
+        staged[i * QUERY_STRIDE + HEAD_DIM + lane * ROTARY_LANE + j] = y[j] * LOG2_E;
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // queries are staged, and the first rows known
+  // queries are staged, and key_rows of the first keys are known
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   if (mine) {
     UNROLL
     for (uint k = 0; k < MY_MATRICES; ++k) {
@@ -100,7 +104,8 @@ for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // others, or latents, overwrite them
+  // the next row group or latents overwrite the staged queries
+  threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 simdgroup_float8x8 output[MY_MATRICES];
 UNROLL
@@ -111,7 +116,8 @@ for (uint n = 0; n < MY_MATRICES; ++n) {
 const uint my_row = row_group * 8 + row_of(lane);
 const int my_position = my_row < count ? positions[first_row + (skipped + my_row) / NUM_HEADS] : -1;
 const int my_since = SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my_position);
-const bool has_rows = row_group * 8 < count;  // the whole simdgroup; loads are everyone's
+// uniform across the simdgroup; all simdgroups take part in loads
+const bool has_rows = row_group * 8 < count;
 threadgroup const float2* const group_products = part_products + row_group * (PARTS * KEYS / 8 * 32) + lane;
 float top = LOWEST, sum = 0.0f;
 {
@@ -122,7 +128,7 @@ float top = LOWEST, sum = 0.0f;
   LatentFilling::finish(k_codes, key_scale_rows, key_rows, latent_tile, thread_index, latents);
   RotaryFilling::finish(v_codes, value_scale_rows, key_rows, rotary_tile, thread_index, rotary_keys);
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // the first keys are there
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the first keys are loaded
 
 for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
   const uint next = KEYS - now;
@@ -175,7 +181,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
     find_rows<HEAD_DIM, ROTARY_DIM>(
         table, key_scale_rows, value_scale_rows, 0, next_start, since, last_position, thread_index, key_rows + next);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // products of all parts and the next rows are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // part_products and the next key_rows are stored
 
   LatentFilling::Raw latents[LatentFilling::TURNS];
   RotaryFilling::Raw rotary_keys[RotaryFilling::TURNS];
@@ -222,7 +228,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
         const uint column = c * 8 + column_of(lane) + i;
         const bool visible = is_visible(start + int(column), my_position, my_since);
         const float weight = visible ? fast::exp2(products[c].thread_elements()[i] - new_top) : 0.0f;
-        sum += weight;  // of this lane's columns
+        sum += weight;  // only this lane's columns; joined after the loop
         products[c].thread_elements()[i] = weight * key_rows[now + column].key_scale;
       }
     }
@@ -238,12 +244,12 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
       }
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // latents and products are done with
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // latents and part_products may be overwritten
   if (!is_last) {
     LatentFilling::finish(k_codes, key_scale_rows, key_rows + next, latent_tile, thread_index, latents);
     RotaryFilling::finish(v_codes, value_scale_rows, key_rows + next, rotary_tile, thread_index, rotary_keys);
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next keys are stored
   ++index;
   start = next_start;
 }
@@ -251,7 +257,7 @@ for (uint now = 0; index < end && start <= last_position; now = KEYS - now) {
 sum += simd_shuffle_xor(sum, 1);
 sum += simd_shuffle_xor(sum, 8);
 for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
-  const bool mine = has_rows && row_group == turn;  // the whole simdgroup
+  const bool mine = has_rows && row_group == turn;  // uniform across the simdgroup
   if (mine) {
     UNROLL
     for (uint n = 0; n < MY_MATRICES; ++n) {
@@ -265,7 +271,7 @@ for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
   for (uint i = part; mine && i < 8; i += PARTS) {
     const uint r = row_group * 8 + i;
     const float row_top = simd_shuffle(top, ushort(lane_of(i))), row_sum = simd_shuffle(sum, ushort(lane_of(i)));
-    if (r < count) {  // the whole simdgroup
+    if (r < count) {  // uniform across the simdgroup
       float x[VALUE_LANE];
       load_row<VALUE_DIM, VALUE_LANE>(staged + i * OUT_STRIDE, lane, x);
       const uint at = out_row * NUM_HEADS + skipped + r;
@@ -276,5 +282,5 @@ for (uint turn = 0; turn < ROW_GROUPS; ++turn) {
 #endif
     }
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next turn's overwrite them
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the next row group overwrites the staged outputs
 }

@@ -1,6 +1,6 @@
-// What the formats of packed codes share.
+// Common parts of the formats with packed codes.
 
-// Whether all values of the row are finite; if not, they become zeros.
+// Returns whether all values of the row are finite. If not, sets them to zero.
 template <int E>
 METAL_FUNC bool keep_finite(thread float* x) {
   bool finite = true;
@@ -14,7 +14,7 @@ METAL_FUNC bool keep_finite(thread float* x) {
   return finite;
 }
 
-// The largest magnitude among the N consecutive values that a lane's E values belong to.
+// Returns the largest magnitude in the group of N consecutive values to which this lane's E values belong.
 template <int N, int E>
 METAL_FUNC float group_top(thread const float* x) {
   float top = 0.0f;
@@ -27,11 +27,11 @@ METAL_FUNC float group_top(thread const float* x) {
   return top;
 }
 
-// A row's codes of BITS bits, E per lane, into its words, element 0 lowest.
+// Packs a row's codes of BITS bits, E per lane, into words, element 0 lowest.
 template <int BITS, int D, int E>
 METAL_FUNC void store_codes(thread const uint* codes, uint lane, ulong row, device uint* words) {
   constexpr int per_word = 32 / BITS;
-  constexpr int here = E < per_word ? E : per_word;  // of one word, in one lane
+  constexpr int here = E < per_word ? E : per_word;  // codes in one word that this lane has
   for (int w = 0; w < E / here; ++w) {
     uint word = 0;
     for (int i = 0; i < here; ++i) {
@@ -46,7 +46,7 @@ METAL_FUNC void store_codes(thread const uint* codes, uint lane, ulong row, devi
   }
 }
 
-// Lanes hold the octets of rows, one each: what the first lane of each OCTETS octets has.
+// Returns the first lane's `x` in each group of OCTETS octets of a row; each lane has one octet.
 template <int OCTETS>
 METAL_FUNC float first_of_group(float x, uint octet, uint lane) {
   return simd_shuffle(x, ushort(lane - octet % OCTETS));

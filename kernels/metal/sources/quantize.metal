@@ -1,10 +1,10 @@
-// Rows of K or V in page format: one simdgroup per row.
-//   rows [R, DIM]  ->  codes [R, ...], scales [R] if the format has them, storable [R]
+// Conversion of rows of K or V to a page format; one simdgroup per row.
+//    rows [R, DIM]  ->  codes [R, ...], scales [R] if the format has them, storable [R]
 //! body
 const uint lane = thread_index_in_simdgroup;
 const uint row = threadgroup_position_in_grid.x * NUM_SIMDGROUPS + simdgroup_index_in_threadgroup;
 if (row >= uint(rows_shape[0])) {
-  return;  // the whole simdgroup
+  return;  // uniform across the simdgroup
 }
 float x[LANE_DIM];
 load_row<DIM, LANE_DIM>(rows + ulong(row) * DIM, lane, x);

@@ -1,25 +1,25 @@
-// States of recurrent layers in slots, float32 [slots, HEADS, HEIGHT, WIDTH], shared by the recurrences whose
-// state is a matrix for each head. A threadgroup takes a segment, a head and a tile of rows, and walks the
-// segment's tokens in order: bits depend on nothing but the sequence.
-//   segments [B, 8]: first row, rows (one or more), slot that is read (-1: none), slot that is written, first and end of its
-//     checkpoints, -, -
-//   checkpoints [>= C, 2], of each segment in the order of rows: a row, and the slot that gets the state after it
-// The pool is an input twice, once to read and once, as `to_pool`, to be written all the same. A segment reads
-// its slot before it writes any, and no other segment touches what it writes.
+// States of recurrent layers, float32 [slots, HEADS, HEIGHT, WIDTH], for recurrences whose state is a matrix
+// per head. A threadgroup has one segment, one head and a tile of rows. It processes the segment's tokens in
+// order, so results depend only on the sequence.
+//    segments [B, 8]: first row, number of rows (at least one), slot to read (-1: none), slot to write, first and end of its 
+//      checkpoints, -, - 
+//    checkpoints [>= C, 2], ordered by row within each segment: a row, and the slot that gets the state after it 
+// The kernel writes to an input: the pool is passed twice, for reading and as `to_pool` for writing. A
+// segment reads its slot before it writes any slot, and no other segment reads or writes these slots.
 //
-// LANES lanes lie across a row of the state, VALUES values each in runs of VECTOR, so that loads of the lanes
-// are adjacent; a lane has ROWS rows, GROUPS = 32 / LANES apart. All products are explicit fma: a loop that a
-// compiler cuts in two must not round differently in its parts.
+// LANES lanes share a row of the state. Each has VALUES values in runs of VECTOR, so that adjacent lanes load
+// adjacent runs. A lane has ROWS rows that are GROUPS = 32 / LANES apart. Multiply-adds are explicit fma,
+// because a compiler that splits a loop must not round its parts differently.
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
 struct Place {
   uint head;
-  uint across;  // this lane in its row
-  uint row;     // its first one
+  uint across;  // number of this lane within its row
+  uint row;     // this lane's first row
 
   METAL_FUNC uint row_at(uint j) const thread { return row + j * GROUPS; }
-  // Lanes beside the last row compute that one once more, and store nothing.
+  // Lanes past the last row compute that row again, and store nothing.
   METAL_FUNC uint read_row(uint j) const thread { return min(row_at(j), uint(HEIGHT) - 1); }
   METAL_FUNC ulong state_at(int slot, uint j) const thread {
     return ((ulong(uint(slot)) * HEADS + head) * HEIGHT + read_row(j)) * WIDTH;
@@ -34,7 +34,7 @@ METAL_FUNC Place place_of(uint tile, uint head, uint simd_index, uint lane) {
   return place;
 }
 
-// A lane's values of a row of WIDTH.
+// Loads this lane's values of a row with WIDTH values.
 template <typename T>
 METAL_FUNC void load_values(const device T* row, uint across, thread float* x) {
   UNROLL
@@ -58,7 +58,7 @@ METAL_FUNC void load_values(const device T* row, uint across, thread float* x) {
 METAL_FUNC void load_state(const device float* pool, int slot, Place place, thread float* state) {
   UNROLL
   for (uint j = 0; j < ROWS; ++j) {
-    if (slot >= 0) {  // the whole threadgroup
+    if (slot >= 0) {  // uniform across the threadgroup
       load_values(pool + place.state_at(slot, j), place.across, state + j * VALUES);
     } else {
       UNROLL
@@ -91,7 +91,7 @@ METAL_FUNC void store_state(const device float* pool, int slot, Place place, thr
   }
 }
 
-// Over the lanes of a row; each of them gets the sum.
+// Returns the sum over the lanes of a row, in each of them.
 METAL_FUNC float row_sum(float x) {
   UNROLL
   for (ushort step = 1; step < LANES; step *= 2) {
@@ -107,7 +107,7 @@ METAL_FUNC void store_one(device T* to, float x) {
 
 METAL_FUNC float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
 
-// log(1 + exp(x)), to the last bits also where it is small: log(1 + e) = 2 atanh(e / (2 + e)).
+// Returns log(1 + exp(x)), precise also where it is small: log(1 + e) = 2 atanh(e / (2 + e)).
 METAL_FUNC float softplus(float x) {
   const float e = exp(-abs(x)), s = e / (2.0f + e), z = s * s;
   float series = 1.0f / 15.0f;

@@ -1,8 +1,9 @@
-// Join the splits of a row: a threadgroup per (row, query head), each of its simdgroups every
-// NUM_SIMDGROUPS-th split.
-//   rows [R, 4]: (first item, number of items, -, -); partial [items, heads, VALUE_DIM] weighted
-//   values and stats [items, heads, 4] (largest logit, sum of weights, -, -) of each split
-// A row of one split comes out as if decode had written it: its share is exactly 1.
+// Joins the splits of each row (partial results over some of its keys): one threadgroup per row and query
+// head, in which each simdgroup adds up every NUM_SIMDGROUPS-th split.
+//    rows [R, 4]: (first item, number of items, -, -); partial [items, heads, VALUE_DIM]: weighted 
+//    values, and stats [items, heads, 4]: (largest logit, sum of weights, -, -) of each split 
+// A row with one split gets exactly the result that decode would have written, because its factor is exactly
+// 1.
 //! body
 threadgroup float shared_rows[NUM_SIMDGROUPS * VALUE_DIM];
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
@@ -35,9 +36,9 @@ for (uint i = 0; i < VALUE_LANE; ++i) {
     shared_rows[simd_index * VALUE_DIM + lane * VALUE_LANE + i] = x[i];
   }
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // every simdgroup's sum is stored
+threadgroup_barrier(mem_flags::mem_threadgroup);  // the sums of all simdgroups are stored
 if (simd_index > 0) {
-  return;  // the whole simdgroup
+  return;  // uniform across the simdgroup
 }
 float total = 0.0f;
 for (uint s = lane; s < count; s += 32) {

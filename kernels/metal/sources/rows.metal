@@ -1,4 +1,4 @@
-// One row spread over a simdgroup: lane l holds elements l * E .. l * E + E - 1, zeros from D on.
+// Rows spread over a simdgroup: lane l has elements l * E to l * E + E - 1; elements from D on are zero.
 
 template <int D, int E, typename P>
 METAL_FUNC void load_row(P source, uint lane, thread float* x) {
@@ -7,9 +7,9 @@ METAL_FUNC void load_row(P source, uint lane, thread float* x) {
   }
 }
 
-// The Sylvester-Hadamard rotation, every addition in the order h = 1, 2, 4, ... that the page
-// formats define, in blocks of the largest power of two b that divides D; `norm` is float32(1 / sqrt(b)).
-// Its own inverse. A lane's E values lie in one block: D is a multiple of 8.
+// Applies the Sylvester-Hadamard rotation, its own inverse, with additions in the page formats' order h = 1,
+// 2, 4, ... It rotates blocks of b values, the largest power of two that divides D; `norm` is float32(1 /
+// sqrt(b)). Since D is a multiple of 8, a lane's E values are in one block.
 template <int D, int E>
 METAL_FUNC void hadamard(thread float* x, uint lane, float norm) {
   for (int h = 1; h < E; h *= 2) {

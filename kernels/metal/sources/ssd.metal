@@ -4,10 +4,10 @@
 //   ->  y [T, HEADS, HEIGHT]
 //   grid: (tiles of rows, HEADS, segments)
 
-// Comparisons, not min and max, which would hide NaN.
+// Comparisons instead of min and max, which would replace NaN.
 METAL_FUNC float within(float d, float lowest, float highest) { return d < lowest ? lowest : d > highest ? highest : d; }
 //! body
-threadgroup float decays[BLOCK], steps[BLOCK];  // of tokens ahead: the same for all rows of a head
+threadgroup float decays[BLOCK], steps[BLOCK];  // of the next BLOCK tokens; all rows of a head use them
 const uint lane = thread_index_in_simdgroup, thread_index = thread_index_in_threadgroup;
 const device int* const segment = segments + 8 * threadgroup_position_in_grid.z;
 const int first = segment[0], end = first + segment[1];
@@ -22,14 +22,14 @@ load_state(pool, segment[2], place, state);
 
 for (int block = first; block < end; block += BLOCK) {
   const int count = min(int(BLOCK), end - block);
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // the steps before are done with
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // earlier steps may be overwritten
   for (uint i = thread_index; i < uint(count); i += THREADS) {
     const float raw = float(dt[ulong(uint(block) + i) * HEADS + place.head]);
     const float d = within(softplus(raw + offset), limits[0], limits[1]);
     steps[i] = d;
     decays[i] = exp(-(rate * d));
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // steps are there
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // the steps are stored
   for (int n = 0; n < count; ++n) {
     const uint t = uint(block + n);
     float in[VALUES], out[VALUES];
@@ -51,7 +51,7 @@ for (int block = first; block < end; block += BLOCK) {
         store_one(y + at, fma(skip, value, sum));
       }
     }
-    for (; kept < end_kept && checkpoints[2 * kept] == int(t); ++kept) {  // the whole threadgroup
+    for (; kept < end_kept && checkpoints[2 * kept] == int(t); ++kept) {  // uniform across the threadgroup
       store_state(to_pool, checkpoints[2 * kept + 1], place, state);
     }
   }

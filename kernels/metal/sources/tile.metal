@@ -1,5 +1,6 @@
-// Tiles of KEYS keys in threadgroup memory, for kernels on 8x8 matrices: chunk and latent. Lane l has columns
-// column_of(l) and the next of row row_of(l) of a matrix, as MLX's own kernels have it.
+// Tiles of KEYS keys in threadgroup memory, for the kernels with 8x8 matrices, chunk and latent. In a matrix,
+// lane l has row row_of(l) and two adjacent columns from column_of(l) on. MLX's own kernels rely on this
+// order, too.
 
 METAL_FUNC uint row_of(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
 METAL_FUNC uint column_of(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
@@ -18,16 +19,16 @@ METAL_FUNC void put_quads(threadgroup float* to, float4 low, float4 high) {
   ((threadgroup float4*)to)[1] = high;
 }
 
-// Where a key lies in the pool, UNUSED if no query of the tile sees it, and the scales of its rows.
+// A key's row in the pool (UNUSED if no query of the tile sees it), and the scales of its K and V.
 struct KeyRow {
   uint row;
   float key_scale;
   float value_scale;
 };
 
-// K or V of KEYS keys on their way to a threadgroup tile, whose rows are padded; unused rows are zeros. A
-// thread has every THREADS-th octet. A simdgroup takes part as a whole where scales of groups need it: KEYS
-// times the octets of such a row is a multiple of 32.
+// Moves K or V of KEYS keys from pages to a threadgroup tile with padded rows; unused rows become zeros. Each
+// thread has every THREADS-th octet. Scales of groups need complete simdgroups, which they have: KEYS times
+// the octets of such a row is a multiple of 32.
 template <typename Format, int D, uint MOST_AHEAD = 16>
 struct Filling {
   typedef typename Format::Raw Raw;
@@ -37,10 +38,12 @@ struct Filling {
     UNITS = KEYS * OCTETS,
     TURNS = (UNITS + THREADS - 1) / THREADS,
     STRIDE = D + 8,
-    AHEAD = TURNS * sizeof(Raw) <= MOST_AHEAD  // codes are on their way during the products: few enough registers
+    // whether codes are loaded during the products: only if they need few registers
+    AHEAD = TURNS * sizeof(Raw) <= MOST_AHEAD
   };
 
-  // The key and the octet of a thread's unit `i`: for rows that divide the threads, constants apart.
+  // Return the key and the octet of a thread's unit `i`. If a row's octets divide the threads, units are a
+  // constant number of keys apart.
   static METAL_FUNC uint key_of(uint i, uint thread_index) {
     return THREADS % OCTETS == 0 ? i * (THREADS / OCTETS) + thread_index / OCTETS
                                  : (i * THREADS + thread_index) / OCTETS;
@@ -64,7 +67,7 @@ struct Filling {
     }
   }
 
-  // Start to load what is to be on its way during the products.
+  // Begins to load codes during the products, if AHEAD.
   static METAL_FUNC void start(
       const device typename Format::Code* codes, const device typename Format::Scale* scales,
       threadgroup const KeyRow* rows, uint thread_index, thread Raw* raws) {
@@ -74,7 +77,7 @@ struct Filling {
     }
   }
 
-  // The tile of what `start` loads, or else is loaded here.
+  // Fills the tile with the codes that `start` has loaded or, unless AHEAD, loads them now.
   static METAL_FUNC void finish(
       const device typename Format::Code* codes, const device typename Format::Scale* scales,
       threadgroup const KeyRow* rows, threadgroup Element* tile, uint thread_index, thread Raw* raws) {
@@ -91,7 +94,7 @@ struct Filling {
     }
   }
 
-  // 16-bit values lie in a tile as they are stored.
+  // Copies 16-bit values, which a tile stores unchanged.
   static METAL_FUNC void put(
       uint4 raw, const device typename Format::Scale*, uint, uint, uint, threadgroup Element* to) {
     *(threadgroup uint4*)to = raw;
@@ -108,7 +111,7 @@ struct Filling {
   }
 };
 
-// Rows of keys start..start + KEYS; rows of K have DK values and rows of V have DV.
+// Finds the rows of keys start to start + KEYS - 1. A row of K has DK values, a row of V DV values.
 template <int DK, int DV>
 METAL_FUNC void find_rows(
     const device int* table, const device Keys::Scale* k_scales, const device Values::Scale* v_scales, uint kv_head,

@@ -1,8 +1,9 @@
-// Rows of K and V in page format, each in its place in the pool: inputs, written all the same. MLX does not
-// see that: whoever reads or writes the pages next takes `written` as an input, and `after` is what the last
-// kernel on these pages made. A threadgroup per token, a simdgroup per row.
-//   keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads] rows of the pool,
-//   flagged [>= T]  ->  written [>= T]: a row of the token cannot be stored, or the token was flagged
+// Converts rows of K and V to their page format and writes them to the pool; one threadgroup per token, one
+// simdgroup per row.
+//    keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads]: rows of the pool, 
+//    flagged [>= T]  ->  written [>= T]: true if a row of the token cannot be stored, or if the token was flagged 
+// The kernel writes to inputs, which MLX does not know. So the next kernel that reads or writes the pages
+// takes `written` as an input, and this kernel takes `after`, the output of the last kernel on these pages.
 
 template <typename Format, int D, int E, bool ROTATES, typename Row>
 METAL_FUNC bool write_row(
@@ -20,7 +21,7 @@ METAL_FUNC bool write_row(
 threadgroup bool failures[MAX_SIMDGROUPS];
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint token = threadgroup_position_in_grid.x, heads = uint(keys_shape[1]);
-if (token >= uint(keys_shape[0])) {  // the whole threadgroup
+if (token >= uint(keys_shape[0])) {  // uniform across the threadgroup
   if (simd_index == 0 && lane == 0) {
     written[token] = false;
   }
@@ -32,7 +33,7 @@ bool finite = true;
 for (uint i = simd_index; i < 2 * heads; i += simdgroups_per_threadgroup) {
   const uint row = token * heads + i % heads;
   const uint target = uint(targets[row]);
-  if (i < heads) {  // the whole simdgroup
+  if (i < heads) {  // uniform across the simdgroup
     finite = write_row<Keys, KEY_DIM, KEY_LANE, ROTATE_KEYS>(
         keys + ulong(row) * KEY_DIM, lane, as_type<float>(KEY_NORM_BITS), target, k_codes, key_scale_rows) && finite;
   } else {
@@ -44,7 +45,7 @@ for (uint i = simd_index; i < 2 * heads; i += simdgroups_per_threadgroup) {
 if (lane == 0) {
   failures[simd_index] = !finite;
 }
-threadgroup_barrier(mem_flags::mem_threadgroup);  // every row is stored
+threadgroup_barrier(mem_flags::mem_threadgroup);  // all rows are stored
 if (simd_index == 0 && lane == 0) {
   bool failed = flagged[token];
   for (uint i = 0; i < simdgroups_per_threadgroup; ++i) {
