@@ -1,10 +1,10 @@
 // Prefill: a tile of query rows of one sequence attends to its keys, with 8x8 matrices. A tile's rows are
 // consecutive tokens times the GROUP query heads of one KV head, so K and V are read and dequantized once for
 // all of them.
-//    grid: (tiles, KV heads). A tile is (first row, tokens, sequence, number of tiles) or, with SPLIT, 
-//    (first row, tokens, sequence, first output row). Without SPLIT, further entries follow the tiles: 
-//    (row of `decoded`, 0, 0, output row) copies a row that another kernel has computed. 
-//    A simdgroup has 8 rows. If rows are wide, PARTS = 2 simdgroups have 8 rows, each half of their width. 
+//   grid: (tiles, KV heads). A tile is (first row, tokens, sequence, number of tiles) or, with SPLIT,
+//   (first row, tokens, sequence, first output row). Without SPLIT, further entries follow the tiles:
+//   (row of `decoded`, 0, 0, output row) copies a row that another kernel has computed.
+//   A simdgroup has 8 rows. If rows are wide, PARTS = 2 simdgroups have 8 rows, each half of their width.
 // The loop has two phases for KEYS keys, each ended by a barrier. First, queries and K are multiplied while V
 // is loaded. Then softmax and weighted sums of V are computed while the next K is loaded. With VALUES_FIRST,
 // V is expanded before the products, because both together would need too many registers. Logits and weights

@@ -1,9 +1,9 @@
 // Short causal convolution over the rows of each segment, with its activation; one thread per segment and
 // channel.
-//    pool [slots, TAPS - 1, CHANNELS]: the last inputs, oldest first. It is also passed as `to_pool`, which is written 
-//    segments, checkpoints: see recurrent.metal 
-//    x [T, CHANNELS], weight [TAPS, CHANNELS], optional bias [CHANNELS]  ->  y [T, CHANNELS] 
-//    grid: (CHANNELS, 1, segments) 
+//   pool [slots, TAPS - 1, CHANNELS]: the last inputs, oldest first. It is also passed as `to_pool`, which is written
+//   segments, checkpoints: see recurrent.metal
+//   x [T, CHANNELS], weight [TAPS, CHANNELS], optional bias [CHANNELS]  ->  y [T, CHANNELS]
+//   grid: (CHANNELS, 1, segments)
 // AHEAD inputs are loaded at once, because they do not depend on computed values.
 
 #define UNROLL _Pragma("clang loop unroll(full)")

@@ -1,6 +1,6 @@
 // Copies pages inside the pool, codes and scales of K and V; one threadgroup per pair of pages and KV head,
 // whose rows of a page are contiguous.
-//    pairs [>= P, 2]: (source, target); no page is both source and target  ->  copied [P * KV heads * 8] 
+//   pairs [>= P, 2]: (source, target); no page is both source and target  ->  copied [P * KV heads * 8]
 // The kernel writes to inputs: each array of the pool is passed twice, for reading and as `to_...` for
 // writing. MLX does not know of these writes. So the next kernel that reads or writes the pages takes
 // `copied` as an input, and this kernel takes `after`, the output of the last kernel on these pages.

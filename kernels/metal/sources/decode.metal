@@ -1,7 +1,7 @@
 // Decoding: one query row of a sequence attends to its keys. A threadgroup reads the rows of one KV head for
 // all GROUP query heads that share it.
-//    grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split of the keys 
-//    simdgroup (slice, range) has HEADS query heads (its slice) and every RANGES-th tile of 32 keys 
+//   grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split of the keys
+//   simdgroup (slice, range) has HEADS query heads (its slice) and every RANGES-th tile of 32 keys
 // LANES lanes read one row, 8 codes each. So one load takes 32 / LANES rows, a tile needs LANES loads, and a
 // stage of these loads is in flight at once. A lane then has products of 8 dims with each of its rows. They
 // are summed across lanes by halving: in each step, a lane keeps half of its products and adds another

@@ -1,10 +1,10 @@
 // Gated delta rule over the segments of a step: S = S diag(g); u = beta (v - S k); S += u k'; y = S q.
-//    q, k [T, KEY_HEADS, WIDTH], v [T, HEADS, HEIGHT], a [T, HEADS] or, with a gate per dim, [T, HEADS, WIDTH], 
-//    b [T, HEADS]; GATES is the number of gates per head 
-//    unless a is already g and b is beta: A_log [HEADS] or, with WIDE_A, [HEADS, GATES]; dt_bias [HEADS, GATES]; 
-//    limits: lower bound of log g, scale of beta 
-//    ->  y [T, HEADS, HEIGHT] 
-//    grid: (tiles of rows, HEADS, segments) 
+//   q, k [T, KEY_HEADS, WIDTH], v [T, HEADS, HEIGHT], a [T, HEADS] or, with a gate per dim, [T, HEADS, WIDTH],
+//   b [T, HEADS]; GATES is the number of gates per head
+//   unless a is already g and b is beta: A_log [HEADS] or, with WIDE_A, [HEADS, GATES]; dt_bias [HEADS, GATES];
+//   limits: lower bound of log g, scale of beta
+//   ->  y [T, HEADS, HEIGHT]
+//   grid: (tiles of rows, HEADS, segments)
 // Both products read the decayed state, y = S q + u (k . q), so a token needs only one round of sums across
 // lanes.
 

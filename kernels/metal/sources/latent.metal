@@ -1,9 +1,9 @@
 // Attention over latents (MLA), for decoding and prefill. Pages have one head: its K rows are latents, which
 // are also the values, and its V rows are rotary keys. A query row is one query head of one token, with a
 // query for latents and one for rotary keys. Rows are ordered by token, then by head.
-//    grid: (items); an item is (the token's row in the step, its first head, rows, sequence, output of the first 
-//          token, first and end of its tiles of 32 keys, -) 
-//    PARTS simdgroups have 8 rows, each a part of the width of queries, latents and outputs 
+//   grid: (items); an item is (the token's row in the step, its first head, rows, sequence, output of the first
+//         token, first and end of its tiles of 32 keys, -)
+//   PARTS simdgroups have 8 rows, each a part of the width of queries, latents and outputs
 // The loop has three phases for KEYS keys, each ended by a barrier: products over each part of the width;
 // softmax and weighted sums of latents, while the next codes are loaded; expansion of these codes. Logits are
 // summed over the parts in a fixed order, so that all parts have bit-identical logits. A row's result depends

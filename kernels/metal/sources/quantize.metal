@@ -1,5 +1,5 @@
 // Conversion of rows of K or V to a page format; one simdgroup per row.
-//    rows [R, DIM]  ->  codes [R, ...], scales [R] if the format has them, storable [R]
+//   rows [R, DIM]  ->  codes [R, ...], scales [R] if the format has them, storable [R]
 //! body
 const uint lane = thread_index_in_simdgroup;
 const uint row = threadgroup_position_in_grid.x * NUM_SIMDGROUPS + simdgroup_index_in_threadgroup;

@@ -1,9 +1,9 @@
 // States of recurrent layers, float32 [slots, HEADS, HEIGHT, WIDTH], for recurrences whose state is a matrix
 // per head. A threadgroup has one segment, one head and a tile of rows. It processes the segment's tokens in
 // order, so results depend only on the sequence.
-//    segments [B, 8]: first row, number of rows (at least one), slot to read (-1: none), slot to write, first and end of its 
-//      checkpoints, -, - 
-//    checkpoints [>= C, 2], ordered by row within each segment: a row, and the slot that gets the state after it 
+//   segments [B, 8]: first row, number of rows (at least one), slot to read (-1: none), slot to write,
+//     first and end of its checkpoints, -, -
+//   checkpoints [>= C, 2], ordered by row within each segment: a row, and the slot that gets the state after it
 // The kernel writes to an input: the pool is passed twice, for reading and as `to_pool` for writing. A
 // segment reads its slot before it writes any slot, and no other segment reads or writes these slots.
 //

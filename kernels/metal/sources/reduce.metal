@@ -1,7 +1,7 @@
 // Joins the splits of each row (partial results over some of its keys): one threadgroup per row and query
 // head, in which each simdgroup adds up every NUM_SIMDGROUPS-th split.
-//    rows [R, 4]: (first item, number of items, -, -); partial [items, heads, VALUE_DIM]: weighted 
-//    values, and stats [items, heads, 4]: (largest logit, sum of weights, -, -) of each split 
+//   rows [R, 4]: (first item, number of items, -, -); partial [items, heads, VALUE_DIM]: weighted
+//   values, and stats [items, heads, 4]: (largest logit, sum of weights, -, -) of each split
 // A row with one split gets exactly the result that decode would have written, because its factor is exactly
 // 1.
 //! body

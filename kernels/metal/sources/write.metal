@@ -1,7 +1,7 @@
 // Converts rows of K and V to their page format and writes them to the pool; one threadgroup per token, one
 // simdgroup per row.
-//    keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads]: rows of the pool, 
-//    flagged [>= T]  ->  written [>= T]: true if a row of the token cannot be stored, or if the token was flagged 
+//   keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads]: rows of the pool,
+//   flagged [>= T]  ->  written [>= T]: true if a row of the token cannot be stored, or if the token was flagged
 // The kernel writes to inputs, which MLX does not know. So the next kernel that reads or writes the pages
 // takes `written` as an input, and this kernel takes `after`, the output of the last kernel on these pages.
 
