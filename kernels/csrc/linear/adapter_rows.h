@@ -1,4 +1,4 @@
-// Calls of the adapter kernels, without MLX types.
+// Arguments of the adapter kernels, without MLX types.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +19,26 @@ struct AdapterFactors {
   std::size_t num_bytes() const;
 
   int experts, rank, inputs, outputs;
-  int a_stride, b_stride;  // values from one row to the next
+  int a_stride, b_stride;  // distance between rows, in values
   Float type;              // of a and b: bf16 or f32
   float scale;
   Lines a, b;                     // [experts, rank, a_stride] and [experts, rank, b_stride]
-  std::vector<float> gain, bias;  // empty: ones and zeros
+  std::vector<float> gain, bias;  // empty: gains of one, biases of zero
 };
 
-// Rows of one adapter and expert.
+// Rows of one step that use the same adapter and expert.
 struct AdapterGroup {
   const AdapterFactors* factors;
   int expert;
-  int part_offset;   // offset of its outputs in a row of y
-  int first, count;  // rows order[first], ...
-  std::size_t z;     // offset of the group's products with A
+  int part_offset;   // where its outputs begin in a row of y
+  int first, count;  // rows order[first], order[first + 1], ...
+  std::size_t z;     // where its products with A begin in the buffer z
 };
 
 struct AdapterCall {
   const void* x;
   Float x_type;
-  const std::size_t* x_offsets;  // values from x to each row; null: rows are adjacent
+  const std::size_t* x_offsets;  // where each row begins in x, in values; null: rows are adjacent
   void* y;
   Float y_type;
   int inputs, y_stride;

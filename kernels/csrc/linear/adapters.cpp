@@ -12,11 +12,11 @@ namespace octavo {
 namespace {
 
 constexpr int kLanes = 16;       // values per vector
-constexpr int kScratchSlot = 2;  // the kernel's tasks use slot 0
+constexpr int kScratchSlot = 2;  // thread_scratch slot; the kernel's tasks use slot 0
 
 int whole_vectors(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-// Returns a matrix of factors with rows padded to whole vectors.
+// Copies a matrix, with rows padded with zeros to `stride` values.
 Lines laid_out(const mx::array& from, int stride) {
   const std::size_t rows = from.size() / from.shape(-1), size = from.itemsize();
   const std::size_t row_bytes = from.shape(-1) * size;
@@ -39,7 +39,7 @@ std::vector<float> floats(const std::optional<mx::array>& values, int count, con
   return {plain.data<float>(), plain.data<float>() + count};
 }
 
-// Rows sorted by place, and divided into groups of one adapter, expert and part.
+// Rows sorted by slot and expert, and divided into groups that share an adapter, expert and part.
 class Groups {
  public:
   Groups(const AdapterTable& table, const int32_t* places, int count, int rows_per_place) {
@@ -78,7 +78,7 @@ class Groups {
   }
 };
 
-// Reuses the buffer of y, which no other operation reads, for the output.
+// Lets the output share y's buffer, which no other operation reads.
 void take_over(const mx::array& y, mx::array& output, Encoder& encoder) {
   if (y.flags().row_contiguous && y.is_donatable()) {
     output.copy_shared_buffer(y);

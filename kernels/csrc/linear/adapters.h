@@ -20,14 +20,14 @@ std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx:
 
 using Factors = std::shared_ptr<const AdapterFactors>;
 
-// The adapters in the slots of layers that share an input. `outputs`: number of outputs of each layer; their
-// results are adjacent. Steps read the table when they run. So captured steps stay valid, and adapters change
-// only between steps. Slot 0 is for rows without an adapter.
+// The adapters of layers that share an input, by slot. `outputs`: number of outputs of each layer (a part);
+// their results are adjacent. Kernels look up the table when a step runs, so captured steps stay valid when
+// adapters change between steps. Slot 0 has no adapter.
 class AdapterTable {
  public:
   AdapterTable(int inputs, std::vector<int> outputs, int experts, int num_slots);
 
-  // Throws std::invalid_argument for factors of other shapes.
+  // Throws std::invalid_argument for factors of wrong shapes.
   void put(int slot, int part, Factors factors);
   void clear(int slot);
 
@@ -44,14 +44,14 @@ class AdapterTable {
   std::vector<Factors> factors_;  // [slots + 1, parts]
 };
 
-// Adds the adapter of each row to y [..., outputs], the layers' results for x [..., inputs]. `slots` int32
-// has one slot for each group of consecutive rows. Rows of slot 0 are unchanged; a row's bits depend only on
-// that row and its adapter.
+// Adds each row's adapter to y [..., outputs], the layers' results for x [..., inputs]. `slots` int32 has one
+// slot for each group of consecutive rows. Rows of slot 0 are unchanged. Results of a row depend only on that
+// row and its adapter, bit for bit.
 mx::array add_adapters(const mx::array& y, const mx::array& x, const mx::array& slots,
                        const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
 
-// Adds adapters of experts: x [..., M, inputs], places [...] = slot * experts + expert, y [..., M, outputs].
-// The leading dimensions of x and places are broadcast.
+// Adds experts' adapters to y [..., M, outputs], for x [..., M, inputs] and places [...] = slot * experts +
+// expert. The leading dimensions of x and places are broadcast.
 mx::array add_expert_adapters(const mx::array& y, const mx::array& x, const mx::array& places,
                               const std::shared_ptr<AdapterTable>& table, mx::StreamOrDevice stream);
 

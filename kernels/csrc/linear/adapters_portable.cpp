@@ -1,8 +1,8 @@
 // y += scale (x A) B for rows that have adapters, in standard C++ with GCC vectors.
 //
-// A product of x with a row of A is computed as 16 sums, each over every 16th input in ascending order, which
-// are added as a tree. Each output adds its products in the order of ranks. So a row's bits do not depend on
-// other rows.
+// A product of x with a row of A is computed as 16 sums. Each runs over every 16th input in order, and they
+// are then added as a tree. Each output adds its products in the order of ranks. So a row's bits do not
+// depend on other rows.
 #include <algorithm>
 
 #include "linear/adapter_rows.h"
@@ -17,7 +17,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kOutputBlock = 512;  // outputs per item
 #if defined(__AVX512F__)
-constexpr int kTile = 4;  // tile of rows times ranks (or vectors of outputs) whose sums fit into registers
+constexpr int kTile = 4;  // rows by ranks (or by vectors of outputs) whose sums fit into registers
 #else
 constexpr int kTile = 2;
 #endif
@@ -42,7 +42,7 @@ inline __attribute__((always_inline)) float add_lanes(const Vec& sum) {
   return lanes[0];
 }
 
-// Computes z[R][Q] = scale * x[R] . a[Q] over `size` values, which are whole vectors.
+// Computes z = scale * x . a for R rows and Q ranks, over `size` values, which are whole vectors.
 template <int R, int Q, class F>
 void multiply_rows(const float* x, const F* a, int size, int a_stride, float scale, float* z, int z_stride) {
   Vec sums[R][Q] = {};
@@ -70,7 +70,7 @@ void multiply_ranks(const float* x, const F* a, const AdapterFactors& factors, f
     multiply_rows<R, 1>(x, a + static_cast<std::size_t>(q) * size, size, size, factors.scale, z + q, rank);
 }
 
-// Computes sums[R][V] over `rank` products z[R] b[V].
+// Computes sums of z b over `rank` products, for R rows and V vectors of outputs.
 template <int R, int V, class F>
 void multiply_outputs(const float* z, int rank, const F* b, int b_stride, float* to) {
   Vec sums[R][V] = {};
@@ -115,7 +115,7 @@ void multiply_a(const AdapterCall& call, const AdapterGroup& group) {
   for (; r < group.count; ++r) multiply_ranks<1>(x + r * size, a, factors, z + r * factors.rank);
 }
 
-// Adds `count` sums to a row's outputs from `start` on.
+// Adds `count` sums to outputs [start, start + count) of a row, with gain and bias.
 void finish(const AdapterCall& call, const AdapterGroup& group, int row, int start, int count,
             const float* sums) {
   const AdapterFactors& factors = *group.factors;

@@ -1,4 +1,4 @@
-// Writing of results by kernels on AMX tiles. Internal linkage: see numeric.h.
+// How kernels on AMX tiles write results. Internal linkage: see numeric.h.
 #pragma once
 
 #include "linear/amx_tiles.h"
@@ -6,12 +6,12 @@
 namespace octavo::amx {
 namespace {
 
-// Writes a thread's results of rows from `first_row` on. Lines of y are slow to reach, because other cores
-// may have cached them. So gates stay in local memory until their partners are computed, and results of many
-// rows bypass the caches.
+// Writes a thread's results of rows from `first_row` on. Writing to y is slow, because other cores may have
+// its cache lines. So gates stay in local memory until the values that they multiply are computed, and
+// results of many rows bypass the caches.
 class Results {
  public:
-  // Bytes of memory for the gates of some rows.
+  // Returns the bytes of memory for the gates of `rows` rows.
   static std::size_t bytes(const LinearCall& call, int rows) {
     return call.gate ? row_bytes(call) * rows : 0;
   }
@@ -21,12 +21,12 @@ class Results {
         row_bytes_(row_bytes(call)),
         gates_(call.gate ? static_cast<char*>(memory) : nullptr),
         stream_(call.rows > kTileRows && can_stream(call)) {}
-  // Makes results that bypassed the caches visible before this thread's next writes.
+  // Orders results that bypassed the caches before this thread's next writes.
   ~Results() { _mm_sfence(); }
   Results(const Results&) = delete;
   Results& operator=(const Results&) = delete;
 
-  // Returns how rows from `row` on are written.
+  // Returns where and how rows from `row` on are written.
   Writing at(int row) const {
     return {gates_ == nullptr ? nullptr : gates_ + row_bytes_ * (row - first_row_), stream_};
   }

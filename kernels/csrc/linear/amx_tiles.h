@@ -1,10 +1,11 @@
-// AMX tiles: a thread's tile registers, activations in their layout, and products of blocks of rows. Internal
+// AMX tiles: configuration of the registers, layout of activations, and products of blocks of rows. Internal
 // linkage: see numeric.h.
 //
 // One product multiplies up to 16 rows of 64 bytes of activations (32 bf16 or 64 codes) by weights of 16
-// outputs. Tiles 0..3 hold sums, 4 and 5 activations, 6 and 7 weights. A block of 17 to 32 rows has two tiles
-// of rows: sums 0 and 1 and activations 4 belong to the upper rows, sums 2 and 3 and activations 5 to the
-// lower rows. In a block of up to 16 rows, tiles 0..3 are the panel's four groups of 16 outputs.
+// outputs. Registers: tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights. A block of 17 to 32 rows
+// has two tiles of rows: sums 0 and 1 and activations 4 belong to the upper rows, sums 2 and 3 and
+// activations 5 to the lower rows. In a block of up to 16 rows, tiles 0 to 3 are the four groups of 16
+// outputs.
 #pragma once
 
 #include <immintrin.h>
@@ -18,10 +19,10 @@ namespace {
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
 constexpr int kBlockRows = 32;
-constexpr int kWordBytes = 4 * kPanel;              // bytes of a panel's weights for four bytes of inputs
-constexpr int kStepBytes = kTileRows * kWordBytes;  // bytes of a panel's weights for a tile of activations
+constexpr int kWordBytes = 4 * kPanel;  // bytes of a panel's weights for four bytes of activations
+constexpr int kStepBytes = kTileRows * kWordBytes;  // bytes of a panel's weights for one tile of activations
 
-// Memory layout for _tile_loadconfig (Intel SDM, LDTILECFG).
+// Operand of _tile_loadconfig (Intel SDM, LDTILECFG).
 struct TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -35,8 +36,8 @@ static_assert(sizeof(TileConfig) == 64);
 // or move stores that look unused (GCC 12 does).
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
-// Configures tiles of `upper` and, if not 0, `lower` rows: steps of `step_bytes` per row of activations, four
-// bytes per row of weights.
+// Configures tiles for `upper` and, if not 0, `lower` rows of activations, with `step_bytes` bytes of a row
+// at a time.
 inline void load_config(int upper, int lower, int step_bytes = 64) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
@@ -59,7 +60,7 @@ class Tiles {
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // Calls load_config for `rows` rows if the tiles are configured differently.
+  // Configures tiles for `rows` rows, unless they already are.
   void configure(int rows, int step_bytes = 64) {
     const int upper = std::min(rows, kTileRows), lower = rows - upper;
     if (upper == upper_ && lower == lower_ && step_bytes == step_bytes_) return;
@@ -75,11 +76,11 @@ class Tiles {
   int step_bytes_ = 0;
 };
 
-// The steps of a product of up to 32 rows: `runs` runs of `steps` tiles of activations, with their weights in
-// a panel.
+// Operands of a product of up to 32 rows: `runs` runs of `steps` steps. A step is one tile of activations
+// with its weights.
 struct Steps {
   const void* x;
-  std::size_t row_stride, lower;  // bytes to the next row, and to the 16th row after a row
+  std::size_t row_stride, lower;  // bytes to the next row, and from a row to the 16th after it
   std::size_t x_step;             // bytes to the next step
   const uint8_t* weights;
   int steps, step_bytes = kStepBytes;            // bytes of weights per step
@@ -98,8 +99,8 @@ struct Steps {
 };
 
 // Activations in bf16: row-major, or in tiles [rows / 32][inputs / 32][2][16][32], with the two tiles of a
-// block adjacent. Tiles avoid two problems: rows that are a power of two apart share few cache sets, and
-// hardware prefetchers follow one stream better than two.
+// block adjacent. The tiled layout is faster, because rows that are a power of two apart share few cache
+// sets, and because hardware prefetchers follow one stream better than two.
 struct Activations {
   const bf16_t* data;
   std::size_t inputs;  // number of inputs, padded to whole steps
@@ -107,8 +108,8 @@ struct Activations {
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
 
-  // Returns all steps from row `first` on, with the weights of a panel. In tiles, `first` is a multiple of
-  // kBlockRows.
+  // Returns all steps from row `first` on, with the weights of a panel. In the tiled layout, `first` must be
+  // a multiple of kBlockRows.
   Steps steps(int first, const uint8_t* weights) const {
     const std::size_t size = sizeof(bf16_t);
     return {.x = data + first * inputs,
@@ -120,7 +121,7 @@ struct Activations {
   }
 };
 
-// Returns the number of rows in the tiled layout, for `rows` rows.
+// Returns the number of rows that the tiled layout has for `rows` rows.
 inline std::size_t tiled_rows(int rows) {
   return static_cast<std::size_t>((rows + kBlockRows - 1) / kBlockRows) * kBlockRows;
 }
@@ -140,8 +141,8 @@ inline void start_sums() {
   _tile_zero(3);
 }
 
-// Stores an unused tile now and then during long products. On Granite Rapids, TILESTORED takes 0.25 us if
-// there was none for about 0.6 us, and the next steps wait for it.
+// Keeps the AMX unit awake: on Granite Rapids, TILESTORED takes 0.25 us if there was none for about 0.6 us,
+// and the next steps wait for it. So long products store an unused tile now and then.
 class Awake {
  public:
   void step(int index) {
@@ -237,12 +238,12 @@ inline void multiply(const Steps& steps, int rows, Sum* out, Between&& between) 
   else multiply_upper<kFetches>(steps, out, between);
 }
 
-// Sums [rows][64] of one block and panel. They become results a few rows at a time while the next sums are
-// computed: result lines are slow to reach, and writing all at once would stall the tiles.
+// Sums [rows][64] of one block and panel. While the next sums are computed, these are turned into results a
+// few rows at a time, because writing all at once would stall the tiles.
 template <class Sum>
 class Finish {
  public:
-  // Calls finish(panel, first row, rows, sums) in the order of calls to `put`.
+  // Calls finish(panel, first row, rows, sums) for all sums that `put` got, in that order.
   template <class Body>
   void some(Body&& finish) {
     constexpr int kRows = 2;  // rows finished after each step
@@ -256,7 +257,7 @@ class Finish {
     if (left_ > 0) finish(panel_, row_, left_, next_);
     left_ = 0;
   }
-  // Returns memory for the next sums; `put` finishes the rest of the last sums and then takes these.
+  // Returns memory for the next sums. `put` first finishes the rest of the last sums, then takes these.
   Sum* sums() { return sums_[turn_]; }
   void put(int panel, int row, int rows) {
     panel_ = panel, row_ = row, left_ = rows, next_ = sums_[turn_];
@@ -269,16 +270,16 @@ class Finish {
   Sum* next_ = nullptr;
 };
 
-// Calls body(first, last) for blocks of at most 32 rows.
+// Calls body(first, last) for all rows in blocks of at most 32.
 template <class Body>
 inline void for_blocks(int first_row, int last_row, Body&& body) {
   for (int first = first_row; first < last_row; first += kBlockRows)
     body(first, std::min(first + kBlockRows, last_row));
 }
 
-// Prefetches the next weights into L2, evenly over all steps; without this, tiles would wait for DRAM.
-// Several parts of the weights are prefetched in turn: during tile loads, the hardware prefetcher follows a
-// single memory page slowly, but it can follow many pages.
+// Prefetches the next weights into L2, evenly over all steps, because tiles would otherwise wait for DRAM. It
+// alternates between several parts of the weights: during tile loads, the hardware prefetcher follows one
+// memory page slowly, but it can follow many.
 class Ahead {
  public:
   // Starts prefetching `bytes` bytes at `from` over `steps` calls of step(); nothing if `from` is null.
@@ -299,7 +300,7 @@ class Ahead {
 
   const uint8_t* at_ = nullptr;                // next address in the first part
   std::size_t part_ = 0;                       // bytes per part
-  int steps_ = 1, per_step_ = 0, passed_ = 0;  // `per_step_` lines of each part in `steps_` steps
+  int steps_ = 1, per_step_ = 0, passed_ = 0;  // prefetches `per_step_` lines of each part per step
 };
 
 }  // namespace

@@ -10,18 +10,18 @@
 namespace octavo::amx {
 namespace {
 
-// A block of rows stays in L2 while it is multiplied by runs of consecutive panels. A thread writes all of a
-// row's results in a run at once, so two threads share a cache line only at the ends of runs.
+// An item is a block of rows times a run of consecutive panels. The rows stay in L2, and two threads write to
+// the same cache lines of y only at the ends of runs.
 //
 // If there are many rows, each thread computes all runs of its blocks of rows, and all threads read all
-// weights. A thread lays its rows out itself, because rows laid out by another core arrive slowly. If there
-// are few rows, all threads share them and divide the weights.
+// weights. A thread converts its rows to the tiled layout itself, because rows written by another core arrive
+// slowly. If there are few rows, all threads share them and divide the weights.
 class Work {
  public:
   struct Item {
-    int first_panel, last_panel;  // partners of gates not included
+    int first_panel, last_panel;  // without the panels that these panels gate
     int first_row, last_row;
-    int next_panel;  // panel that this thread will most likely compute next, or -1
+    int next_panel;  // panel that this thread will probably compute next, or -1
   };
 
   // `row_bytes`: bytes of a row of activations.
@@ -46,13 +46,13 @@ class Work {
   template <class Body>
   void run(Body&& body) const {
     parallel_for(blocks() * runs(), [&](int i) {
-      const bool is_last = i + 1 == blocks() * runs();  // else this thread likely computes the next item
+      const bool is_last = i + 1 == blocks() * runs();  // else this thread probably computes the next item
       body(item(i / runs(), i % runs(), is_last ? -1 : (i + 1) % runs() * run_));
     });
   }
 
-  // Calls lay_out(first row, last row) for some rows at a time, and body(item) for every item after its rows
-  // were laid out.
+  // Calls lay_out(first row, last row) to convert rows, and body(item) for every item once its rows are
+  // converted.
   template <class LayOut, class Body>
   void run(LayOut&& lay_out, Body&& body) const {
     if (!shared_out_) {
@@ -66,7 +66,7 @@ class Work {
       lay_out(own * block_, std::min(rows_, (own + 1) * block_));
       shares[own].is_laid_out.store(true, std::memory_order_release);
       take(own, shares[own], body);
-      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // blocks without a thread come first
+      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // first come blocks without a thread
       for (int other = 0; other < blocks(); ++other)
         if (shares[other].is_laid_out.load(std::memory_order_acquire)) take(other, shares[other], body);
     });
@@ -75,14 +75,14 @@ class Work {
   bool is_one_block() const { return blocks() == 1; }
 
   // Calls body(item, whether it is this thread's first) for every item, if all rows are one block. A thread
-  // takes its next item before it begins the current one, so that it can prefetch the next weights. So items
-  // can be short, and threads end at about the same time. (For up to 16 rows, weights are prefetched in
+  // takes its next item before it computes the current one, to prefetch the next weights. This allows short
+  // items, with which threads end at about the same time. (For up to 16 rows, weights are prefetched in
   // memory order, and each item ends with some prefetches that are not used.)
   template <class Body>
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
     const int size = std::clamp(panels_ / wanted, 1, kMostPanels), count = (panels_ + size - 1) / size;
-    const bool early = count >= 2 * threads;  // otherwise some threads would get no item
+    const bool early = count >= 2 * threads;  // else a thread that takes two items would leave others without
     std::atomic<int> next{0};
     const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
     parallel_for(threads, [&](int) {
@@ -96,8 +96,8 @@ class Work {
     });
   }
 
-  // Calls body(panel, next weights) for the panels of an item, each gate before its partner; next weights are
-  // null if unknown.
+  // Calls body(panel, next weights) for the panels of an item, each gate before the panel that it multiplies.
+  // Next weights are null if unknown.
   template <class Body>
   void each_panel(const PackedWeight& weight, const Item& item, Body&& body) const {
     for (int panel = item.first_panel; panel < item.last_panel; ++panel) {
@@ -111,12 +111,12 @@ class Work {
  private:
   static constexpr std::size_t kRowBytes = 768 * 1024;
   static constexpr int kMostPanels = 16;
-  // Rows are divided if there are at least kLeastRows, each thread gets at least kLeastOfThread, and there
-  // are at most kOutputsPerRow outputs per row, because all threads then read all weights. (Measured with 2,
-  // 4, 8 and 16 threads: rows pass between cores about as slowly as weights arrive from memory.)
+  // Limits for dividing rows instead of weights among threads: at least so many rows in all and per thread,
+  // and at most so many outputs per row, because all threads then read all weights. (Measured with 2, 4, 8
+  // and 16 threads: rows pass between cores about as slowly as weights arrive from memory.)
   static constexpr int kLeastRows = 256, kLeastOfThread = kBlockRows, kOutputsPerRow = 12;
 
-  // A block of rows and the index of its next run.
+  // A block of rows, and the next run of panels to multiply it by.
   struct Share {
     std::atomic<int> next{0};
     std::atomic<bool> is_laid_out{false};

@@ -1,8 +1,8 @@
 // bf16 weights on AMX tiles.
 //
 // Even a single row uses tiles: they are faster than DRAM anyway, and so a row's sums are bit-identical in
-// any batch. Sums stay in tiles over all inputs. Chunks of inputs whose weights fit into L1 would be slower,
-// because their sums pass through memory; weights and rows are loaded from L2 instead.
+// any batch. Sums stay in tiles over all inputs. Weights and rows are loaded from L2. Splitting inputs so
+// that weights fit into L1 would be slower, because sums would then pass through memory.
 #include "linear/amx_results.h"
 #include "linear/amx_work.h"
 
@@ -16,14 +16,14 @@ constexpr int kTiledRows = 8;
 // would wait for the last part.
 constexpr int kOwnRows = 64;
 
-// Returns memory of this thread for all rows in the tiled layout; the next call reuses it.
+// Returns this thread's memory for all rows in the tiled layout; its next call reuses the memory.
 Activations tiles_of_thread(const LinearCall& call) {
   const std::size_t padded = call.weight->shape.padded_inputs();
   return {static_cast<bf16_t*>(thread_scratch(sizeof(bf16_t) * padded * tiled_rows(call.rows), 2)), padded,
           true};
 }
 
-// Copies rows [first, last) into tiles, and calls ahead.step() after each step of a row.
+// Copies rows [first, last) into the tiled layout, and calls ahead.step() after each step of a row.
 void arrange(const bf16_t* rows, const Activations& x, int first, int last, Ahead ahead = {}) {
   for (int row = first; row < last; ++row)
     for (std::size_t step = 0; step < x.inputs / kTileInputs; ++step) {
@@ -47,7 +47,7 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
     finish_rows(call, panel, row, rows, sums, results.at(row));
   };
   work.each_panel(weight, item, [&](int panel, const uint8_t* next) {
-    if (call.rows > kTileRows)  // otherwise fetch_quarter prefetches
+    if (call.rows > kTileRows)  // otherwise fetch_quarter prefetches weights
       ahead.start(next, weight.shape.panel_bytes(), 2 * steps * blocks);
     for_blocks(item.first_row, item.last_row, [&](int first, int last) {
       tiles.configure(last - first);

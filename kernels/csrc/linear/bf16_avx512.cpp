@@ -5,11 +5,11 @@
 namespace octavo::avx512 {
 namespace {
 
-// Pairs of a panel's inputs (32 KiB) that are multiplied by every row tile before the next pairs. Each tile
-// prefetches a part of the next pairs, so that memory is read all the time and not only by the first tile.
-// Measured on a Zen 4 only: 32 rows gain a tenth.
+// Input pairs of a panel (32 KiB) that all row tiles multiply before the next pairs. Each row tile prefetches
+// a part of the next pairs, so that memory is read all the time and not only during the first tile. Measured
+// on a Zen 4 only: 32 rows gain a tenth.
 constexpr int kSharedPairs = 128;
-// From this many tiles on, reading a panel costs little, and keeping sums in registers matters more.
+// Fewest row tiles that make one pass over all inputs: reloading sums would cost more than rereading a panel.
 constexpr int kManyTiles = 3 * kItemTiles;
 constexpr int kPairBytes = 256;  // bytes of a pair of inputs in a panel
 
@@ -17,14 +17,14 @@ constexpr int kPairBytes = 256;  // bytes of a pair of inputs in a panel
 // slower.
 inline int tile_ahead() { return kCore == Core::zen4 ? 1024 : kAhead; }
 
-// A run of consecutive input pairs of one panel, multiplied by every row tile in turn.
+// Consecutive input pairs of one panel, which every row tile multiplies in turn.
 struct Pairs {
   const uint8_t* words;
   int count;
-  bool past_l2;  // whether prefetches of the next pairs bypass L2
+  bool past_l2;  // whether prefetches of the next pairs bypass L2 (see Core)
 };
 
-// Sums [R][64], moved between memory and registers.
+// Sums of R rows and 64 outputs in registers, loaded from and stored to memory [R][64].
 template <int R>
 inline __attribute__((always_inline)) void load_sums(const float* from, __m512 (&sums)[R][4]) {
   unrolled<4 * R>([&](auto i) __attribute__((always_inline)) {
@@ -38,7 +38,8 @@ inline __attribute__((always_inline)) void store_sums(const __m512 (&sums)[R][4]
   });
 }
 
-// Adds x[R] times the pairs' words to sums[R][64]; each step prefetches kLines lines of `ahead`.
+// Adds products of R rows and the pairs' weights to sums[R][64], and prefetches kLines lines of `ahead` a
+// step.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, const Pairs& pairs,
                                               const uint8_t* ahead, float* sums) {
@@ -63,7 +64,7 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
   store_sums<R>(sum, sums);
 }
 
-// Computes bit-identical sums from x in float32, by two FMAs for each pair.
+// Computes the same sums from x in float32, by two FMAs per pair; they are bit-identical.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_flushed(const float* x, int x_stride, const Pairs& pairs,
                                                 const uint8_t* ahead, float* sums) {
@@ -98,7 +99,7 @@ void multiply_pairs(const float* x, int x_stride, const Pairs& pairs, const uint
   flushed_to_zero([&] { multiply_flushed<R, kLines>(x, x_stride, pairs, ahead, sums); });
 }
 
-// Returns bf16 rows converted to floats, in the caller's scratch slot 2.
+// Returns bf16 rows converted to floats, in thread_scratch slot 2.
 const float* float_rows(const bf16_t* x, int rows, int padded) {
   float* const floats = static_cast<float*>(thread_scratch(sizeof(float) * padded * rows, 2));
   parallel_for(rows, [&](int m) {
@@ -119,7 +120,7 @@ void multiply_tiles(const LinearCall& call, const X* x, const RowTiles& tiles, i
   const int ahead = count > 1 ? kSharedPairs * kPairBytes : call.rows > 1 ? tile_ahead() : row_ahead(16);
   for (int pair = 0; pair < all; pair += shared) {
     const Pairs pairs{call.weight->panel(panel) + pair * kPairBytes, std::min(shared, all - pair),
-                      kCore == Core::zen5 && count == 1};  // pairs that several tiles share stay in L2
+                      kCore == Core::zen5 && count == 1};  // pairs that several row tiles share stay in L2
     const Fetch fetch(pairs.words + ahead, pairs.count * kPairBytes, count, pairs.count);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);

@@ -5,13 +5,13 @@
 namespace octavo {
 namespace {
 
-constexpr int kMiddle = 128;  // added to make a channel's integers unsigned; see PackedWeight::factors
+constexpr int kMiddle = 128;  // offset that makes a channel's integers unsigned; see PackedWeight::factors
 constexpr int kLargestFactor = 16;
 
-// Finds the two factors of a group whose codes q stand for k (q - z) units; returns false if there are none.
+// Finds k and 128 - k z of a group, whose codes q mean k (q - z) units; returns false if there are none.
 bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[2]) {
   const int most = (1 << bits) - 1;
-  if (unit == 0) {  // all weights of the channel are zero, whatever the codes
+  if (unit == 0) {  // all weights of the channel are zero for any codes
     out[0] = out[1] = 0;
     return scale == 0 && bias == 0;
   }

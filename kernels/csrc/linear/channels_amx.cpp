@@ -1,5 +1,5 @@
-// AMX: weights with one scale per output channel. Integer sums stay in tiles over all inputs, which group
-// scales would prevent.
+// AMX: weights with one scale per output channel. Integer sums can stay in tiles over all inputs; group
+// scales would have to be applied in between.
 #include "linear/amx_results.h"
 #include "linear/amx_work.h"
 #include "linear/channels_avx512.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kStepCodes = 64;  // most inputs in a tile of activations
 
-// Multiplies each panel of an item by all blocks of rows. Codes of 4 bits are widened once for all blocks.
+// Multiplies each panel of an item by all blocks of rows; 4-bit codes are widened once for all blocks.
 void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, const Work::Item& item) {
   const PackedShape& shape = call.weight->shape;
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;

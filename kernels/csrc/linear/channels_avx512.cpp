@@ -7,25 +7,25 @@
 namespace octavo::avx512 {
 namespace {
 
-// Inputs of a panel whose bytes stay in L1 while they are multiplied by a few row tiles.
+// Inputs of a panel that a few row tiles multiply before the next inputs; their bytes stay in L1.
 constexpr int kSharedInputs = 256;
 
-// Value of kSharedInputs for many row tiles: bytes stay in L2, and sums are loaded less often. On a Zen 4
-// this is 3 to 7 % faster for 512 rows; 16 rows would lose as much.
+// The same limit for many row tiles: bytes then stay in L2, and sums are loaded less often. On a Zen 4 this
+// is 3 to 7 % faster for 512 rows; 16 rows would lose as much.
 constexpr int kSharedByMany = 1024;
 constexpr int kMany = kItemTiles / 2;
 
 // Fewest row tiles for which a whole panel of 4-bit codes is widened once, into L2.
 constexpr int kWidenedTiles = 4 * kItemTiles;
 
-// Bytes that a single row prefetches ahead of its codes on Intel's CPUs, which read a memory page fastest if
+// Prefetch distance in bytes of codes for a single row on Intel's CPUs, which read a memory page fastest if
 // prefetches stay close to the reads.
 constexpr int kNearAhead = 2048;
 
 // Most row tiles that multiply 4-bit codes directly (measured).
 constexpr int kFewTiles = 2;
 
-// Consecutive blocks of a panel, multiplied by every row tile in turn.
+// Consecutive blocks of a panel, which every row tile multiplies in turn.
 struct Blocks {
   const uint8_t* codes;
   std::size_t stride;  // bytes to the next block
@@ -33,8 +33,8 @@ struct Blocks {
   bool first;          // whether they are the panel's first blocks, so that sums start at zero
 };
 
-// Adds products of some blocks to sums[R][64]. Each step prefetches kLines lines: of `ahead`, or with kNear
-// those kNearAhead bytes after the codes.
+// Adds products with some blocks to sums[R][64]. Each step prefetches kLines lines: of `ahead` or, with
+// kNear, those kNearAhead bytes after the codes.
 template <int R, int kLines, bool kNear = false>
 __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_stride, const Blocks& blocks,
                                                const uint8_t* ahead, int32_t* sums) {
@@ -76,7 +76,7 @@ struct Factors {
   __m512i factor, start;
 };
 
-// Adds the products of a block of 4-bit codes to sums[R][64].
+// Adds products with a block of 4-bit codes to sums[R][64].
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t* x_sums, int group,
                                                  const uint8_t* words, const uint8_t* factors,
@@ -137,7 +137,7 @@ void multiply_factored_row(const LinearCall& call, const ChannelRows& x, int pan
 }
 
 // Multiplies row tiles [first_tile, last_tile) by a panel, some blocks at a time. `bytes`: the whole panel as
-// bytes; null for 4-bit codes, which are then widened block by block.
+// bytes; if null, the panel's 4-bit codes are widened block by block.
 void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel,
                     int first_tile, int last_tile, const PanelBytes* bytes) {
   const PackedShape& shape = call.weight->shape;
@@ -150,8 +150,8 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
   const bool is_near = rows == 1 && shape.bits == 8 && kCore == Core::other;
-  // Blocks that several tiles share are prefetched before the first tile reads them (for widened panels, the
-  // next panel). A single tile prefetches less far ahead.
+  // Several row tiles prefetch the blocks that they will share next (of widened panels, the next panel); a
+  // single tile prefetches less far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
                             : rows > kTileRows                  ? stride * shared
                                                                 : bytes_ahead(shape, rows);
@@ -197,7 +197,7 @@ void multiply_item(const LinearCall& call, const ChannelRows& x, const RowTiles&
 
 void linear_channels(const LinearCall& call) {
   const ChannelRows x = channel_rows(call);
-  constexpr int kRows = 16;  // most rows per item; the scales of 16 rows share a cache line
+  constexpr int kRows = 16;  // most rows per item: the scales of 16 rows share a cache line
   for_row_items(call.rows, kRows, [&](int first, int last) { quantize_channel_rows(call, x, first, last); });
   const RowTiles tiles(call.rows, kTileRows);
   const bool is_wide = call.weight->shape.bits == 8;

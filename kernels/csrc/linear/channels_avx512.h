@@ -8,7 +8,7 @@
 //
 // with one integer sum over all inputs, exact in any order. An 8-bit code is u; a 4-bit code q stands for u =
 // k q + c with its group's k and c (see PackedWeight::factors). Rounding changes an activation by at most a /
-// 2 = max|x| / 254 of its row, hence |error| <= max|x| / 254 * sum|w|. Internal linkage: see numeric.h.
+// 2 = max|x| / 254, hence |error| <= max|x| / 254 * sum|w|. Internal linkage: see numeric.h.
 #pragma once
 
 #include "linear/int8_avx512.h"
@@ -34,7 +34,7 @@ struct ChannelRows {
   std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
-// Returns memory for them in the caller's scratch slot 1, with `together` adjacent rows; 0: all rows.
+// Returns such rows in thread_scratch slot 1, with `together` adjacent rows; 0: all rows.
 inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
   if (together == 0) together = std::max(1, call.rows);
@@ -63,7 +63,7 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
   for (int m = first; m < last; ++m) {
     const std::size_t start = m * inputs;
     const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
-    // The next row is prefetched while this row is rounded, because other threads computed much of it.
+    // Prefetches the next row while this one is rounded, because another thread has probably computed it.
     const std::size_t ahead = m + 1 < out.rows ? inputs * float_size(call.x_type) : 0;
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.at(0, m);
@@ -74,19 +74,19 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
       if (shape.bits == 4) *sums = _mm512_reduce_add_epi32(of_block);
     }
     out.scales[m] = limit / 127.0f;
-    // The product may wrap in a row with non-finite values, but its results are NaN anyway.
+    // May wrap in a row with non-finite values, whose results are NaN anyway.
     out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
   }
 }
 
-// Widens 16 bytes to 32-bit words and multiplies them by `copies`; 0x01010101 repeats each byte four times.
+// Widens 16 bytes to 32-bit words times `copies`; 0x01010101 repeats each byte four times.
 inline __m512i spread16(const uint8_t* from, int32_t copies) {
   const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm512_mullo_epi32(words, _mm512_set1_epi32(copies));
 }
 
-// Widens a panel's group of 4-bit codes to bytes u [group / 4][64][4]. Because k q fits into a byte, a 16-bit
-// multiplication computes two of them.
+// Widens a panel's group of 4-bit codes to bytes u [group / 4][64][4]. A 16-bit multiplication computes k q
+// of two codes, because each product fits into a byte.
 inline void widen_factored(const uint8_t* words, const uint8_t* factors, int group, uint8_t* to) {
   const __m512i low_half = _mm512_set1_epi8(15);
   for (int n = 0; n < kPanel; n += 16) {
@@ -104,7 +104,7 @@ inline void widen_factored(const uint8_t* words, const uint8_t* factors, int gro
   }
 }
 
-// A panel's bytes u, block by block.
+// A panel's bytes u; blocks are `stride` bytes apart.
 struct PanelBytes {
   const uint8_t* codes;
   std::size_t stride;
@@ -121,7 +121,7 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
   return {bytes, wide};
 }
 
-// Integer sums of some rows and a panel, read as scaled floats.
+// Integer sums of some rows and a panel, which `at` converts to results.
 struct ChannelSums {
   const int32_t* dots;  // [rows][64]
   const int32_t* starts;

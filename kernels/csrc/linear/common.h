@@ -27,8 +27,8 @@ struct RowTiles {
   int size(int tile) const { return first(tile + 1) - first(tile); }
 };
 
-// Returns how many consecutive panels a thread takes if each panel is used only once. Longer runs suit the
-// prefetchers, but threads must not wait long for the last one.
+// Returns how many consecutive panels a thread takes, if each panel is used once. Long runs help the
+// prefetchers, but short ones let threads end together.
 inline int panels_in_a_run(const PackedShape& shape, int panels) {
   constexpr int kRunsPerThread = 16;
   constexpr std::size_t kRunBytes = 512 * 1024;
@@ -37,8 +37,8 @@ inline int panels_in_a_run(const PackedShape& shape, int panels) {
   return std::max(1, std::min(share, most));
 }
 
-// Calls body(panel, first tile, last tile) on all threads, for items of at most `most` tiles of a panel.
-// Items of one panel are adjacent, so that it stays in cache.
+// Calls body(panel, first tile, last tile) on all threads, for items of at most `most` row tiles of a panel.
+// Items of one panel follow each other, so that it stays in cache.
 template <class Body>
 inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, Body&& body) {
   const int partner = call.partner(), panels = call.weight->shape.num_panels() - partner,
@@ -66,7 +66,7 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
   alignas(64) int32_t keys[kPanel];
   store_floats(rounded, type, 0, width, sums);
   load_floats(rounded, type, 0, width, values);
-  // Loops over whole panels, which compilers vectorize; INT32_MIN is no float's key.
+  // Compares all 64 keys, because compilers vectorize that; INT32_MIN is not a key of any float.
   for (int n = 0; n < kPanel; ++n) keys[n] = ordered_key(values[n]);
   for (int n = width; n < kPanel; ++n) keys[n] = INT32_MIN;
   int32_t most = INT32_MIN;
@@ -79,7 +79,7 @@ inline Largest largest_of(Float type, int start, int width, const float* sums) {
   return {most, start + place};
 }
 
-// Values added to a panel's sums before rounding; null: none.
+// Values that are added to a panel's sums before rounding; null: none.
 struct Added {
   const float* bias;     // [64]
   const void* residual;  // of y's type, rows `stride` values apart
@@ -97,13 +97,13 @@ struct Added {
 };
 
 #if defined(__AVX512BF16__)
-// Variant of store_rows for whole panels in bf16, without going through memory; sums(m, i) is the i-th vector
-// of row m. If there are many rows, the next rows are prefetched, because another thread usually had their
-// lines last.
+// Like store_rows, for whole panels in bf16 whose sums are in registers; sums(m, i) is the i-th vector of row
+// m. If there are many rows, the next rows are prefetched, because another thread usually had their lines
+// last.
 template <class Sums>
 inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
                           bool stream) {
-  constexpr int kRowsAhead = 8, kMany = 17;  // few rows are bound by reads of weights, which prefetches delay
+  constexpr int kRowsAhead = 8, kMany = 17;  // with few rows, weights are the bottleneck
   const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
   const auto prefetch = [&](const bf16_t* to, int m) __attribute__((always_inline)) {
     for (int n = 0; n < kPanel; n += 32) {
@@ -147,22 +147,22 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
   }
 }
 
-// How results are written. Most kernels use the defaults, without separate gates or `stream`.
+// Where and how results are written. Most kernels use the defaults.
 struct Writing {
-  void* gates = nullptr;  // where those of these rows are kept until their partners come, [count][64] of y's
-                          // type; null: in y
-  // Whether whole panels of bf16 bypass the caches, so that lines of y are not read before they are
-  // overwritten. Panels must begin at cache lines.
+  void* gates = nullptr;  // memory for the gates of these rows, [count][64]
+                          // of y's type; null: gates are kept in y Whether whole panels of bf16 bypass the
+                          // caches, so that lines of y are not read before they are overwritten. Panels must
+                          // begin at cache lines.
   bool stream = false;
 
-  // Returns the writing of rows from the m-th of these on.
+  // Returns the same for rows from the m-th of these rows on.
   Writing from(int m, Float type) const {
     char* const kept = static_cast<char*>(gates);
     return {kept == nullptr ? nullptr : kept + m * kPanel * float_size(type), stream};
   }
 };
 
-// Finishes rows of a layer with gates. store(row, rows, y, stride) rounds rows [row, row + rows) to y's type.
+// Finishes rows of a layer with gates; store(row, rows, y, stride) rounds rows [row, row + rows) to y's type.
 template <class Store>
 inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
                          Store&& store, const Writing& writing) {
@@ -192,7 +192,7 @@ inline void finish_gated(const LinearCall& call, Activation activation, int pane
   }
 }
 
-// Destination of a panel's results of rows from `first` on, and the values added to them.
+// Where results of rows from `first` on go, for one panel, and what is added to them.
 struct PanelResults {
   Added added;
   char* y;
@@ -234,8 +234,8 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
              writing.stream);
 }
 
-// Returns x as bf16 [rows, padded_inputs] with zero padding: x itself if it has this form, else a copy in the
-// caller's scratch slot 1.
+// Returns x as bf16 [rows, padded_inputs] with zero padding: x itself if possible, else a copy in
+// thread_scratch slot 1.
 inline const bf16_t* bf16_rows(const LinearCall& call) {
   const int inputs = call.weight->shape.inputs, padded = call.weight->shape.padded_inputs();
   if (call.x_type == Float::bf16 && inputs == padded) return static_cast<const bf16_t*>(call.x);

@@ -1,5 +1,5 @@
-// Conversion of all kinds of weights to float32, in standard C++ that compilers vectorize. Internal linkage:
-// see numeric.h.
+// Conversion of any weights to float32, in standard C++ that compilers vectorize. Internal linkage: see
+// numeric.h.
 #pragma once
 
 #include "linear/packed.h"
@@ -9,7 +9,7 @@ namespace {
 
 typedef uint32_t Word __attribute__((may_alias));  // a 32-bit word of codes
 
-// Adds `bits` bits, from one plane of words, to the codes of one input for the 64 outputs of a panel.
+// Reads `bits` bits of one input's 64 codes from a plane of words, and adds them at bit `shift`.
 inline void add_plane(const uint8_t* plane, int k, int bits, int shift, uint32_t* codes) {
   const int at = k / 4 * bits, right = 8 * (k % 4) + at % 8;
   const Word* const words = reinterpret_cast<const Word*>(plane) + at / 8 * kPanel;

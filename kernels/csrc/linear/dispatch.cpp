@@ -6,7 +6,7 @@ namespace {
 
 #if defined(__x86_64__)
 
-// Whether kernels may round activations and weights. Callers with float32 results expect float32's precision.
+// Whether kernels may round activations and weights: not for float32 results or exact products.
 bool may_round(const LinearCall& call) { return !call.exact && call.y_type != Float::f32; }
 
 // Whether the integer kernels of AVX-512 and AMX support these weights.
@@ -20,11 +20,11 @@ bool bf16_suffices(const LinearCall& call) { return call.x_type == Float::bf16 |
 void run_avx2(const LinearCall& call) {
   if (!may_round(call)) return avx2::linear_float32(call);
   if (call.weight->shape.quantized()) avx2::linear_integer(call);
-  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // results are bf16, so x is too
+  else if (call.weight->fixed_steps(0) != nullptr) avx2::linear_fixed(call);  // y is bf16, so x is too
   else avx2::linear_float32(call);
 }
 
-// From this many rows (measured), unpacking codes to bytes pays off. Both kernels give bit-identical results.
+// Chooses AVX-512 if enough rows share codes unpacked to bytes (measured); results are bit-identical.
 void run_other_integers(const LinearCall& call) {
   const int enough_rows = call.weight->shape.kind == WeightKind::mxfp4 ? 4 : 2;
   if (call.rows < enough_rows) avx2::linear_integer(call);
@@ -40,16 +40,16 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// From this many rows (measured), laying panels out again for tiles pays off. Codes of 4 bits must be widened
-// anyway, so fewer rows suffice. Both kernels give bit-identical results.
+// Chooses AMX for int8 if there are enough rows to lay panels out again for tiles (measured). 4-bit codes
+// must be widened anyway, so fewer rows suffice. Both kernels give bit-identical results.
 void run_amx_int8(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 56 : 28;
   if (call.rows < enough_rows) avx512::linear_int8(call);
   else amx::linear_int8_rows(call);
 }
 
-// From this many rows (measured), tiles pay off. Codes of 4 bits must be widened for them, which needs two
-// tiles of rows to pay off. Both kernels give bit-identical results.
+// Chooses AMX for channels if there are enough rows (measured): 4-bit codes must be widened for tiles, which
+// needs two tiles of rows to be worthwhile. Both kernels give bit-identical results.
 void run_amx_channels(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 4 : 13;
   if (call.rows < enough_rows) avx512::linear_channels(call);

@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kScratchSlot = 3;  // the linear kernels use other slots
+constexpr int kScratchSlot = 3;  // thread_scratch slot; the linear kernels use others
 
 std::size_t row_offset(const mx::array& x, std::size_t row) {
   std::size_t offset = 0;
@@ -20,12 +20,12 @@ std::size_t row_offset(const mx::array& x, std::size_t row) {
   return offset;
 }
 
-// Rows by expert: those of expert e are order[starts[e]] to order[starts[e + 1]], ascending.
+// Rows sorted by expert: expert e has order[starts[e]] to order[starts[e + 1] - 1], ascending.
 struct Groups {
   std::vector<int> starts, order;
 };
 
-// Sorts blocks of `block_rows` rows by expert with a stable counting sort.
+// Sorts blocks of `block_rows` rows by expert, in a stable way (counting sort).
 Groups group_rows(const int32_t* ids, int count, int block_rows, int num_experts) {
   Groups groups{std::vector<int>(num_experts + 1, 0),
                 std::vector<int>(static_cast<std::size_t>(count) * block_rows)};
@@ -50,7 +50,7 @@ class GatherLinear : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     Encoder encoder(stream());
-    // A broadcast x is not expanded: rows are addressed by its strides.
+    // A broadcast x is not copied; its rows are addressed by strides.
     const bool whole_rows = inputs[0].strides(-1) == 1;
     const mx::array x = whole_rows ? inputs[0] : row_contiguous(inputs[0], encoder);
     const mx::array ids = row_contiguous(inputs[1], encoder);
@@ -74,7 +74,7 @@ class GatherLinear : public CpuPrimitive {
   }
 
  private:
-  // Computes y[r] for the rows r of one expert: gathers the rows, multiplies them together, scatters the
+  // Computes y[r] for the rows r of one expert: gathers the rows, multiplies them together and scatters
   // results.
   static void run_expert(LinearCall call, const PackedWeight& weight, const int* order, int rows,
                          const std::vector<std::size_t>& offsets) {

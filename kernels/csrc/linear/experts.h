@@ -1,4 +1,4 @@
-// Mixtures of experts: one packed weight per expert, and the product of each row with its expert's weight.
+// Mixtures of experts: one packed weight per expert; each row is multiplied by its expert's weight.
 #pragma once
 
 #include <vector>
@@ -13,16 +13,15 @@ struct PackedExperts {
 
   const PackedShape& shape() const { return weights.front()->shape; }  // shape of every expert
   std::size_t nbytes() const;
-  std::size_t unread_nbytes() const;  // bytes that no product reads
+  std::size_t unread_nbytes() const;  // bytes of the weights that no product has read
 
   std::vector<Packed> weights;
 };
 
 using Experts = std::shared_ptr<const PackedExperts>;
 
-// x [..., M, inputs] and ids [...], whose leading dimensions broadcast to one shape: y [..., M, outputs],
-// block i multiplied by expert ids[i], bit-identical to `linear`. An id outside [0, experts) fails the
-// evaluation.
+// Returns y [..., M, outputs]: block i of x [..., M, inputs] times expert ids[i], bit-identical to `linear`.
+// The leading dimensions of x and ids [...] are broadcast. An id outside [0, experts) fails the evaluation.
 mx::array gather_linear(const mx::array& x, const Experts& experts, const mx::array& ids, bool exact,
                         mx::StreamOrDevice stream);
 

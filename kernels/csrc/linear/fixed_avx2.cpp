@@ -1,5 +1,5 @@
-// bf16 weights and activations on AVX2 in 16-bit fixed point. VPMADDWD computes sixteen products, a float
-// multiply-add eight. Including the VPADDD that it needs, a Zen 3 starts 1.64 of them per cycle, and 2
+// bf16 weights and activations on AVX2 in 16-bit fixed point. One VPMADDWD computes sixteen products, one
+// float multiply-add only eight. A Zen 3 starts 1.64 VPMADDWD with their VPADDD per cycle, or 2
 // multiply-adds.
 //
 // In each group of 128 inputs, the weights of an output become q = round(w / s), and the activations of a row
@@ -7,7 +7,7 @@
 //
 //   y = sum over groups of  s a (q . xq).
 //
-// a is chosen so that 2^13 <= max|xq| < 2^14, and s is the smallest with sum|q| < 2^17 and |q| < 2^15. So
+// The step a is such that 2^13 <= max|xq| < 2^14, and s is the smallest with sum|q| < 2^17 and |q| < 2^15. So
 // every integer sum is below 2^31 and exact. Only the order of groups matters, and it is fixed for any number
 // of rows. A bf16 number has 8 significant bits, so numbers of 2^7 steps or more are not rounded at all.
 // Smaller numbers change by at most half a step, where a <= max|x| / 2^13 and (nearly) s <= max(sum|w| /
@@ -22,11 +22,11 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kTileRows = 6;
-constexpr int kItemTiles = 16;  // most row tiles that share a strip of codes
+constexpr int kItemTiles = 16;  // most row tiles that use a strip of codes
 constexpr int kStep = 4;        // pairs of inputs multiplied between two prefetches
 constexpr int kAhead = 4096;    // bytes of weights that a single row prefetches ahead
 
-// Weights that become codes next; their lines are prefetched a few at a time while other weights are
+// Weights to be converted next. Their cache lines are prefetched a few at a time while other weights are
 // multiplied.
 struct Fetch {
   const uint8_t* line;
@@ -39,14 +39,14 @@ struct Fetch {
   }
 };
 
-// Sums of R rows times a strip.
+// Sums of R rows and a strip of outputs, in registers.
 template <int R>
 struct Sums {
   __m256i at[R][2];
 };
 
-// Adds a word of activations times the codes of a strip. It is assembly, because it must use only the four
-// registers that twelve sums leave; compilers use more and spill sums.
+// Adds products of one word of activations and a strip's codes. It is assembly, because twelve sums leave
+// only four registers; compilers use more and spill sums.
 inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
                                                     __m256i& sum_0, __m256i& sum_1) {
   __m256i to_0 = sum_0, to_1 = sum_1, product, value;
@@ -79,14 +79,14 @@ inline __attribute__((always_inline)) Sums<R> dot_group(const int32_t* x, const 
   return sums;
 }
 
-// Adds a group's scaled products to sums[8]. The order of multiplication keeps both products in float32's
-// range unless the sum leaves it.
+// Adds a group's products, scaled by both steps, to sums[8]. Multiplying in this order keeps intermediate
+// values in float32's range unless the sum leaves it.
 inline __attribute__((always_inline)) void add_group(__m256i dot, float x_step, __m256 step, float* sums) {
   const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot), _mm256_set1_ps(x_step));
   _mm256_storeu_ps(sums, _mm256_fmadd_ps(scaled, step, _mm256_loadu_ps(sums)));
 }
 
-// One group of inputs, of a tile of rows or of a strip of outputs.
+// The activations (or weights) of one group of inputs: those of a row tile, or those of a strip of outputs.
 struct RowsView {
   const int32_t* codes;  // [pairs][R]
   const float* steps;    // [R]
@@ -97,7 +97,7 @@ struct StripView {
   int pairs;                 // a multiple of kStep
 };
 
-// Adds one group to sums[R][strip of 64]. Returns the lines that are left to prefetch.
+// Adds products of one group to sums[R][strip of 64]. Returns what is left to prefetch.
 template <int R>
 __attribute__((noinline)) Fetch multiply_group(const RowsView& x, const StripView& strip, float* sums,
                                                Fetch next) {
@@ -140,17 +140,17 @@ void run_item(const LinearCall& call, const FixedRows& x, const RowTiles& tiles,
   finish_rows(call, panel, first, rows, sums);
 }
 
-// Sums of one or two rows, whose codes are used in registers as soon as they are made. Sums of two rows and
-// a whole panel do not fit into registers, so halves of the panel alternate every few lines, and memory is
-// still read continuously.
+// Sums of one or two rows, for which weights are converted in registers and used at once. Sums of two rows
+// and a whole panel do not fit into registers, so halves of the panel alternate every few lines, and memory
+// is still read continuously.
 template <int R>
 struct PanelSums {
   static constexpr int C = kPanel / 8 / R;
-  static constexpr int kTurn = R == 1 ? kFixedGroup / 2 : 8;  // pairs of inputs
+  static constexpr int kTurn = R == 1 ? kFixedGroup / 2 : 8;  // pairs of inputs before the other half's turn
   __m256i at[R][R][C];                                        // [columns of 64 / R outputs][rows][vectors]
 };
 
-// Adds some pairs of inputs to at[rows][vectors]; codes are words times factors.
+// Adds products of some input pairs to at[rows][vectors]; weights become codes by their factors.
 template <int R>
 inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uint8_t* words,
                                                      const float* factors, int pairs,

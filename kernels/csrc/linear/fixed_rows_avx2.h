@@ -9,8 +9,8 @@
 namespace octavo::avx2 {
 namespace {
 
-// Activations in tiles of rows. Each tile of R rows has codes [inputs / 2][R], two inputs in a word and zero
-// padding, and the value of a code's unit, [groups][R].
+// Activations in tiles of rows. Each tile of R rows has codes [inputs / 2][R], two inputs per word and zero
+// padding, and steps [groups][R], the values of a code of 1.
 struct FixedRows {
   int groups;
   int32_t* codes;
@@ -23,7 +23,7 @@ struct FixedRows {
 };
 
 // The power of two that scales a group's largest value to [2^13, 2^14), and its inverse. If a value is not
-// finite, or so large that products could overflow, codes are zeros and the inverse is NaN.
+// finite, or is so large that products could overflow, codes become zeros and the inverse NaN.
 struct FixedScale {
   float factor, step;
 };
@@ -35,16 +35,16 @@ inline FixedScale fixed_scale(const bf16_t* x, int count) {
     largest = _mm256_max_epu16(largest, _mm256_and_si256(bits, _mm256_set1_epi16(0x7fff)));
   }
   const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-  // The instruction finds a minimum, so it is applied to complements.
+  // Searches for a maximum by complements, because the instruction finds a minimum.
   const int inverse = _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0);
   const int exponent = (0xffff - inverse) >> 7;
-  constexpr int kTooLarge = 127 + 110;  // 2^110; codes of weights sum up to 2^17
+  constexpr int kTooLarge = 127 + 110;  // 2^110, because codes of weights add up to 2^17
   if (exponent >= kTooLarge) return {0.0f, as_float(0x7fc00000)};
   const uint32_t field = std::min(2 * 127 + 13 - exponent, 253);  // capped: tiny groups get smaller codes
   return {as_float(field << 23), as_float((254 - field) << 23)};
 }
 
-// Converts `count` values to codes, two in a word.
+// Converts `count` values to codes, two per word.
 inline void fixed_codes(const bf16_t* x, int count, float factor, int32_t* words) {
   const __m256 by = _mm256_set1_ps(factor), none = _mm256_setzero_ps();
   for (int k = 0; k < count; k += 16) {
@@ -83,7 +83,7 @@ inline void fix_tile(const LinearCall& call, const RowTiles& tiles, int tile, co
   }
 }
 
-// Converts all rows, into the caller's scratch slot 1.
+// Converts all rows, in thread_scratch slot 1.
 inline FixedRows fix_rows(const LinearCall& call, const RowTiles& tiles) {
   const std::size_t rows = call.rows, words = rows * call.weight->shape.padded_inputs() / 2;
   const std::size_t groups = call.weight->shape.fixed_groups();

@@ -37,10 +37,10 @@ bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t*
     measure_group(panel + k / 2 * kPairBytes, std::min(inputs - k, kFixedGroup) / 2, group);
     for (int n = 0; n < kPanel; ++n) {
       if (!(group.sum[n] < 0x1p110f)) return false;
-      // Keeps the sum of codes below 2^17, although each of 128 codes is rounded by up to a half and the sum
-      // of magnitudes by a little.
+      // Limits the sum of codes to less than 2^17, although each of 128 codes is rounded by up to a half and
+      // the sum of magnitudes by a little.
       const float most = std::min(130944.0f / group.sum[n], 32767.0f / group.largest[n]);
-      const int factor = std::min<int>(as_bits(most) >> 23, 253);  // as an exponent of float32; inf for zeros
+      const int factor = std::min<int>(as_bits(most) >> 23, 253);  // float32 exponent; zeros give inf
       exponents[n] = static_cast<uint8_t>(254 - factor);
     }
   }

@@ -11,13 +11,12 @@ namespace octavo::avx2 {
 namespace {
 
 constexpr int kStrip = 16;                      // outputs whose codes are adjacent
-constexpr std::size_t kPairBytes = 4 * kPanel;  // bytes of two inputs of a panel
+constexpr std::size_t kPairBytes = 4 * kPanel;  // bytes of a panel's weights for two inputs
 
-// Returns 1.5 * 2^23; adding it to a float rounds the float to an integer, which is in the low bits of the
-// sum.
+// Returns 1.5 * 2^23. Adding it to a float leaves the nearest integer in the low bits of the sum.
 inline __m256 magic() { return _mm256_set1_ps(0x1.8p23f); }
 
-// Converts two bf16 weights of each of eight outputs to codes, given the inverses of their steps.
+// Converts a pair of bf16 weights of each of eight outputs to codes, given the inverses of the steps.
 inline __attribute__((always_inline)) __m256i fixed_pairs(__m256i words, __m256 factor) {
   const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff0000)));
@@ -38,7 +37,7 @@ inline __m256 inverse_step(const uint8_t* exponents) {
 
 inline __m256i load_words(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-// Converts a panel's group of `pairs` input pairs to codes in strips [pairs][16].
+// Converts a panel's group of `pairs` input pairs to codes, in strips [pairs][16].
 inline void fix_group(const uint8_t* words, const uint8_t* exponents, int pairs, int32_t* codes) {
   constexpr int C = kPanel / 8;
   __m256 factors[C];

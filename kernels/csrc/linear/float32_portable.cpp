@@ -1,9 +1,9 @@
 // y = x W^T in float32 for every kind of weight and every instruction set, in standard C++ with GCC vectors.
 //
 // Each sum runs over the inputs in ascending order, with one multiply-add per input (fused if there is FMA).
-// Weights are decoded to float32 once for all rows of an item. Most kinds are decoded a block of a panel at a
-// time; bf16 is decoded in strips as wide as the sums that fit into registers, so that many inputs of a strip
-// stay in L1. For a few rows, bf16 weights are widened in registers instead.
+// Weights are decoded to float32 once for all rows of an item. Most kinds are decoded one block of a panel at
+// a time. bf16 is decoded in strips of few outputs, as many as have their sums in registers, so that many
+// inputs of a strip stay in L1. For a few rows, bf16 weights are widened in registers instead.
 #include "linear/common.h"
 #include "linear/decode.h"
 #include "runtime/unrolled.h"
@@ -21,22 +21,22 @@ constexpr int kWidth = 4;
 constexpr int kTileRows = 6;
 constexpr int kItemTiles = 16;      // row tiles that share a decoded chunk
 constexpr int kStripFloats = 4096;  // floats decoded at once
-constexpr int kBlockInputs = 64;    // inputs decoded at once if there are no groups or strips
-constexpr int kWidenedRows = 12;    // most rows that widen weights in registers
+constexpr int kBlockInputs = 64;    // inputs decoded at once for weights without groups or strips
+constexpr int kWidenedRows = 12;    // most rows for which bf16 weights are widened in registers
 constexpr int kAhead = 4096;        // prefetch distance in bytes
 
 typedef float Vec __attribute__((vector_size(kWidth * 4), aligned(4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4), aligned(4)));
 
-// Vectors of outputs per tile of R rows. Sums fill about three quarters of the registers. Even a single row
-// has enough independent sums to hide the latency of two multiply-adds per cycle.
+// Number of vectors of outputs in a tile of R rows, whose sums fill about three quarters of the registers.
+// Even a single row has enough independent sums to hide the latency of two multiply-adds per cycle.
 template <int R>
 constexpr int kVectors = kWidth == 16 ? 4
                          : R == 1     ? 8
                          : R == 2     ? 4
                                       : 2;
 
-// Computes sum += w * x in sum's register; compilers on their own use more registers than there are.
+// Computes sum += w * x in place; compilers would use more registers than there are.
 inline __attribute__((always_inline)) void add_product(Vec& sum, Vec w, Vec x) {
 #if defined(__FMA__) && !defined(__AVX512F__)
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
@@ -61,7 +61,7 @@ struct Sums {
       *reinterpret_cast<Vec*>(to + i / V * kPanel + i % V * kWidth) = at[i / V][i % V];
     });
   }
-  // Adds one input: x [R] times w [V].
+  // Adds one input's products: x of R rows times w of V vectors of outputs.
   __attribute__((always_inline)) void add(const float* x, const Vec (&w)[V]) {
     unrolled<R>([&](auto m) __attribute__((always_inline)) {
       const Vec value = broadcast(x[m]);
@@ -105,7 +105,7 @@ __attribute__((noinline)) void multiply_floats(const float* x, const float* w, i
   tile.store(sums);
 }
 
-// Return the first and the second bf16 of each pair in a vector of words.
+// Return the first, or the second, bf16 of each pair as floats.
 inline Vec first_of_pairs(const uint32_t* words) {
   return reinterpret_cast<Vec>(*reinterpret_cast<const Words*>(words) << 16);
 }
@@ -113,7 +113,7 @@ inline Vec second_of_pairs(const uint32_t* words) {
   return reinterpret_cast<Vec>(*reinterpret_cast<const Words*>(words) & 0xffff0000);
 }
 
-// Does the same with w as bf16 pairs [count / 2][64][2].
+// Does the same with w as bf16 pairs [count / 2][64][2], widened in registers.
 template <int R>
 __attribute__((noinline)) void multiply_pairs(const float* x, const uint32_t* w, int count, float* sums) {
   constexpr int V = kVectors<R>;
@@ -144,7 +144,7 @@ void widen_strip(const uint32_t* words, int count, float* out) {
     });
 }
 
-// Returns x as float32 in tiles of rows with zero padding, in the caller's scratch slot 1.
+// Returns x as float32 in row tiles with zero padding, in thread_scratch slot 1.
 const float* tile_rows(const LinearCall& call, const RowTiles& tiles) {
   const int inputs = call.weight->shape.inputs, padded = call.weight->shape.padded_inputs();
   float* out = static_cast<float*>(thread_scratch(sizeof(float) * padded * call.rows, 1));
@@ -175,10 +175,10 @@ struct Tiles {
   int inputs, first, last;
   float* sums;
 
-  // Returns each tile's share of `count` prefetches.
+  // Returns how many of `count` prefetches each tile issues.
   int share(int count) const { return (count + last - first - 1) / (last - first); }
 
-  // Calls body(integral constant R, x of the tile from input k on, its sums) for each tile.
+  // Calls body(integral constant R, x of the tile from input k on, its sums) for each row tile.
   template <class Body>
   void each(int k, Body&& body) const {
     for (int tile = first; tile < last; ++tile) {

@@ -6,7 +6,7 @@
 //   y = sum over groups of  a s (q . xq)  +  a b sum(xq)
 //
 // Integer sums are exact in any order, and groups are added in order. Rounding changes an activation by at
-// most a / 2 = max|x| / 254 of its group, hence
+// most a / 2, which is max|x| / 254 of its group. Hence
 //   |error| <= sum over groups of  max|x| / 254 * sum|w|.
 // Internal linkage: see numeric.h.
 #pragma once
@@ -34,8 +34,8 @@ struct Int8Rows {
   int32_t* sums;  // sums of codes
 };
 
-// Returns the largest magnitude of `count` activations from `at` on; NaN if any is not finite. Magnitudes are
-// compared as integers, because their bits are ordered in the same way, with NaNs last.
+// Returns the largest magnitude of `count` activations from `at` on; NaN if any is not finite. Bits of
+// magnitudes are compared as integers, which have the same order and put NaNs last.
 inline float largest_magnitude(const LinearCall& call, std::size_t at, int count) {
   const uint8_t* const from = static_cast<const uint8_t*>(call.x) + at * float_size(call.x_type);
   __m512i largest = _mm512_setzero_si512();
@@ -49,7 +49,7 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
       largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(INT16_MAX)));
     };
     for (int k = 0; k + 32 <= count; k += 32) add(_mm512_loadu_si512(from + 2 * k));
-    if (count % 32 != 0) {  // groups of 16 values
+    if (count % 32 != 0) {  // an odd number of 16 values
       const uint8_t* const last = from + 2 * (count - 16);
       add(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last))));
     }
@@ -64,17 +64,17 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
   return std::bit_cast<int32_t>(magnitude) < kInfinity ? magnitude : NAN;
 }
 
-// Returns the factor from activations to codes, given the largest magnitude. Below 1e-30 the inverse could
-// overflow, so such activations become zeros.
+// Returns the factor from activations to codes, given the largest magnitude. Below 1e-30 its computation
+// could overflow, so such activations become zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
-// Converts `count` activations to codes, x * inverse rounded, and returns sums of codes. Prefetches `ahead`
-// bytes further on; 0: no prefetching.
+// Converts `count` activations to codes, x * inverse rounded, and returns sums of codes. Also prefetches
+// activations `ahead` bytes further on; 0: none.
 template <Float kType>
 __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, int count, float inverse,
                                                              int8_t* codes, std::size_t ahead) {
   constexpr std::size_t kBytes = float_size(kType);
-  // Packs work within 128 bits: word w of lane l ends up at 4 l + w.
+  // Pack instructions work within 128 bits; this puts word w of 128-bit lane l at 4 l + w.
   const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512 factor = _mm512_set1_ps(inverse);
   const auto round16 = [&](std::size_t at) __attribute__((always_inline)) {
@@ -103,7 +103,7 @@ __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, i
   return sum;
 }
 
-// Converts activations of a call from `at` on, of any type.
+// Does the same for activations of any type, from element `at` of x on.
 __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
                                                           float inverse, int8_t* codes,
                                                           std::size_t ahead = 0) {
@@ -124,7 +124,7 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
   *code_sum = *scale * static_cast<float>(*sum_of_codes);
 }
 
-// Converts all rows to codes. `group`: the weights' group, or a block of it.
+// Converts all rows to codes; `group`: the weights' group size, or that of a block inside a group.
 inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.inputs / group, rows = call.rows;
@@ -141,15 +141,15 @@ inline Int8Rows quantize_rows(const LinearCall& call, int group) {
       quantize_group(call, at, group, out.codes + i * group, out.scales + i, out.code_sums + i, out.sums + i);
     }
   };
-  constexpr int kRows = 16;  // most rows per item; the scales of 16 rows share a cache line
+  constexpr int kRows = 16;  // most rows per item: the scales of 16 rows share a cache line
   for_row_items(call.rows, kRows, [&](int first, int last) {
     for (int m = first; m < last; ++m) quantize(m);
   });
   return out;
 }
 
-// Returns sums plus one group's products. `dots`: integer products; `scale` and `bias`: of each output;
-// `x_scale`: scale of the activations; `code_sum`: factor of the bias.
+// Returns `sums` plus products of one group, with a scale and a bias per output. `dots`: integer products;
+// `x_scale`: scale of the activations; `code_sum`: x_scale times the sum of their codes.
 inline __m512 plus_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
                             __m512 sums) {
   const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(dots), scale);

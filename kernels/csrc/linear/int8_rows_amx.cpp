@@ -1,11 +1,11 @@
 // Affine weights of 8 and 4 bits on AMX tiles, in integers, for many rows. Scales are applied as in
 // avx512::linear_int8.
 //
-// A tile is 16 rows by 16 outputs. Its float32 sums stay in 16 vector registers over all groups. While
-// vectors apply the scales of one group, tiles multiply a later group. One tile is computed at a time,
-// because applying scales is the bottleneck; two by two tiles would move float32 sums through memory for
-// every group. Several panels are laid out in tile order together, so that rows are read once for all of
-// them.
+// Sums are computed for 16 rows by 16 outputs at a time, in float32 in 16 vector registers over all groups.
+// While vectors apply the scales of one group, tiles multiply a later group. It is one tile at a time,
+// because applying scales is the bottleneck, and the float32 sums of two by two tiles would pass through
+// memory for every group. Several panels are laid out in tile order together, so that rows are read once for
+// all of them.
 #include "linear/amx_tiles.h"
 #include "linear/int8_avx512.h"
 #include "runtime/unrolled.h"
@@ -17,16 +17,16 @@ constexpr int kStepCodes = 64;  // most inputs in a tile of activations
 constexpr int kTileOutputs = 16;
 constexpr int kColumns = kPanel / kTileOutputs;  // column tiles per panel
 constexpr int kDots = kTileRows * kTileOutputs;
-constexpr int kRunPanels = 16;                  // most panels per pass over the rows
+constexpr int kRunPanels = 16;  // most panels that rows are multiplied by before the next rows
 constexpr std::size_t kRunBytes = 1024 * 1024;  // most bytes of these panels, which stay in L2
 
-// Largest group for which integer sums become floats by adding them to the bits of 1.5 * 2^23, which is exact
-// for |sum| <= 2^22. A conversion instruction would compete with the multiplications.
+// Largest group for which integer sums become floats without a conversion, which would compete with the
+// products. They are added to the bits of 1.5 * 2^23, which is exact for |sum| <= 2^22.
 constexpr int kMaxGroup = 128;
 static_assert(kMaxGroup * 127 * 255 <= 1 << 22, "a group's sum must be exact when it is added to kFloatBits");
 constexpr int32_t kFloatBits = 0x4b400000;
 constexpr float kFloatStart = 0x1.8p23f;
-constexpr float kLargestScale = 0x1p100f;  // largest scale whose product with kFloatStart is surely finite
+constexpr float kLargestScale = 0x1p100f;  // largest scale whose product with kFloatStart certainly is finite
 
 // Rows in tiles of 16: codes [tiles][groups][16][group], zeros in rows past the last; scales a and a *
 // sum(codes), [tiles][groups][2][16].
@@ -74,7 +74,7 @@ TiledRows quantize_tiles(const LinearCall& call) {
 struct Panel {
   const uint8_t* codes;
   const float* parameters;
-  bool exact_start;  // scale * kFloatStart is exact for all scales
+  bool exact_start;  // whether scale * kFloatStart is exact for all scales
 };
 
 std::size_t prepared_bytes(const PackedShape& shape) {
@@ -120,8 +120,8 @@ Panel prepare_panel(const PackedShape& shape, const uint8_t* block, uint8_t* scr
   return {scratch, parameters, exact_start};
 }
 
-// Computes dots[16][16] of a group. Even and odd groups use different tiles, as template arguments because
-// the intrinsics need literal numbers.
+// Computes dots[16][16] of a group. Even and odd groups use different AMX tiles, chosen by template arguments
+// because the intrinsics need literal numbers.
 template <int kSteps, bool kOdd>
 inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int group, const uint8_t* codes,
                                                           int32_t* dots) {
@@ -142,7 +142,7 @@ inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int g
   else _tile_stored(0, dots, 64);
 }
 
-// Codes and parameters of one tile, from the first group on.
+// Operands of one tile of results: codes and parameters from the first group on.
 struct TileCall {
   const int8_t* x;
   const float* x_scales;
@@ -151,10 +151,10 @@ struct TileCall {
   int groups, group;
 };
 
-// Computes 16 outputs of to[16][64]: sums over all groups, bit-identical to add_products.
+// Computes 16 outputs of to[16][64]: sums over all groups, bit-identical to those of add_products.
 template <int kSteps, bool kExactStart>
 __attribute__((noinline)) void multiply_tile(const TileCall& call, float* to) {
-  constexpr int kAhead = 2;  // groups that tiles compute ahead
+  constexpr int kAhead = 2;  // groups whose integer products are computed ahead
   alignas(64) int32_t dots[2 * kAhead][kDots];
   const int groups = call.groups, group = call.group, group_bytes = group * kTileRows;
   const int8_t* x = call.x;

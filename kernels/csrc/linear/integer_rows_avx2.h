@@ -1,5 +1,4 @@
-// Activations for AVX2's integer kernels: rounded to codes, in tiles of rows. Internal linkage: see
-// numeric.h.
+// Activations for AVX2's integer kernels: 8-bit codes in tiles of rows. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -9,11 +8,11 @@
 namespace octavo::avx2 {
 namespace {
 
-constexpr int kMaxBlock = 64;  // inputs that share a scale
+constexpr int kMaxBlock = 64;  // most inputs that share a scale
 
-// Activations in tiles of rows. Each tile of R rows has codes [inputs / 4][R] of four bytes. Each block has,
-// for R rows, the scale a of products, the factor a sum(xq) of the weights' bias, and the initial 16-bit
-// sums.
+// Activations in tiles of rows. Each tile of R rows has codes [inputs / 4][R] of four bytes. For each block
+// and row there are a scale a, the number a sum(xq) by which the weights' bias is multiplied, and the
+// integers from which 16-bit sums start.
 struct Rows {
   int blocks;
   int32_t* codes;
@@ -22,20 +21,21 @@ struct Rows {
   int32_t* starts;
 };
 
-// One block of a row.
+// The codes of one row in one block.
 struct BlockCodes {
-  alignas(32) int32_t words[kMaxBlock / 4];  // four codes in each
+  alignas(32) int32_t words[kMaxBlock / 4];  // four codes per word
   float scale;
-  int even, odd;  // sums of the codes in the lower and in the upper halves of words
+  int even, odd;  // sums of the codes in the lower (even) and upper (odd) halves of words
 };
 
-// The factor from a block's values to codes, and the block's scale, NaN if a value is not finite.
+// The factor from a block's values to codes, and its scale from codes to values: NaN if a value is not
+// finite.
 struct BlockScale {
   float factor, scale;
 };
 
-// Scales codes to at most 127. With `pairs`, this also limits the sum of any two inputs that VPMADDUBSW adds
-// (0 and 1, 2 and 3, ...). After rounding the sum is at most 128, and times 255 it fits into 16 bits.
+// Scales codes to at most 127. With `pairs`, also sums of two inputs that VPMADDUBSW adds (0 and 1, 2 and 3,
+// ...) are at most 127. Rounded they are at most 128, and times 255 they fit into 16 bits.
 inline BlockScale block_scale(const float* x, int block, bool pairs) {
   constexpr float kMost = 127;
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -47,14 +47,14 @@ inline BlockScale block_scale(const float* x, int block, bool pairs) {
       const __m256 sum = _mm256_add_ps(value, _mm256_permute_ps(value, 0xb1));
       largest = _mm256_max_ps(largest, _mm256_and_ps(sum, magnitude));
     }
-    poison = _mm256_fmadd_ps(value, _mm256_setzero_ps(), poison);  // 0, or NaN once x is not finite
+    poison = _mm256_fmadd_ps(value, _mm256_setzero_ps(), poison);  // 0, or NaN after a non-finite x
   }
   alignas(32) float lanes[8], poisons[8];
   _mm256_store_ps(lanes, largest);
   _mm256_store_ps(poisons, poison);
   float limit = 0, bad = 0;
   for (int i = 0; i < 8; ++i) limit = lanes[i] > limit ? lanes[i] : limit, bad += poisons[i];
-  // Below this limit the inverse could overflow, so such a block becomes zeros.
+  // With a smaller limit the factor could overflow, so such a block becomes zeros.
   const float factor = limit > 1e-30f && bad == 0 ? kMost / limit : 0.0f;
   return {factor, limit / kMost + bad};
 }
@@ -110,7 +110,7 @@ inline void quantize_tile(const LinearCall& call, const RowTiles& tiles, int til
     }
 }
 
-// Converts all rows, into the caller's scratch slot 1; `pairs` as for block_scale.
+// Converts all rows, in thread_scratch slot 1; `pairs`: see block_scale.
 inline Rows quantize_rows(const LinearCall& call, const RowTiles& tiles, int block, int middle, bool pairs) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t rows = call.rows, blocks = shape.inputs / block;

@@ -1,5 +1,5 @@
-// Register tiles of integer products on AVX-512, 6 rows by 64 outputs, shared by kernels of all weights.
-// Internal linkage: see numeric.h.
+// Register tiles of integer products on AVX-512, 6 rows by 64 outputs, for all quantized weights. Internal
+// linkage: see numeric.h.
 #pragma once
 
 #include "linear/int8_avx512.h"
@@ -10,9 +10,9 @@
 namespace octavo::avx512 {
 namespace {
 
-constexpr int kTileRows = 6;    // times 64 outputs: 24 sums, 4 codes, and an activation in 32 registers
+constexpr int kTileRows = 6;    // with 64 outputs: 24 sums, 4 vectors of codes, 1 of activations
 constexpr int kItemTiles = 12;  // most row tiles that share a panel; their sums stay in L1
-constexpr int kAhead = 4096;    // smallest prefetch distance in bytes of weights
+constexpr int kAhead = 4096;    // fewest bytes of weights to prefetch ahead
 
 inline __m512i broadcast4(const void* p) {
   int32_t word;
@@ -31,36 +31,35 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p, bool 
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
-// Prefetches a line that is read only once, or again while it is still in L1.
+// Prefetches a line that is read once, or again while it is still in L1.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
 
-// Returns how many bytes of weights ahead a single row prefetches. For 4 bits, a Zen 4's hardware prefetcher
-// keeps up with memory and is faster alone; 8 and 16 bits have their best measured distances. 5 and 6 bits
-// were not measured.
+// Returns how many bytes of weights ahead a single row prefetches. For 4 bits on a Zen 4, the hardware
+// prefetcher alone is faster. 8 and 16 bits have the best distances measured; 5 and 6 bits were not measured.
 inline int row_ahead(int bits) {
   if (kCore != Core::zen4) return kAhead;
   return bits == 4 ? 0 : bits == 8 ? 2048 : 3072;
 }
 
-// Returns the prefetch distance in bytes while a block of a panel is multiplied by `rows` rows: whole blocks.
+// Returns the prefetch distance in bytes for `rows` rows, in whole blocks of a panel.
 inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
   const std::size_t bytes = shape.block_bytes(), ahead = rows == 1 ? row_ahead(shape.bits) : kAhead;
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
-// Memory to prefetch, a few lines in each step of the products of all row tiles. If all lines were requested
-// at once, they would delay each other and the products' own loads.
+// Memory to prefetch, a few lines in each step of all row tiles' products. Requested all at once, lines would
+// delay each other and the products' own loads.
 class Fetch {
  public:
-  // Distributes `bytes` bytes over `tiles` tiles of `steps` steps.
+  // Divides `bytes` bytes among `tiles` row tiles of `steps` steps.
   Fetch(const uint8_t* from, std::size_t bytes, int tiles, int steps)
       : from_(from), steps_(steps), lines_(static_cast<int>(bytes / 64)) {
     while (per_step_ < kMost && per_step_ * steps * tiles < lines_) per_step_ *= 2;
   }
 
-  // Calls body(integral constant of lines per step, first line) for tile number `tile`.
+  // Calls body(integral constant of lines per step, first line) for row tile number `tile`.
   template <class Body>
   void for_tile(int tile, Body&& body) const {
     const int first = tile * steps_ * per_step_;
@@ -72,7 +71,7 @@ class Fetch {
   }
 
  private:
-  static constexpr int kMost = 4;  // most lines per step: as many as a step reads
+  static constexpr int kMost = 4;  // most lines per step, the number that a step reads itself
   const uint8_t* from_;
   int steps_, lines_, per_step_ = 1;
 };
@@ -98,8 +97,8 @@ inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_
   });
 }
 
-// Adds the integer dot products of one group, R rows by 64 outputs, exact in any order. Each step prefetches
-// kLines lines of `ahead`.
+// Adds one group's integer products to the sums of R rows by 64 outputs; they are exact in any order. Each
+// step prefetches kLines lines of `ahead`.
 template <int R, int kBits, int kLines>
 inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_t stride, int group,
                                                      const uint8_t* words, const uint8_t* ahead,
@@ -126,7 +125,7 @@ inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_
   }
 }
 
-// Does the same for a single row, and prefetches `ahead` bytes after its words; 0: no prefetching.
+// Does the same for a single row, and prefetches words `ahead` bytes further on; 0: none.
 template <int kBits>
 inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
                                                    std::size_t ahead, __m512i (&dots)[4]) {
@@ -148,7 +147,7 @@ inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, c
   }
 }
 
-// Rows of activations in one group.
+// One group of inputs of some rows of activations.
 struct GroupRows {
   const int8_t *codes, *next;  // `next`: codes of the next group, to be prefetched
   const float *scales, *code_sums;

@@ -9,16 +9,16 @@
 namespace octavo::avx2 {
 namespace {
 
-// Converts four codes of each of eight outputs to bytes of a register.
+// Unpacking of codes: four codes of each of eight outputs become the bytes of a register.
 template <int kCodeBits, bool kE2m1 = false>
 struct Format {
   static constexpr bool kAffine = !kE2m1;
-  static constexpr bool kWide = kCodeBits > 4;    // 16 bits hold the sum of only two products
-  static constexpr bool kPairs = kCodeBits == 8;  // and only if pairs of activations are limited together
+  static constexpr bool kWide = kCodeBits > 4;    // 16-bit lanes hold sums of only two products
+  static constexpr bool kPairs = kCodeBits == 8;  // and that only if activations were rounded with `pairs`
   static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
   static constexpr int kHigh = kCodeBits - kLow;
   static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);
-  // Consecutive quads of inputs after which a new word begins in every plane.
+  // Number of quads of inputs after which every plane is at the start of a word again.
   static constexpr int kQuads = kE2m1                          ? 2
                                 : kHigh == 1 || kCodeBits == 1 ? 8
                                 : kLow == 2 || kHigh == 2      ? 4
@@ -44,7 +44,7 @@ struct Format {
   }
 };
 
-// Scales and biases of a block for the 64 outputs, in the form that sums need.
+// Scales and biases of a block for 64 outputs, as the sums need them.
 struct Parameters {
   alignas(32) float scale[kPanel];
   alignas(32) float bias[kPanel];
@@ -76,8 +76,8 @@ struct Eight {
   __m256 scale, bias;
 };
 
-// Loads parameters of a group's outputs [at, at + 8); affine ones have type kType. They suit the codes as F
-// loads them (E2M1: twice the values).
+// Loads parameters of outputs [at, at + 8); affine ones have type kType. They fit the codes that F loads,
+// which for E2M1 are twice the values.
 template <class F, Float kType>
 inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, bool e8m0, int at) {
   if constexpr (!F::kAffine)

@@ -1,7 +1,7 @@
 // The kernels of linear layers: y = x W^T (+ bias) (+ residual).
 //
-// Every row of y is computed by the same operations in the same order for any number of rows and threads. So
-// results of a request do not depend on its batch, but they depend on the instruction set.
+// Every row of y is computed by the same operations in the same order, for any number of rows and threads. So
+// a request's results do not depend on its batch. They do depend on the instruction set.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@
 
 namespace octavo {
 
-// The largest of some results of a row, and the first of equal results. Keys are ordered like their floats,
-// with NaN above all (see ordered_key).
+// The largest of some results in a row, with its index; of equal results the first. Keys are integers with
+// the order of floats, NaN above all (see ordered_key).
 struct Largest {
   int32_t key;
   int32_t output;
@@ -22,7 +22,7 @@ struct LinearCall {
   const PackedWeight* weight;
   const void* x;         // [rows, inputs], row-major
   void* y;               // [rows, outputs], row-major
-  const void* residual;  // like y, added before the one rounding to y's type; or null
+  const void* residual;  // like y, added before the result is rounded to y's type; or null
   Float x_type;
   Float y_type;  // type of y and of the residual
   int rows;
@@ -30,20 +30,20 @@ struct LinearCall {
   // round them: activations to bf16, or for quantized weights to 8 bits per row and group of inputs (per row
   // for weights with one scale per output), or both to fixed point per group.
   bool exact;
-  // If set, y is not written. Instead, the largest result of each panel and row is written here,
-  // [panels][rows], rounded to y's type like any result.
+  // If set, y is not written. Instead, the largest result of each panel and row, rounded to y's type, is
+  // written here as [panels][rows].
   Largest* largest = nullptr;
   // If set, the first half of the outputs, which must be whole panels, are gates. Then y [rows, outputs / 2]
-  // is activation(gate) * partner, where the second half has the partners; both are rounded to y's type
-  // first. There must be no residual.
+  // is activation(gate) times the output in the second half (its partner), after both are rounded to y's
+  // type. There must be no residual.
   std::optional<Activation> gate = std::nullopt;
 
-  // Returns the distance in panels from a gate to its partner; 0: no gates. One thread computes both, in this
-  // order.
+  // Returns the number of panels from a gate to its partner; 0: no gates. One thread computes both, the gate
+  // first.
   int partner() const { return gate ? weight->shape.num_panels() / 2 : 0; }
 };
 
-// Runs a call on the level in use: by its own kernels if it has them, else by its portable path.
+// Runs a call on the instruction set in use: with its own kernels if it has them, else in its portable path.
 void run_linear(const LinearCall& call);
 
 // The portable paths: float32 throughout, correct for every weight.
@@ -56,8 +56,7 @@ void linear_float32(const LinearCall& call);
 void linear_integer(const LinearCall& call);
 // bf16 weights with fixed_steps and bf16 activations, in 16-bit fixed point.
 void linear_fixed(const LinearCall& call);
-// Chooses the steps of a packed panel of bf16 weights for PackedWeight::fixed_steps; returns false if its
-// weights allow none.
+// Chooses a packed panel's fixed-point steps for PackedWeight::fixed_steps; false if its weights allow none.
 bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t* exponents);
 }  // namespace avx2
 namespace avx512 {

@@ -17,8 +17,8 @@ namespace mx = mlx::core;
 
 using Packed = std::shared_ptr<const PackedWeight>;
 
-// Evaluates its arguments and packs them as one weight, with the outputs of the first matrix before those of
-// the next. `bias` [outputs] is added to every result.
+// Evaluates its arguments and packs them as one weight: outputs of the first matrix, then of the next. `bias`
+// [outputs] is added to every result.
 Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias);
 Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
                    const std::vector<mx::array>& biases, int group_size, int bits,
@@ -28,13 +28,13 @@ Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::ar
 Packed pack_fp4(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
                 const std::string& mode, const std::optional<mx::array>& bias);
 
-// Inverts packing: returns [weight], [codes, scales, biases] or [codes, scales].
+// Returns what was packed: [weight], [codes, scales, biases] or [codes, scales].
 std::vector<mx::array> unpack(const Packed& weight);
 
 // Returns the type of a dense weight, or of affine scales; bfloat16 for fp4, as MLX dequantizes it.
 mx::Dtype packed_dtype(const PackedWeight& weight);
 
-// Returns the type of x W^T: the common type of x and the weight, or the type of x if the weight has no float
+// Returns the type of x W^T: the common type of x and the weight, or that of x if the weight has no float
 // type.
 mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 
@@ -42,15 +42,15 @@ mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 mx::array linear(const mx::array& x, const Packed& weight, const std::optional<mx::array>& residual,
                  bool exact, mx::StreamOrDevice stream);
 
-// Returns activation(gate) * up [..., outputs / 2] if `both` [..., outputs], gates and then ups, is an
-// unevaluated result of `linear` without a residual; else, or if its halves are not whole panels, nullopt.
-// Results are bit-identical to evaluating `both` first.
+// Returns activation(gate) * up [..., outputs / 2] if `both` [..., outputs], which has gates before ups, is
+// an unevaluated result of `linear` without a residual and its halves are whole panels; else nullopt. Results
+// are bit-identical to evaluating `both` first.
 std::optional<mx::array> linear_gated(const mx::array& both, Activation activation,
                                       mx::StreamOrDevice stream);
 
 // Returns the greedy choice of each row of x [..., inputs]: [ids, logits], int32 and float32 [...]. ids is
-// the arg-max of `linear` without a residual (the lowest of equals), and logits its value, NaN if any result
-// is. The results themselves are not stored.
+// the arg-max of `linear` without a residual (the lowest of equals). logits is its value, or NaN if any
+// result is NaN. Other results are not stored.
 std::vector<mx::array> linear_argmax(const mx::array& x, const Packed& weight, bool exact,
                                      mx::StreamOrDevice stream);
 

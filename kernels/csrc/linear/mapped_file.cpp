@@ -21,7 +21,7 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-// Lets the system drop these pages of a mapped file from memory.
+// Tells the system that it may drop these pages of a mapped file from memory.
 void forget(char* data, std::size_t size) {
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
@@ -56,8 +56,8 @@ mx::array MappedFile::view(int64_t offset, const mx::Shape& shape, mx::Dtype dty
               bytes <= size_ - offset,
           "an array of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) + " is not inside " +
               path_ + ", which has " + std::to_string(size_));
-  // MLX stores a size in front of the data of its own buffers. This array has none, and nothing may need it:
-  // see evaluated().
+  // MLX stores a size before the data of its own buffers. This array has no such size, and nothing may read
+  // it: see evaluated().
   char* const start = data_ + offset;
   mx::allocator::Buffer probe(start);
   const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - start;

@@ -11,8 +11,8 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// A file that stays mapped while this object or one of its arrays exists; it must not be truncated meanwhile.
-// Throws std::runtime_error with the reason if a file cannot be mapped.
+// A file that stays mapped as long as this object or one of its arrays exists; until then it must not be
+// truncated. Throws std::runtime_error with the reason if a file cannot be mapped.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   explicit MappedFile(const std::string& path);
@@ -20,8 +20,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Returns the bytes from `offset` on as a read-only array. Pages read through it are dropped with the
-  // array. Throws std::invalid_argument unless the array is inside the file and not at its start.
+  // Returns the bytes from `offset` on as a read-only array, whose pages leave memory with it. Throws
+  // std::invalid_argument unless the array is inside the file and not at its start.
   mx::array view(int64_t offset, const mx::Shape& shape, mx::Dtype dtype);
 
  private:
@@ -30,11 +30,11 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   std::size_t size_ = 0;
 };
 
-// Returns a contiguous array: `array` itself if it is contiguous. (mx::contiguous also copies if a buffer
-// looks much larger than its array, which is so for arrays behind others in a file.)
+// Returns the evaluated array, or a contiguous copy if it is not contiguous. (mx::contiguous would also copy
+// arrays inside a mapped file, because their buffer looks much larger than they are.)
 mx::array evaluated(const mx::array& array);
 
-// Returns the values in newly allocated memory.
+// Copies the values to newly allocated memory.
 mx::array copy_of(const mx::array& array);
 
 }  // namespace octavo

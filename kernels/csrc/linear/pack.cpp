@@ -23,7 +23,7 @@ WeightKind dense_kind(mx::Dtype type) {
   return type == mx::bfloat16 ? WeightKind::bf16 : type == mx::float16 ? WeightKind::f16 : WeightKind::f32;
 }
 
-// Returns the number of inputs of codes [outputs, words].
+// Checks codes [outputs, words], and returns their number of inputs.
 int check_codes(const mx::array& codes, int group, int bits) {
   require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
           "codes must be uint32 [outputs, words], got " + array_text(codes));
@@ -34,7 +34,7 @@ int check_codes(const mx::array& codes, int group, int bits) {
   return static_cast<int>(stream / bits);
 }
 
-// Returns the number of inputs of several arrays of codes that are packed as one.
+// Checks several arrays of codes that are packed as one weight, and returns their number of inputs.
 int check_codes(const std::vector<mx::array>& codes, int group, int bits) {
   require(!codes.empty(), "there must be at least one weight, got none");
   int inputs = 0;
@@ -61,12 +61,11 @@ void check_scales(const char* name, const std::vector<mx::array>& scales, const 
   }
 }
 
-// Packs matrices one below the other; `shape` lacks the number of outputs. `biases` is empty if there are
-// none.
+// Packs matrices as one weight; `shape.outputs` is not yet known, and `biases` may be empty.
 Packed pack_quantized(PackedShape shape, const std::vector<mx::array>& codes,
                       const std::vector<mx::array>& scales, const std::vector<mx::array>& biases,
                       const std::optional<mx::array>& bias) {
-  std::vector<mx::array> plain;  // keeps their data until all are packed
+  std::vector<mx::array> plain;  // owns the data until all are packed
   const auto data = [&](const mx::array& array) {
     plain.push_back(evaluated(array));
     return static_cast<const void*>(plain.back().data<void>());

@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kMaxGroup = 128;  // most inputs of a group, hence also bytes of codes
+constexpr int kMaxGroup = 128;  // most inputs per group, hence also most bytes of its codes
 
 // Returns the number of a panel's outputs that are not padding.
 int panel_outputs(const PackedShape& shape, int panel) {
@@ -20,12 +20,12 @@ int panel_outputs(const PackedShape& shape, int panel) {
   return left < kPanel ? left : kPanel;
 }
 
-// The rows of a matrix that form one panel.
+// The 64 rows of a matrix (outputs) that form one panel.
 struct PanelRows {
   const void* rows[kPanel];
   int count = 0;
 
-  // Selects outputs [first, first + kPanel) of matrices that are one below the other.
+  // Takes outputs [first, first + kPanel) of matrices that form one weight.
   PanelRows(const std::vector<MatrixRows>& parts, int first, std::size_t row_bytes) {
     for (const MatrixRows& part : parts) {
       for (int n = first; n >= 0 && n < part.outputs && count < kPanel; ++n, ++first)
@@ -48,7 +48,7 @@ Four load_four(const uint32_t* from) {
   return words;
 }
 
-// Transposes four words of each of the rows [n, n + 4) into four columns of a panel.
+// Transposes a 4 by 4 block of words: rows [n, n + 4) become four columns of a panel.
 void transpose_four(Four a, Four b, Four c, Four d, int n, uint32_t* columns) {
   const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
   const Four ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
@@ -59,9 +59,8 @@ void transpose_four(Four a, Four b, Four c, Four d, int n, uint32_t* columns) {
 }
 
 // Writes element (n, k) of the rows to [k][n] of their panel; `inputs` counts elements of type T, which may
-// be pairs of values. It reads one cache line of each row at a time, so that reads and writes stay in cache.
-// Hardware prefetchers cannot follow as many streams as a panel has rows, so it prefetches the lines after
-// the next.
+// be pairs of values. It reads one cache line of each row at a time, so that reads and writes stay in cache,
+// and prefetches later lines, because hardware prefetchers cannot follow as many streams as a panel has rows.
 template <class T>
 void pack_panel(const PanelRows& from, int inputs, T* panel) {
   constexpr int kLine = 64 / sizeof(T);
@@ -84,7 +83,7 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
   }
 }
 
-// Does the same for bf16 pairs if the number of inputs is odd, so that rows do not begin at a pair.
+// Does the same for bf16 pairs of an odd number of inputs, whose rows do not begin at a pair.
 void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
   for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)
@@ -98,14 +97,14 @@ uint32_t spread(uint32_t codes, int bits) {
          (codes >> 3 * bits & mask) << 24;
 }
 
-// Inverts spread.
+// Packs four bytes as consecutive codes again.
 uint32_t gather(uint32_t quad, int bits) {
   const uint32_t mask = (1u << bits) - 1;
   return (quad & mask) | (quad >> 8 & mask) << bits | (quad >> 16 & mask) << 2 * bits |
          (quad >> 24 & mask) << 3 * bits;
 }
 
-// One plane of a group's codes: `bits` bits of each code, from bit `shift` on.
+// A bit plane of a group's codes: `bits` bits of each code, from bit `shift` on.
 struct Plane {
   uint8_t* words;  // [group bits / 32][64] words
   int bits;
@@ -115,7 +114,7 @@ struct Plane {
   uint8_t* word(int quad, int n) const {
     return words + (static_cast<std::size_t>(quad * bits / 8) * kPanel + n) * 4;
   }
-  // Writes quad i, which holds the codes of inputs 4 i to 4 i + 3.
+  // Writes the i-th quad, four bytes with the codes of inputs 4 i to 4 i + 3, of output n.
   void put(int i, int n, uint32_t quad) const {
     uint32_t word;
     std::memcpy(&word, this->word(i, n), 4);
@@ -129,7 +128,7 @@ struct Plane {
   }
 };
 
-// Codes of one group of a panel; codes of 8, 4, 2 or 1 bits have no second plane.
+// The planes of one group's codes in a panel; codes of 8, 4, 2 or 1 bits have only the low plane.
 struct Codes {
   Plane low, high;
 
@@ -153,7 +152,7 @@ void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
           panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
 }
 
-// Addresses of an output's group in MLX's codes and scales.
+// Where an output's group begins in MLX's codes and scales.
 struct Place {
   std::size_t code_byte, scale;
 
@@ -165,11 +164,11 @@ struct Place {
 
 std::size_t scale_size(const PackedShape& shape) { return shape.affine() ? float_size(shape.scale_type) : 1; }
 
-// Packs the codes of one group, for any number of bits.
+// Packs the codes of one group, for any number of bits per code.
 void pack_any_codes(const PackedShape& shape, const PanelRows& from, int group, uint8_t* block) {
   const std::size_t bytes = static_cast<std::size_t>(shape.group) * shape.bits / 8;
   const Codes planes(shape, block);
-  uint8_t stream[kMaxGroup + 4] = {};  // stream of bits, padded so that four bytes can be read anywhere
+  uint8_t stream[kMaxGroup + 4] = {};  // bits of the codes; four bytes may be read from any of them
   for (int n = 0; n < from.count; ++n) {
     std::memcpy(stream, from.row<uint8_t>(n) + bytes * group, bytes);
     for (int i = 0; i < shape.group / 4; ++i) {
@@ -181,7 +180,7 @@ void pack_any_codes(const PackedShape& shape, const PanelRows& from, int group, 
   }
 }
 
-// Converts words of MLX's codes to words of a plane; with 4 bits, byte j has codes j and j + 4.
+// Converts words of MLX's codes to words of a plane; with 4 bits, byte j gets codes j and j + 4.
 template <int kBits, class T>
 T plane_words(T words) {
   static_assert(kBits == 8 || kBits == 4);
@@ -190,7 +189,7 @@ T plane_words(T words) {
   return (words & 0xf00ff00f) | (words & 0x00f000f0) << 4 | (words >> 4 & 0x00f000f0);
 }
 
-// Packs the codes of one group if each word of MLX's codes is also one word of the plane.
+// Packs the codes of one group if a word of MLX's codes has the inputs of one word of the plane.
 template <int kBits>
 void pack_codes(const PackedShape& shape, const PanelRows& from, int group, uint32_t* block) {
   const int words = shape.group * kBits / 32, first = words * group, all = words * shape.num_groups();
@@ -285,7 +284,7 @@ void pack_dense_panel(const PackedShape& shape, const PanelRows& from, uint8_t* 
   }
 }
 
-// Whether kernels of the level in use compute such weights in fixed point.
+// Whether the instruction set in use multiplies such weights in fixed point.
 bool has_fixed_point(const PackedShape& shape) {
   return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
 }
@@ -326,7 +325,7 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<Quantized
   }
   find_channels(scales, biases);
   PackedShape& layout = this->shape;
-  layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower levels use group scales
+  layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower instruction sets use the group scales
   const std::size_t row_bytes = static_cast<std::size_t>(shape.inputs) * shape.bits / 8,
                     scale_bytes = scale_size(shape) * shape.num_groups();
   parallel_for(shape.num_panels(), [&](int p) {
@@ -354,7 +353,7 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
     factors = reinterpret_cast<uint8_t*>(values + 2 * groups);
     return find_channel(shape.bits, values, values + groups, groups, factors);
   };
-  uint8_t* first;  // checked first, because most weights have no channels
+  uint8_t* first;  // tried first, because most weights are not per-channel
   if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
   std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
   const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;

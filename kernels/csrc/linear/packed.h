@@ -1,7 +1,7 @@
 // A weight matrix W [outputs, inputs], packed once at load into panels of 64 outputs.
 //
 // One layout serves every instruction set and every batch size. In a panel, inputs are the outer dimension,
-// so that a kernel reads it once from front to back:
+// so that a kernel reads its memory in order:
 //
 //   bf16        [inputs / 2][64][2]  pairs of adjacent inputs, as VDPBF16PS and AMX tiles need them;
 //               inputs padded with zeros to a multiple of 32
@@ -11,11 +11,11 @@
 //   mxfp4       a block per group of 32: codes (E2M1), then scales [64], E8M0
 //   nvfp4       a block per group of 16: codes (E2M1), then scales [64], E4M3
 //
-// Codes are stored in planes of 8, 4, 2 or 1 bits. Codes of 6, 5 and 3 bits have two planes: one of the low
-// 4, 4 or 2 bits and one of the 2, 1 or 1 bits above. A plane of p bits is [group p / 32][64] words, each
-// with 32 / p inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a
-// shift and a mask yield four consecutive inputs as four bytes, for as many outputs as a register holds.
-// Outputs past the last are zero.
+// Codes are stored in planes of 8, 4, 2 or 1 bits. Codes of 6, 5 and 3 bits have two planes: one with the low
+// 4, 4 or 2 bits, one with the other 2, 1 or 1 bits. A plane of p bits is [group p / 32][64] words, each with
+// 32 / p inputs of one output: byte j holds inputs j, 4 + j, 8 + j, ... from its lowest bits up. So a shift
+// and a mask yield four consecutive inputs as four bytes, for as many outputs as a register holds. Outputs
+// past the last are zero.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,8 @@ class Buffer {
   uint8_t* data_;
 };
 
-// Zeroed memory of one weight. Small weights share buffers of many huge pages: a buffer of its own would end
-// in small pages, and prefetchers stop at the end of each page. A buffer is freed with its last weight.
+// Zeroed memory of one weight. Small weights share buffers of many huge pages, because separate buffers would
+// end in small pages, where prefetchers stop at the end of each page. A buffer is freed with its last weight.
 class Slice {
  public:
   Slice() = default;
@@ -74,11 +74,11 @@ struct PackedShape {
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
   int bits = 0;   // bits of a code; 0 for a dense weight
-  // Whether blocks have only codes, and all scales and biases follow the last panel. If kernels do not use
-  // them, a step would otherwise read them from memory together with the codes.
+  // Whether blocks have only codes, and all scales and biases follow the last panel. That is best if kernels
+  // do not use them, because they would otherwise be read from memory with the codes.
   bool scales_last = false;
 
-  // Compares the matrices, not their layouts.
+  // Compares the matrices' shapes and formats, but not how they are laid out.
   bool operator==(const PackedShape& other) const {
     return kind == other.kind && scale_type == other.scale_type && outputs == other.outputs &&
            inputs == other.inputs && group == other.group && bits == other.bits;
@@ -134,10 +134,9 @@ struct QuantizedRows {
 };
 
 struct PackedWeight {
-  // Packs dense matrices of `shape.kind` that are one below the other; shape.outputs counts the outputs of
-  // all.
+  // Packs dense matrices of `shape.kind` as one weight; shape.outputs is the sum of their outputs.
   PackedWeight(const PackedShape& shape, const std::vector<MatrixRows>& parts);
-  // Packs quantized matrices that are one below the other.
+  // Packs quantized matrices as one weight.
   PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
@@ -160,8 +159,8 @@ struct PackedWeight {
   // (vLLM's W8A8), and for 4-bit codes whose group scales are small multiples of the output's scale, with
   // biases that are multiples of the group scales ("W4A8", as in QServe).
   bool per_channel() const { return !channel_scales.empty(); }
-  // Returns k and 128 - k z of each group in a panel of 4-bit per-channel codes, [groups][2][64]; a code q
-  // stands for k (q - z) channel scales. Null for 8 bits.
+  // Returns k and 128 - k z of each group of 4-bit per-channel codes in a panel, [groups][2][64]. A code q
+  // means k (q - z) channel scales. Null for 8 bits.
   const uint8_t* factors(int index) const {
     return factor_bytes.size() == 0
                ? nullptr
@@ -171,16 +170,15 @@ struct PackedWeight {
     return panels.size() + steps.size() + factor_bytes.size() +
            sizeof(float) * (bias.size() + channel_scales.size());
   }
-  // Returns the number of bytes that only exact products read.
+  // Returns the bytes that only exact products read.
   std::size_t num_unread_bytes() const {
     return shape.scales_last ? shape.parameter_bytes() * shape.num_groups() * shape.num_panels() : 0;
   }
 
-  // Writes one row of W as float32 [inputs], dequantized in float32.
+  // Writes one row of W as float32 [inputs].
   void row(int output, float* out) const;
 
-  // Restore the matrices that were packed, bit by bit, as one matrix. Buffers have the layout that the
-  // constructors take.
+  // Restore what was packed as one matrix, bit for bit. Buffers have the layout that the constructors take.
   void unpack_dense(void* weight) const;
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 

@@ -18,14 +18,14 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 #if defined(__linux__)
 
-// Fresh pages from the system are zero, and may be huge pages from the start.
+// New pages from the system are zero, and may be huge pages from the start.
 Buffer::Buffer(std::size_t bytes) : size_(bytes), mapped_(bytes + kHugePage) {
   void* start = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) throw std::bad_alloc();
   mapping_ = start;
   const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
   data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(start) + alignment - 1) & ~(alignment - 1));
-  madvise(data_, bytes, MADV_HUGEPAGE);  // advice: may be ignored
+  madvise(data_, bytes, MADV_HUGEPAGE);  // only advice, so errors do not matter
 }
 
 Buffer::~Buffer() { munmap(mapping_, mapped_); }

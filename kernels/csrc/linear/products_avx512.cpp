@@ -2,7 +2,7 @@
 //
 // Affine codes of 8 and 4 bits are multiplied directly, group by group. Results of other codes are
 // bit-identical to linear/quantized_avx2.cpp: blocks of at most 64 inputs, exact integer sums, and float sums
-// block by block. So a row may use either kernel. Other codes are unpacked to bytes once for up to 72 rows.
+// block by block. So a row may use either kernel. These codes are unpacked to bytes once for up to 72 rows.
 // E2M1 values are looked up as 2 value + 12, and sums start at -12 sum(xq). Sums of narrow codes start at -c
 // sum(xq), where c is the middle of the codes.
 #include "linear/integer_tiles_avx512.h"
@@ -10,11 +10,11 @@
 namespace octavo::avx512 {
 namespace {
 
-constexpr int kMaxBlock = 64;   // most inputs that share a scale of activations, except for plain codes
+constexpr int kMaxBlock = 64;   // most inputs that share a scale of activations, unless codes are plain
 constexpr int kMaxGroup = 128;  // most inputs for plain (8- and 4-bit affine) codes
 
-// Fewest rows for which plain 4-bit codes are widened to bytes first (measured). Widening costs as much as
-// the products of some rows; with fewer rows, each register tile widens codes itself.
+// Fewest rows for which plain 4-bit codes are first widened to bytes (measured). With fewer rows, each
+// register tile widens codes itself, because widening costs as much as the products of some rows.
 constexpr int kWidenedRows = 19;
 
 template <int kCodeBits, bool kE2m1 = false>
@@ -25,11 +25,11 @@ struct Format {
   static constexpr int kHigh = kCodeBits - kLow;
   static constexpr bool kPlain = !kE2m1 && (kCodeBits == 8 || kCodeBits == 4);
   static constexpr int kMiddle = kE2m1 ? 12 : kCodeBits >= 4 ? 0 : 1 << (kCodeBits - 1);
-  // Consecutive quads of inputs after which a new word begins in every plane.
+  // Number of quads of inputs after which every plane is at the start of a word again.
   static constexpr int kQuads = kHigh == 1 || kCodeBits == 1 ? 8 : kLow == 2 || kHigh == 2 ? 4 : 2;
 
-  // Returns a plane's bits for the quad-th four inputs of 16 outputs, shifted above the lower plane's kAbove
-  // bits.
+  // Returns a plane's bits of the quad-th four inputs of 16 outputs, shifted by kAbove to leave room for
+  // lower bits.
   template <int kWidth, int kAbove>
   static __attribute__((always_inline)) __m512i plane(const uint8_t* words, int quad) {
     const __m512i word = _mm512_loadu_si512(words + quad * kWidth / 8 * 256);
@@ -65,7 +65,7 @@ void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
 inline __m512 load_fp4_scales(const uint8_t* from, bool e8m0) {
   const __m512i bits = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   if (e8m0) {
-    const __m512i least = _mm512_set1_epi32(0x00400000);  // 2^-127, which a shift cannot produce
+    const __m512i least = _mm512_set1_epi32(0x00400000);  // 2^-127, which is subnormal
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bits, 23), least));
   }
   const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(127)), 20);
@@ -74,7 +74,7 @@ inline __m512 load_fp4_scales(const uint8_t* from, bool e8m0) {
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
 }
 
-// Loads parameters for codes in their unpacked form.
+// Loads scales and biases to match the unpacked codes.
 template <class F>
 void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
   const __m512 half = _mm512_set1_ps(0.5f), middle = _mm512_set1_ps(static_cast<float>(F::kMiddle));
@@ -91,8 +91,8 @@ void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& 
   }
 }
 
-// Adds one block of R rows, with codes of kBits bits, to sums[R][64]. Each step prefetches kLines lines of
-// `ahead`.
+// Adds products of R rows and one block, with codes of kBits bits, to sums[R][64]. Each step prefetches
+// kLines lines of `ahead`.
 template <bool kAffine, int kMiddle, int kBits, int R, int kLines>
 __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
                                               const uint8_t* words, const uint8_t* ahead,
@@ -100,7 +100,7 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
-    // The product may wrap in a row with non-finite values, but its results are NaN anyway.
+    // May wrap in a row with non-finite values, whose results are NaN anyway.
     const uint32_t middle = kMiddle == 0 ? 0u : 0u - uint32_t{kMiddle} * static_cast<uint32_t>(x_sums[m]);
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(middle));
@@ -122,7 +122,7 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
   });
 }
 
-// Multiplies row tiles [first_tile, last_tile) by a panel, one block at a time for all tiles.
+// Multiplies row tiles [first_tile, last_tile) by a panel, block by block.
 template <class F>
 void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int block, int panel,
                     int first_tile, int last_tile) {
@@ -174,8 +174,7 @@ template <int kBits, Float kType>
 void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t* block = call.weight->panel(panel);
-  // A Zen 4 does not prefetch whole blocks, which take 2 to 5 % longer with 8 bits. Other CPUs were not
-  // measured.
+  // On a Zen 4, prefetching whole blocks is 2 to 5 % slower with 8 bits. Other CPUs were not measured.
   const std::size_t ahead = kCore == Core::zen4 ? row_ahead(kBits) : bytes_ahead(shape, call.rows);
   const int8_t* codes = x.codes;
   __m512 sums[4];

@@ -1,5 +1,5 @@
-// Quantization of weights to MLX's affine format on all threads, at load. MLX's operations use one thread,
-// and for channels they need copies of a layer in wider types.
+// Quantization of weights to MLX's affine format on all threads, at load. MLX's own operations use one
+// thread, and per-channel scales would need copies of a layer in wider types.
 #include "linear/quantize.h"
 
 #include <nanobind/nanobind.h>
@@ -13,7 +13,7 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-// Primitive from one array of floats, or from codes, scales and biases, to new codes, scales and biases.
+// MLX primitive: floats, or codes with scales and biases, become new codes, scales and biases.
 class Quantize : public CpuPrimitive {
  public:
   Quantize(mx::Stream stream, int group, int bits, bool by_channels)

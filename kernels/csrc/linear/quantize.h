@@ -1,4 +1,4 @@
-// Quantization of weights to MLX's affine format, declared for each instruction set.
+// Quantization of weights to MLX's affine format: kernels of each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace octavo {
 
 struct QuantizeCall {
-  // Input [rows, inputs]: floats, or MLX's affine format with the same number of bits.
+  // Input [rows, inputs]: floats, or codes in MLX's affine format with the same number of bits.
   const void* weights;  // floats, or codes
   const void* scales;   // scales of codes, else null
   const void* biases;
@@ -17,7 +17,7 @@ struct QuantizeCall {
   int inputs, group;  // whole groups of 32, 64 or 128
   int bits;           // 2, 4 or 8
 
-  // Results in MLX's form.
+  // Results in MLX's affine format.
   uint32_t* new_codes;
   void* new_scales;
   void* new_biases;

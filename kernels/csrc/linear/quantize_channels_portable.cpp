@@ -1,4 +1,4 @@
-// Quantization to one scale per output channel, row by row, so that no layer is held in a wider type.
+// Quantization to one scale per output channel, row by row, so that only one row is in a wider type.
 #include "linear/quantize.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ void load_row(const QuantizeCall& call, int64_t row, float* values) {
   for (int j = 0; j < call.inputs; j += call.group) dequantize(call, (first + j) / call.group, values + j);
 }
 
-// Returns the largest magnitude, or NaN if there is one: compared as integers, NaN is larger than any number.
+// Returns the largest magnitude, or NaN if there is one: bits of NaN are larger than those of any number.
 float largest_of(const float* values, int count) {
   IntVec largest{};
   for (int j = 0; j < count; j += kLanes) {
@@ -51,7 +51,7 @@ float largest_of(const float* values, int count) {
   return as_float(static_cast<uint32_t>(result));
 }
 
-// Quantizes one row to w8a8. `scales`, `biases`: the groups' parameters, as float32.
+// Quantizes one row to 8 bits (w8a8). `scales`, `biases`: the parameters of its groups, as float32.
 void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                   float* biases) {
   float scale = largest_of(values, call.inputs) / 127;
@@ -67,7 +67,7 @@ void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes,
 }
 
 struct Range {
-  float least, most;  // extended so that 0 is between them
+  float least, most;  // of the group's values and 0
 };
 
 Range range_of(const float* values, int count) {
@@ -80,24 +80,24 @@ Range range_of(const float* values, int count) {
   return {least_of(least), -least_of(-most)};
 }
 
-// Quantizes a group with the code `zero` for 0; NaN becomes code 0.
+// Quantizes a group so that 0 gets the code `zero`; NaN becomes code 0.
 void quantize_group(const float* values, int count, float step, float zero, uint8_t* to) {
-  constexpr int kPart = 32;  // every group is a multiple of this
+  constexpr int kPart = 32;  // every group size is a multiple of this
   uint8_t codes[kPart];
   for (int at = 0; at < count; at += kPart) {
     for (int j = 0; j < kPart; j += kLanes) {
-      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger values are clamped anyway
+      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger ones are clamped
       store_bytes(codes + j, rounded(clamp(whole + zero, 0, 15)));
     }
     pack_codes<kPart, 4>(codes, to + at / 2);
   }
 }
 
-// Quantizes one row to w4a8.
+// Quantizes one row to 4 bits per weight, with two levels of scales (w4a8).
 void quantize_row_twice(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                         float* biases) {
   const int group = call.group, groups = call.inputs / group;
-  float *const least = scales, *const most = biases;  // extremes of groups, until the row's scale is known
+  float *const least = scales, *const most = biases;  // the groups' extremes at first
   float unit = 0x1p-24f;
   for (int g = 0; g < groups; ++g) {
     const Range range = range_of(values + g * group, group);

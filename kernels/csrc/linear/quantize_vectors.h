@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr float kRound = 0x1.8p23f;  // x + kRound is rounded to an integer for |x| < 2^22, ties to even
+constexpr float kRound = 0x1.8p23f;  // x + kRound rounds x to an integer for |x| < 2^22, ties to even
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
@@ -27,8 +27,8 @@ inline void store_bytes(uint8_t* to, UintVec x) {
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
-// Returns the smallest lane (for the largest, negate the argument and the result). Reads four lanes at a
-// time, because a Vec may span several registers.
+// Returns the smallest lane (for the largest, negate argument and result). It reads four lanes at a time,
+// because a Vec may have several registers.
 inline float least_of(Vec x) {
   float lanes[kLanes];
   store(lanes, x);
@@ -38,7 +38,7 @@ inline float least_of(Vec x) {
   return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
-// Packs kCount codes, a byte each, into a stream of bits: kBits of each code, from the lowest up.
+// Packs kCount codes, one per byte, as a stream of bits: kBits of each code, from the lowest up.
 template <int kCount, int kBits>
 inline void pack_codes(const uint8_t* codes, uint8_t* to) {
   static_assert(kBits == 8 || kBits == 4 || kBits == 2);

@@ -17,8 +17,8 @@ struct Scale {
   float step, edge;
 };
 
-// Chooses scale and bias as MLX does: `edge`, the end that is farther from zero, becomes a code exactly, and
-// so does zero.
+// Chooses scale and bias like MLX: `edge`, the extreme value farther from zero, and zero itself are
+// represented exactly.
 template <int kGroup>
 Scale choose_scale(const float* values, float largest_code) {
   Vec low = Vec{} + std::numeric_limits<float>::infinity(), high = -low;

@@ -6,10 +6,10 @@
 //   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
 //
 // VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and E2M1, sums
-// stay in 16 bits and may wrap meanwhile: they start at -c sum(xq), where c is the middle of the codes, and
-// end as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as
-// 2 value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because
-// a also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact, so only
+// stay in 16 bits. They start at -c sum(xq), where c is the middle of the codes, may wrap in between, and end
+// as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as 2
+// value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because a
+// also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact, so only
 // the order of blocks matters, and it is fixed for any number of rows.
 //
 // Rounding changes an activation by at most a / 2, hence
@@ -35,15 +35,15 @@ struct Sums {
 
 alignas(32) constexpr int16_t kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-// Forces an addition to happen here, because compilers that first combine the values of several steps run out
-// of registers.
+// Makes the compiler add here. If it first combined the values of several steps, it would run out of
+// registers.
 inline __m256i settled(__m256i sum) {
   asm volatile("" : "+x"(sum));
   return sum;
 }
 
-// Adds one word of activations times the codes of two vectors of outputs. It is assembly, because it must use
-// only the four registers that twelve sums leave; compilers use more and spill sums.
+// Adds products of one word of activations and the codes of two vectors of outputs. It is assembly, because
+// twelve sums leave only four registers; compilers use more and spill sums.
 template <bool kWide>
 inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i codes_0, __m256i codes_1,
                                                     __m256i& sum_0, __m256i& sum_1) {
@@ -64,7 +64,7 @@ inline __attribute__((always_inline)) void add_pair(const int32_t* x, __m256i co
   sum_1 = to_1;
 }
 
-// Adds one word of activations per row times `codes`.
+// Adds products of one word of activations per row and `codes`.
 template <bool kWide, int R, int C>
 inline __attribute__((always_inline)) void add_products(const int32_t* x, const __m256i (&codes)[C],
                                                         Sums<R, C>& sums) {
@@ -84,7 +84,7 @@ inline __attribute__((always_inline)) void add_products(const int32_t* x, const 
   });
 }
 
-// Adds the products of one block, R rows by 8 C outputs; planes start at these outputs' columns.
+// Adds the products of one block, R rows by 8 C outputs; `planes` point to these outputs.
 template <class F, int R, int C>
 inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, const int32_t* starts,
                                                            const uint8_t* low, const uint8_t* high,
@@ -116,7 +116,7 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
   return sums;
 }
 
-// One block of inputs of a panel, shared by all tiles of an item.
+// One block of a panel's inputs, which all row tiles of an item use.
 struct BlockView {
   const uint8_t* low;
   const uint8_t* high;
@@ -124,7 +124,7 @@ struct BlockView {
   int quads;
 };
 
-// Adds one block to sums[R][64].
+// Adds products with one block to sums[R][64].
 template <class F, int R>
 __attribute__((noinline)) void multiply_block(const BlockView& block, const int32_t* x, const float* scales,
                                               const float* x_sums, const int32_t* starts, float* sums) {
@@ -177,8 +177,8 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   finish_rows(call, panel, first, rows, sums);
 }
 
-// Multiplies a single row, reading a panel's scales in place. Converting them to floats first, which pays off
-// for several rows, would take a third of its time.
+// Multiplies a single row, reading a panel's scales in place: converting them to floats first, as for several
+// rows, would be a third of the time.
 template <class F, Float kType>
 inline __attribute__((always_inline)) void multiply_row(const BlockView& block, const uint8_t* parameters,
                                                         bool e8m0, const int32_t* x, float x_scale,
