@@ -1,4 +1,4 @@
-// Unevaluated norms, for nodes that compute them together with their own work.
+// Finds unevaluated norms, which a later graph node can compute together with its own work.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ struct PendingNorm {
   float eps;
 };
 
-// Returns the norm if `x` is an unevaluated RMS norm with a weight.
+// Returns the norm that gives `x`, if x is an unevaluated RMS norm with a weight.
 std::optional<PendingNorm> pending_rms_norm(const mx::array& x);
 
 }  // namespace octavo

@@ -36,7 +36,7 @@ class SelectRows : public CpuPrimitive {
   }
 };
 
-// Whether `input`, an input of `x`, has a row for each row of `x`.
+// Whether `input`, one of x's inputs, has as many rows as x.
 bool has_rows_of(const mx::array& input, const mx::array& x) {
   return input.ndim() == x.ndim() && input.shape(0) == x.shape(0);
 }
@@ -56,7 +56,7 @@ bool repeats_row(const mx::array& x) {
   return made_by(x, "Broadcast") && (x.inputs()[0].ndim() < x.ndim() || x.inputs()[0].shape(0) == 1);
 }
 
-// Rebuilds a pending graph so that it computes only some rows.
+// Rebuilds an unevaluated graph so that it computes only some rows.
 class RowGraph {
  public:
   RowGraph(const mx::array& x, mx::array ids, mx::StreamOrDevice stream)
@@ -96,7 +96,7 @@ class RowGraph {
     return shape;
   }
 
-  // Finds arrays that are computed whole anyway, because operations that mix rows, such as attention, read
+  // Finds arrays whose rows are all needed, because attention or another operation that mixes rows reads
   // them.
   void find_shared(const mx::array& x) {
     std::vector<mx::array> left{x}, whole;

@@ -1,4 +1,4 @@
-// Rows of an array by their indices.
+// Selection of an array's rows by their indices.
 #pragma once
 
 #include "mlx/mlx.h"
@@ -11,9 +11,9 @@ namespace mx = mlx::core;
 // std::invalid_argument for other types.
 mx::array select_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream);
 
-// Returns x[ids], where x may be the end of an unevaluated graph. Then the row operations (linear layers,
-// norms, gates, sums) after the last operation that mixes rows compute only these rows. A model uses it for
-// the sampled rows, after the attention of its last layer.
+// Returns x[ids]. If x is unevaluated, the row operations (linear layers, norms, gates, sums) that follow the
+// last operation that mixes rows compute only these rows. Models use it after the attention of their last
+// layer, for the rows that are sampled.
 mx::array compute_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream);
 
 }  // namespace octavo

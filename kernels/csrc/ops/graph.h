@@ -1,8 +1,7 @@
 // Row and elementwise operations as MLX graph nodes; std::invalid_argument for wrong shapes and types.
 //
 // All compute in float32 and round once to the type of their input. With `fuse`, a node also computes
-// unevaluated nodes before it (ops/views.h). It then rounds wherever these would have, so results are
-// bit-identical.
+// unevaluated nodes before it (ops/views.h) and rounds where those nodes would, so results are bit-identical.
 #pragma once
 
 #include <optional>
@@ -31,9 +30,9 @@ mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& 
 
 struct RopeOptions {
   int dims;              // number of rotated values at the front of the last axis
-  bool interleaved;      // pairs are neighbours; otherwise dims / 2 apart
+  bool interleaved;      // the two values of a pair are neighbours; else dims / 2 apart
   float position_scale;  // factor on positions
-  float value_scale;     // factor on the rotated values, applied first
+  float value_scale;     // factor on the values, applied before the rotation
 };
 
 // Rotary embedding (Su et al. 2021) of x [B, H, L, D] or [B, L, D]: token l of b has position offset[b] + l

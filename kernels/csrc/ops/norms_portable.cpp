@@ -33,7 +33,7 @@ inline float activate(float x) {
   return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
 }
 
-// Calls body(row) for every row; an item has as many rows as justify waking a thread.
+// Calls body(row) for every row; items have enough rows to be worth waking a thread.
 template <class Body>
 void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
   const int64_t per_item = static_cast<int64_t>(kItemBytes / (row_bytes + 1)) + 1;
@@ -43,8 +43,8 @@ void for_rows(int64_t rows, std::size_t row_bytes, Body body) {
 }
 
 #if defined(__AVX512BF16__)
-// Returns silu by AVX-512 instructions, in two thirds of the time. exp(-x) is exp_of with fused operations,
-// at most 1.7e38.
+// Returns silu by AVX-512 instructions, which take two thirds of the time of the portable code. exp(-x) is
+// exp_of with fused operations, at most 1.7e38.
 inline __m512 silu_vector(__m512 x) {
   const auto all = [](float value) { return _mm512_set1_ps(value); };
   // min and max return their second operand for NaN, so NaNs stay.
@@ -80,7 +80,7 @@ void activate_floats(float* values, int count) {
   for (int i = 0; i < count; ++i) values[i] = activate<kind>(values[i]);
 }
 
-// Computes the gate for a row or a piece of a row.
+// Computes activation(gate) * up for a row or a piece of a row.
 template <Activation kind>
 void gate_row(const GateCall& call, const void* gate, const void* up, void* y, int size) {
   float values[kBlock], ups[kBlock];
@@ -110,7 +110,7 @@ void gate_piece(const GateCall& call, int64_t row, int at, int size) {
 
 template <Activation kind>
 void gate_rows(const GateCall& call) {
-  // Long rows are cut, so that one row of a decoding sequence can use several threads.
+  // Values per piece of a long row: pieces let several threads share the row of a single decoding sequence.
   constexpr int kPiece = kItemBytes / 4;
   const std::size_t width = float_size(call.type);
   const int pieces = (call.size + kPiece - 1) / kPiece;
@@ -121,7 +121,7 @@ void gate_rows(const GateCall& call) {
   });
 }
 
-// Calls body(integral constant) for an activation.
+// Calls body(integral constant) with the given activation.
 template <class Body>
 void with_activation(Activation activation, Body body) {
   switch (activation) {
@@ -133,7 +133,7 @@ void with_activation(Activation activation, Body body) {
   }
 }
 
-// Stores x + added of one row in `sum`, and returns the input of the norm.
+// Stores x + added of one row in `sum` and returns the sum; without `added`, returns x.
 const void* add_row(const NormCall& call, std::size_t start) {
   if (call.added == nullptr) return call.x;
   float values[kBlock], others[kBlock];

@@ -72,7 +72,7 @@ class Norm : public CpuPrimitive {
   bool adds_, has_weight_, has_bias_;
 };
 
-// Positions of rows in an input; known from the graph if it is a view, else read from the evaluated array.
+// Where rows begin in an input: known from the graph if the input is a view, else from the evaluated array.
 struct Rows {
   int64_t offset, stride;
 };
@@ -84,7 +84,7 @@ class Gated : public CpuPrimitive {
 
   const char* name() const override { return "octavo.gated"; }
 
-  // Row i of a view may be a part of another row of the input, or of no row; this checks that it is not.
+  // True unless a view's row i lies in another row of its base, or is one of several rows in it.
   bool computes_rows(const mx::array& y) const override {
     const int64_t runs = static_cast<int64_t>(y.size()) / y.shape(-1);
     for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -165,7 +165,7 @@ mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const Mayb
   return outputs[0];
 }
 
-// Returns the unevaluated array whose rows are the gate followed by `up`, if there is one.
+// Returns the unevaluated array whose rows have the gate followed by `up`, if there is one.
 std::optional<mx::array> gate_beside(const mx::array& gate, const std::optional<View>& a,
                                      const std::optional<View>& b) {
   const int64_t size = gate.shape(-1);

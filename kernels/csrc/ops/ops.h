@@ -6,9 +6,9 @@
 namespace octavo {
 
 struct NormCall {
-  const void* x;       // [rows, size]
-  const void* added;   // like x: the rows are x + added, rounded to `type` and stored in `sum`; or null
-  void* sum;           // like x, or null
+  const void* x;      // [rows, size]
+  const void* added;  // like x: the norm's input is x + added, rounded to `type` and stored in `sum`; or null
+  void* sum;          // like x, or null
   const void* weight;  // [size], or null
   const void* bias;    // [size], or null; layer norm only
   void* y;             // like x
@@ -26,9 +26,9 @@ struct StridedRows {
 };
 
 struct GateCall {
-  StridedRows gate, up;  // if `up` has no data, y is the activation of the gate alone
+  StridedRows gate, up;  // if `up` is null, y is the activation of the gate
   void* y;
-  int64_t y_stride;  // values between rows; y may share the memory of the gate or of `up`
+  int64_t y_stride;  // distance between rows, in values; y may share memory with the gate or `up`
   Float type;
   Activation activation;
   int64_t rows;
@@ -42,12 +42,12 @@ struct RopeCall {
   int64_t strides[3];
   int batch, heads, length, size;
   const float* angles;   // [batch or 1, length, 2, dims / 2]: cosines, then sines
-  int64_t angle_stride;  // values between batches; 0 if they share angles
+  int64_t angle_stride;  // distance between batches, in values; 0 if they share angles
   const void* weight;    // [size], weight of the norm; or null
   Float type, weight_type;
   float eps;
   int dims;
-  bool interleaved;  // pairs are neighbours; otherwise dims / 2 apart
+  bool interleaved;  // the two values of a pair are neighbours; else dims / 2 apart
   float scale;       // factor on the rotated values
   void* y;           // [batch, heads, length, size] without gaps
 };

@@ -49,7 +49,7 @@ struct Heads {
   std::array<int64_t, 3> strides;
 };
 
-// Returns the Heads of x [B, H, L, D] or [B, L, D] with these strides.
+// Returns where heads begin in x [B, H, L, D] or [B, L, D] with these strides.
 std::optional<Heads> heads_of(const mx::array& x, int64_t offset, const mx::Strides& strides) {
   if (x.shape(-1) != 1 && strides.back() != 1) return std::nullopt;
   if (x.ndim() == 3) return Heads{offset, {strides[0], 0, strides[1]}};
@@ -110,8 +110,8 @@ class Rope : public CpuPrimitive {
   float eps_;
 };
 
-// Returns the strides of a view with `shape` and `strides` over a contiguous array of shape `inner`, if that
-// array is itself a view with strides `steps`; none if the view merged or split axes.
+// Returns the strides of two nested views in their base: a view with `shape` and `strides` over an array of
+// shape `inner`, itself a view with strides `steps`. None if the outer view merges or splits axes.
 std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& strides, const mx::Shape& inner,
                                    const mx::Strides& steps) {
   mx::Strides result(shape.size(), 0);
@@ -128,7 +128,7 @@ std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& st
   return result;
 }
 
-// Input of a rotation: x itself, the base of x if it is a view, or the input of an RMS norm before it.
+// What a rotation reads: x, the base of x if x is a view, or the input of an RMS norm that gives x.
 struct Source {
   mx::array array;
   std::optional<Heads> heads;
@@ -151,17 +151,17 @@ Source find_source(const mx::array& x, bool fuse) {
   return {x, std::nullopt, std::nullopt};
 }
 
-// Returns the angles of a step, which are equal in every layer, so the last few are cached. (Replayed graphs
+// Returns the angles of a step. The last few are cached, because every layer uses the same. (Replayed graphs
 // do not need the cache, because MLX joins equivalent nodes when it traces.)
 mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequencies, int length,
                      float position_scale, mx::Stream stream) {
   struct Entry {
-    mx::array offset, frequencies, angles;  // held, so that no other array can get their ids
+    mx::array offset, frequencies, angles;  // kept alive, because ids of destroyed arrays are reused
     int length;
     float scale;
   };
   constexpr std::size_t kKept = 8;
-  // Leaked on purpose, because the thread may end after MLX's statics are destroyed.
+  // Leaked on purpose: the thread may end after MLX's static objects are destroyed.
   static thread_local auto& kept = *new std::vector<Entry>;
   for (const Entry& entry : kept)
     if (entry.offset.id() == offset.id() && entry.frequencies.id() == inverse_frequencies.id() &&

@@ -57,7 +57,7 @@ void rope(const RopeCall& call) {
   });
 }
 
-// libm's functions: exact range reduction matters at large positions, and this runs once per step.
+// Uses libm, because angles at large positions need exact range reduction, and this runs once per step.
 void rope_angles(const AngleCall& call) {
   const int tokens = call.batch * call.length;
   for_row_items(tokens, 16, [&](int first, int last) {

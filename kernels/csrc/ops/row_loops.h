@@ -11,11 +11,11 @@
 namespace octavo {
 namespace {
 
-constexpr int kLanes = 16;                    // partial sums of a reduction, as many on every instruction set
-constexpr int kBlock = 256;                   // values converted at once, on the stack
+constexpr int kLanes = 16;   // partial sums of a reduction; fixed, so that all instruction sets round alike
+constexpr int kBlock = 256;  // values converted at once, on the stack
 constexpr std::size_t kItemBytes = 32 << 10;  // bytes of one operand that justify waking a thread
 
-// Adds term(value) of `count` values to the lanes; blocks start at a multiple of kLanes.
+// Adds term(value) of `count` values to the lanes; blocks begin at a multiple of kLanes.
 template <class Term>
 inline void add_terms(const float* values, int count, float* lanes, Term term) {
   int i = 0;
@@ -24,10 +24,10 @@ inline void add_terms(const float* values, int count, float* lanes, Term term) {
   for (int lane = 0; i + lane < count; ++lane) lanes[lane] += term(values[i + lane]);
 }
 
-// Adds halves of the lanes until one value is left.
+// Repeatedly adds the upper half of the lanes to the lower half, until one value is left.
 inline float add_lanes(float* lanes) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // the same order in a register
+  return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes));  // adds lanes in the same order
 #else
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];

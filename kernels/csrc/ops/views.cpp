@@ -21,15 +21,15 @@ bool ours(const mx::array& x) {
   return std::strncmp(name, "octavo.", 7) == 0 || std::strcmp(name, "OctavoAttend") == 0;
 }
 
-// Whether a primitive keeps the order of elements.
+// Whether a primitive only changes the shape and keeps the order of elements.
 bool reshapes(const char* name) {
   for (const char* known : {"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze"})
     if (std::strcmp(name, known) == 0) return true;
   return false;
 }
 
-// Returns strides of the same elements in another shape, if there are any. Adjacent axes of the old shape
-// without gaps are merged, then split into axes of the new shape.
+// Returns strides that give the same elements in another shape, if there are any. It merges adjacent axes of
+// the old shape between which there are no gaps, then splits them into axes of the new shape.
 std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& strides, const mx::Shape& to) {
   mx::Shape runs;  // the old shape with adjacent axes merged
   mx::Strides steps;
@@ -45,7 +45,7 @@ std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& st
   }
   mx::Strides result(to.size(), 0);
   std::size_t at = runs.size();
-  int64_t used = 1;  // elements of runs[at] that later axes of `to` take
+  int64_t used = 1;  // elements of runs[at] that later axes of `to` use
   for (std::size_t i = to.size(); i-- > 0;) {
     if (to[i] == 1) continue;
     if (at == runs.size() || used == runs[at]) {
@@ -60,7 +60,7 @@ std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& st
   return result;
 }
 
-// Whether these are the strides of a contiguous array; axes of length 1 are ignored.
+// Whether an array with these strides is contiguous; axes of length 1 do not matter.
 bool is_gapless(const mx::Shape& shape, const mx::Strides& strides) {
   const mx::Strides wanted = gapless(shape);
   for (std::size_t i = 0; i < shape.size(); ++i)
@@ -134,7 +134,7 @@ mx::array rows_behind(const mx::array& x, int count) {
 
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides) {
   if (shape.empty() || (shape.back() != 1 && strides.back() != 1)) return std::nullopt;
-  int64_t stride = 0, rows = 1;  // stride and number of rows of the axes so far
+  int64_t stride = 0, rows = 1;  // of the axes merged so far
   for (std::size_t i = shape.size() - 1; i-- > 0;) {
     if (shape[i] == 1) continue;
     if (rows == 1) stride = strides[i];

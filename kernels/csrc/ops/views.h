@@ -1,6 +1,6 @@
-// Resolution of shape operations while a graph is built. Model code reshapes, slices and transposes the
-// kernels' outputs; the next kernel can read the original with strides instead. Shape nodes that are then
-// unused are never evaluated.
+// Skips shape operations while a graph is built. Model code reshapes, slices and transposes the kernels'
+// outputs, but the next kernel can read the original with strides. Shape nodes that nothing reads are never
+// evaluated.
 #pragma once
 
 #include <optional>
@@ -20,10 +20,10 @@ struct View {
 };
 
 // Returns `x` as a view of the contiguous output of one of Octavo's primitives; nullopt if `x` has been
-// evaluated, or if other than shape operations are in between.
+// evaluated, or if an operation in between changes more than the shape.
 std::optional<View> find_view(const mx::array& x);
 
-// Returns `x`, or an equal array whose shape operations are replaced by one reshape or one strided view.
+// Returns `x`, or an equal array in which one reshape or strided view replaces all shape operations.
 mx::array shortcut(const mx::array& x);
 
 // Whether `x` has yet to be evaluated.
@@ -36,8 +36,8 @@ bool made_by(const mx::array& x, const char* primitive);
 // others, returns the others.
 mx::array rows_behind(const mx::array& x, int count);
 
-// Returns the distance between rows (runs along the last axis) if rows are contiguous and all earlier axes
-// can be merged.
+// Returns the constant distance between rows along the last axis; nullopt if rows have gaps or unequal
+// distances.
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides);
 
 }  // namespace octavo

@@ -1,6 +1,6 @@
-// Decoding of stored codes and scales, as octavo.kernels.formats defines it. Portable code that each level
-// compiles for itself (internal linkage). Every product below is exact in float32, and only the sum of affine
-// formats rounds, so fused multiply-adds change nothing.
+// Decoding of stored codes and scales, as octavo.kernels.formats defines it. Portable code with internal
+// linkage, which each instruction set compiles for itself. All products are exact in float32, and only the
+// sum of affine formats rounds, so fused multiply-adds change nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 inline constexpr int kMxGroup = 32, kNvGroup = 16, kAffineGroup = 64;  // values that share a scale
 inline constexpr int kFp5Coarse = 8;  // values at the start of an fp5 row that have no fifth bit
 
-// Values of E2M2 codes. The lowest bit of a code, a fifth bit below the others, is stored separately.
+// Values of E2M2 codes: four bits, and a fifth and lowest bit that is stored separately.
 inline constexpr float kE2M2[32] = {0.0f,  0.25f,  0.5f,  0.75f,  1.0f,  1.25f,  1.5f,  1.75f,
                                     2.0f,  2.5f,   3.0f,  3.5f,   4.0f,  5.0f,   6.0f,  7.0f,
                                     -0.0f, -0.25f, -0.5f, -0.75f, -1.0f, -1.25f, -1.5f, -1.75f,
@@ -27,12 +27,12 @@ inline float load_half(const uint8_t* from) {
   return f16_to_float(bits);
 }
 
-// E8M0 and E4M3 scales; 255, and 127 of E4M3, are NaN and never stored.
+// Values of E8M0 and E4M3 scales. The NaN codes, 255 and (of E4M3) 127, are never stored.
 inline float e8m0(uint8_t byte) { return as_float(byte == 0 ? 1u << 22 : uint32_t(byte) << 23); }
 inline float e4m3(uint8_t byte) {
   return byte < 8 ? float(byte) * 0x1p-9f : as_float((uint32_t(byte) + (120 << 3)) << 20);
 }
-// E5M3: fp16 without its sign and its seven lowest bits; 248 to 255 are never stored.
+// Value of an E5M3 scale: fp16 without sign and seven lowest bits; 248 to 255 are never stored.
 inline float e5m3(uint8_t byte) { return f16_to_float(uint16_t(byte << 7)); }
 
 inline void expand_bf16(const uint8_t* codes, int dim, float* row) {
@@ -58,7 +58,7 @@ inline void expand_int4(const uint8_t* codes, int dim, float scale, float* row) 
   }
 }
 
-// Table of the two values of each byte of codes, if kBits (0 or 1) lowest bits of each code are stored
+// Maps each byte of codes to its two values. With kBits = 1, codes have a lowest bit that is stored
 // separately.
 template <int kBits>
 struct PairsOfValues {
@@ -110,13 +110,13 @@ inline void expand_affine4(const uint8_t* codes, int dim, float scale, float bia
   }
 }
 
-// Calls body(group index, codes, values) for each group of a row, which has `group_bytes` bytes of codes.
+// Calls body(group index, codes, values) for each group of a row; a group has `group_bytes` bytes of codes.
 template <class Body>
 inline void for_groups(int dim, int group, int group_bytes, const uint8_t* codes, float* row, Body&& body) {
   for (int g = 0; g < dim / group; ++g) body(g, codes + g * group_bytes, row + g * group);
 }
 
-// Returns the values of one stored row (rotated, if the format rotates).
+// Writes the values of one stored row to `row`, still rotated if the format rotates.
 inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, float* row) {
   const int dim = format.dim;
   switch (format.codes) {

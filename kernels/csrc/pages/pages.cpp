@@ -15,7 +15,7 @@ namespace {
 
 using Arrays = std::vector<mx::array>;
 
-// Base of page primitives: they reuse their inputs' buffers or allocate, then dispatch work to the stream.
+// Base of page primitives: an output reuses an input's buffer or has a new one, and work goes to the stream.
 class PagePrimitive : public mx::Primitive {
  public:
   PagePrimitive(mx::Stream stream, const PageLayout& layout) : Primitive(stream), layout_(layout) {}
@@ -56,7 +56,7 @@ class WritePages : public PagePrimitive {
     args.slots = view_ints(inputs[4]);
     args.num_tokens = inputs[4].shape(0);
     dispatch([args] {
-      // From about 16 rows of K and V on, a block is worth a thread; in longer blocks the next rows can be
+      // A block is worth a thread from about 16 rows of K and V on; longer blocks let the next rows be
       // prefetched.
       const int tokens = std::max({1, 16 / args.layout.num_heads, args.num_tokens / (8 * num_threads())});
       parallel_for((args.num_tokens + tokens - 1) / tokens, [&](int block) {
@@ -115,8 +115,8 @@ class GatherPages : public PagePrimitive {
 };
 
 // Returns uint8 zeros in memory that is aligned to cache lines, unlike MLX's. Huge pages, if the system
-// grants them, save most TLB misses of attention's scattered reads and of recurrences that read all states.
-// MLX stores a size in front of its buffers' data; raw_ptr() tells the distance.
+// grants them, save most TLB misses of attention's scattered reads and of recurrences, which read all states.
+// MLX stores a size before its buffers' data; raw_ptr() gives the distance.
 mx::array array_in_pool_memory(const mx::Shape& shape) {
   size_t bytes = 1;
   for (const auto size : shape) bytes *= size_t(size);

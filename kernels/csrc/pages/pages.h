@@ -1,4 +1,4 @@
-// The page pool as an MLX array, and the primitives that write it in place.
+// The page pool as an MLX array, and primitives that write to it in place.
 #pragma once
 
 #include <utility>

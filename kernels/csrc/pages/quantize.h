@@ -33,8 +33,8 @@ inline bool store_16_bits(Float type, float largest, const float* row, int dim, 
 
 // ---- fp4 ----
 
-// Returns the value on the grid {0, .5, 1, 1.5, 2, 3, 4, 6} * scale nearest to a magnitude, ties to the even
-// code. Products and partial sums are exact: a scale has 11 significant bits.
+// Returns the value nearest to a magnitude among {0, .5, 1, 1.5, 2, 3, 4, 6} * scale, ties to the even code.
+// Products and partial sums are exact, because a scale has 11 significant bits.
 inline float nearest(float magnitude, float scale) {
   float value = 0;
   value += magnitude > scale * 0.25f ? scale * 0.5f : 0.0f;
@@ -53,7 +53,7 @@ inline int nearest_index(float magnitude, float scale) {
          (magnitude > scale * 5.0f);
 }
 
-// Returns the sum of squared errors over a row padded with zeros to `width`, a power of two.
+// Returns the sum of squared errors of a row, which is padded with zeros to `width`, a power of two.
 inline float squared_error(const float* magnitudes, int width, float scale, float* errors) {
   for (int i = 0; i < width; ++i) {
     const float difference = magnitudes[i] - nearest(magnitudes[i], scale);
@@ -62,7 +62,7 @@ inline float squared_error(const float* magnitudes, int width, float scale, floa
   return halving_sum(errors, width);
 }
 
-// Returns the fp16 scale whose grid has the smallest squared error; 0 if every candidate rounds to 0.
+// Returns the fp16 scale that gives the smallest squared error; 0 if every candidate rounds to 0.
 inline uint16_t best_scale(const float* magnitudes, int width, float absmax) {
   alignas(64) float errors[kMaxDim];
   uint16_t best = 0;
@@ -147,7 +147,7 @@ inline bool store_integers(const float* row, int dim, int bits, uint8_t* codes, 
 
 inline bool store_affine_group(const float* row, int bits, uint8_t* codes, uint8_t* scales) {
   const float most = bits == 8 ? 255.0f : 15.0f;
-  // The sign of a zero as lowest or highest value makes no difference, because the bias is then 0.
+  // The sign of a zero extreme does not matter, because the bias is then 0.
   Vec low = -load(row), high = load(row);
   for (int i = kLanes; i < kAffineGroup; i += kLanes) {
     low = largest_of(-load(row + i), low);
@@ -173,7 +173,7 @@ inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, ui
   return storable;
 }
 
-// Stores one row in its format, rotated in place if the format rotates.
+// Stores one row in its format; if the format rotates, `row` is rotated in place first.
 inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t* scales) {
   const int dim = format.dim;
   if (format.rotated) hadamard(row, dim);

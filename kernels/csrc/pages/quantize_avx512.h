@@ -21,18 +21,18 @@
 namespace octavo {
 namespace {
 
-// Tables for the search in a grid of 2^kBits magnitudes. They are compile-time constants, because no code of
-// this file may run at load, before the CPU is checked.
+// Tables for the search in a grid of 2^kBits magnitudes. They are compile-time constants, because code of
+// this file must not run at load, before the CPU has been checked.
 template <int kBits>
 struct Grid {
   alignas(64) float values[16];
-  alignas(64) float edges[kBits][16];  // the first vector is the same everywhere
+  alignas(64) float edges[kBits][16];  // all elements of the first vector are equal
 
   constexpr explicit Grid(const float (&magnitudes)[1 << kBits]) : values(), edges() {
     constexpr int kMask = (1 << kBits) - 1;
     for (int i = 0; i < 16; ++i) {
       values[i] = magnitudes[i & kMask];
-      for (int bit = kBits - 1; bit >= 0; --bit) {  // the index's bits above `bit` are known
+      for (int bit = kBits - 1; bit >= 0; --bit) {  // bits of the index above `bit` are already found
         const int from = ((i & kMask) >> (bit + 1) << (bit + 1)) | 1 << bit;
         edges[kBits - 1 - bit][i] = (magnitudes[from - 1] + magnitudes[from]) / 2;
       }
@@ -40,7 +40,7 @@ struct Grid {
   }
 };
 
-// Tables for one scale. An edge below an odd index is replaced by the float after it.
+// Tables times one scale. An edge below an odd index becomes the next larger float, so >= acts as >.
 template <int kBits>
 struct ScaledGrid {
   __m512 values;
@@ -51,7 +51,7 @@ struct ScaledGrid {
     values = _mm512_mul_ps(_mm512_loadu_ps(grid.values), by);
 #pragma GCC unroll 4
     for (int at = 0; at < kBits; ++at) edges[at] = _mm512_mul_ps(_mm512_loadu_ps(grid.edges[at]), by);
-    // Only the last bit's edges lie below odd indices.
+    // Only edges of the lowest bit are below odd indices.
     const __m512i after = _mm512_add_epi32(_mm512_castps_si512(edges[kBits - 1]), _mm512_set1_epi32(1));
     edges[kBits - 1] = _mm512_castsi512_ps(after);
   }
@@ -80,7 +80,7 @@ constexpr float kE2m2Magnitudes[16] = {0, .25f, .5f, .75f, 1, 1.25f, 1.5f, 1.75f
 constexpr Grid<3> kE2m1Grid(kE2m1Magnitudes);
 constexpr Grid<4> kE2m2Grid(kE2m2Magnitudes);
 
-// Adds halves of the vectors, like halving_sum.
+// Sums vectors by repeatedly adding the upper half to the lower half, in the order of halving_sum.
 template <int kVectors>
 inline __attribute__((always_inline)) float halving_sum_of(__m512 (&values)[kVectors]) {
 #pragma GCC unroll 4
@@ -114,7 +114,7 @@ struct Magnitudes {
   }
 };
 
-// Packs 16 four-bit codes into 8 bytes.
+// Packs 16 codes of four bits into 8 bytes.
 inline __attribute__((always_inline)) void store_nibbles(__m512i codes, uint8_t* to) {
   const __m512i pairs = _mm512_or_si512(codes, _mm512_srli_epi64(codes, 28));
   const __m128i bytes = _mm512_cvtepi64_epi8(pairs);
@@ -125,7 +125,7 @@ inline __attribute__((always_inline)) __m512i with_sign(__m512i codes, __mmask16
   return _mm512_mask_add_epi32(codes, negative, codes, _mm512_set1_epi32(8));
 }
 
-// Candidates for a scale. All are computed before comparing, because branches would often be mispredicted.
+// Number of candidate scales. All errors are computed first, because branches would often be mispredicted.
 constexpr int kCandidates = 5;
 static_assert(std::size(kScaleFactors) == kCandidates && std::size(kScaleSteps) == kCandidates);
 
@@ -134,7 +134,7 @@ struct Choice {
   Scale scales[kCandidates];
   float errors[kCandidates];
 
-  // Returns the first candidate with the smallest error among those that are not 0; 0 if all are.
+  // Returns the candidate with the smallest error of those that are not 0, the first of equals; or 0.
   Scale best() const {
     Scale best = scales[0];
     float least = errors[0];
@@ -147,7 +147,7 @@ struct Choice {
   }
 };
 
-// Computes fp4's scale by its definition, with exact errors. It is rarely needed, so it is not inlined.
+// Computes fp4's scale as it is defined, with exact errors; rarely needed, so it is not inlined.
 template <int kVectors>
 [[gnu::noinline]] uint16_t fp4_scale_by_errors(const float* row) {
   const Magnitudes<kVectors> x(row);
@@ -163,8 +163,8 @@ template <int kVectors>
   return choice.best();
 }
 
-// For each multiple of 1/4 of a scale, the nearest point of fp4's grid up to the next multiple, in steps of
-// 2^-13. All edges are multiples of 1/4.
+// Maps quarters of a scale to points of fp4's grid: for each multiple of 1/4, the point nearest to values up
+// to the next multiple, in steps of 2^-13. (All edges are multiples of 1/4.)
 struct NearestPoints {
   alignas(64) uint16_t at[32];
 
@@ -178,7 +178,7 @@ struct NearestPoints {
 };
 constexpr NearestPoints kNearestPoints;
 
-// Lanes in which `sums_of` has the sums of fp4's candidates.
+// Lanes of the result of `sums_of` that are sums of different candidates.
 constexpr uint32_t kCandidateLanes = 0x1f;
 alignas(64) constexpr float kFactorLanes[16] = {
     kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
@@ -186,8 +186,8 @@ alignas(64) constexpr float kFactorLanes[16] = {
     kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
     kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4]};
 
-// Returns the lane sums of five vectors in lanes 0 to 4. Lanes 5 to 7 repeat the last one, and the upper half
-// repeats the lower.
+// Sums each of five vectors over its lanes; the sums are lanes 0 to 4. Lanes 5 to 7 repeat the last sum, and
+// the upper half repeats the lower.
 inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCandidates]) {
   const auto ints = [](__m512 x) { return _mm512_castps_si512(x); };
   const auto floats = [](__m512i x) { return _mm512_castsi512_ps(x); };
@@ -209,13 +209,13 @@ inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCa
   return by_fours(sums, sums);
 }
 
-// Finds the same scale faster, with integer estimates of errors. In units of a candidate, a magnitude is q =
-// x / scale < 7, in steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of 65535 steps up to
-// the largest), the factor from words to q, and the truncated product. They are below 0.43, 0.5 and 1 step.
-// So each distance from the nearest point is off by less than 2^-12, and a sum E of n squares by less than
-// 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than the margin
-// of 2 steps over 1.96.) The definition's sums are within 2^-20 of the true ones. If only one candidate can
-// have the smallest error, it is the definition's choice; otherwise exact errors decide.
+// Finds the scale of the definition faster, with integer estimates of errors. In units of a candidate, a
+// magnitude is q = x / scale < 7, in steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of
+// 65535 steps up to the largest), the factor from words to q, and the truncated product. They are below 0.43,
+// 0.5 and 1 step. So each distance from the nearest point is off by less than 2^-12, and a sum E of n squares
+// by less than 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than
+// the margin of 2 steps over 1.96.) The definition's sums are within 2^-20 of the true ones. If only one
+// candidate can have the smallest error, it is the definition's choice; otherwise exact errors decide.
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
   static_assert(kVectors <= 16);
@@ -255,7 +255,7 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float
   const __m512 error = _mm512_mul_ps(sums_of(units), square);
   const __m512 off = _mm512_fmadd_ps(error, _mm512_set1_ps(0x1p-10f),
                                      _mm512_mul_ps(square, _mm512_set1_ps(16 * kVectors * 0x1p12f)));
-  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: ordered like their bits
+  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: bits keep the order
   most = _mm512_min_epi32(most, _mm512_shuffle_i32x4(most, most, 0xb1));
   most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0x4e)));
   most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0xb1)));
@@ -268,8 +268,8 @@ inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float
   return of_lanes[std::countr_zero(candidates)];
 }
 
-// Rows computed together. Each operation is applied to all of them in turn, because the operations of one row
-// depend on each other.
+// Rows computed together. Each operation is applied to all of these rows in turn, because one row's
+// operations depend on each other.
 constexpr int kRowsTogether = 8;
 
 // Stores adjacent rows of 16 kVectors values. A row that cannot be stored sets its `storable` to false and

@@ -12,15 +12,15 @@
 namespace octavo {
 namespace {
 
-// Candidate scales in the order of trial, as numbers of E5M3 steps above absmax / 7.
+// Candidate scales in the order of trial, as numbers of E5M3 steps above that of absmax / 7.
 constexpr int kScaleSteps[] = {0, 1, 2, 3, 6};
 constexpr int kLargestE5m3 = 247;
 
 // Returns the integer nearest to a value of at most 2^22, ties to even; adding 2^23 rounds the fraction away.
 inline float nearest_integer(float value) { return (value + 0x1p23f) - 0x1p23f; }
 
-// Returns the E2M2 magnitude (E2M1 if kCoarse) nearest to magnitude / scale, ties to the even index. The
-// rounded quotient falls on the same side of every edge as the exact one, because edges have few bits.
+// Returns the E2M2 magnitude (E2M1 if kCoarse) nearest to magnitude / scale, ties to the even index. Rounding
+// the quotient does not move it across an edge, because edges have few bits.
 template <bool kCoarse>
 inline float nearest_e2m2(float magnitude, float scale) {
   const float quotient = std::min(magnitude / scale, 8.0f);
@@ -41,7 +41,7 @@ inline void squared_errors(const float* magnitudes, int first, int end, float sc
   }
 }
 
-// Returns the E5M3 scale with the smallest squared error; 0 if absmax / 7 is 0 as fp16.
+// Returns the E5M3 scale that gives the smallest squared error; 0 if absmax / 7 is 0 as fp16.
 inline uint8_t best_e5m3(const float* magnitudes, int dim, float absmax) {
   alignas(64) float errors[kMaxDim];
   const int width = padded_width(dim);

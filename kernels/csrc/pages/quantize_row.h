@@ -1,4 +1,4 @@
-// Common parts of storing a row in several formats. Internal linkage.
+// What the formats share for storing a row. Internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kMaxHalf = 65504.0f;  // largest finite fp16; scales are clamped to it
 
-// fp4's candidate scales are absmax times these, tried in this order (octavo.kernels.formats.fp4).
+// fp4's candidate scales are absmax times these factors, tried in this order (octavo.kernels.formats.fp4).
 constexpr float kScaleFactors[] = {float(1.0 / 6), float(0.94 / 6), float(0.88 / 6), float(1.08 / 6),
                                    float(1.36 / 6)};
 
@@ -48,15 +48,15 @@ inline Extent load_magnitudes(const float* values, int count, float* magnitudes)
   return extent;
 }
 
-// Returns the smallest power of two that is at least a row's length.
+// Returns the smallest power of two that is at least `dim`.
 inline int padded_width(int dim) {
   int width = 1;
   while (width < dim) width *= 2;
   return width;
 }
 
-// Returns the sum of `width` values, a power of two, in the formats' order: the upper half is added to the
-// lower, in place, until one value is left.
+// Returns the sum of `width` values, a power of two, in the order that formats define: the upper half is
+// repeatedly added to the lower, until one value is left.
 inline float halving_sum(float* values, int width) {
   while (width > 1) {
     width /= 2;
@@ -70,8 +70,8 @@ inline float halving_sum(float* values, int width) {
 constexpr float lowest_integer(int bits) { return bits == 8 ? -127.0f : -8.0f; }
 constexpr float highest_integer(int bits) { return bits == 8 ? 127.0f : 7.0f; }
 
-// Stores and returns the scale of a row of integers with the largest magnitude absmax. If it rounds to 0,
-// returns 0 and stores codes of zero, too.
+// Stores and returns the scale of a row of integer codes, given its largest magnitude. If the scale rounds to
+// 0, it also stores codes of zero.
 inline float store_integer_scale(float absmax, int bits, int dim, uint8_t* codes, uint8_t* scale) {
   const float factor = bits == 8 ? 1.0f / 127 : 1.0f / 7;
   const uint16_t half = float_to_f16(std::min(absmax * factor, kMaxHalf));
@@ -93,7 +93,7 @@ inline uint8_t to_e4m3(float absmax) {
   return uint8_t(std::min(int((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - 960, 126));
 }
 
-// Step and bias of a group of affine codes 0..`most`, before they are rounded to fp16.
+// Step and bias of a group of affine codes from 0 to `most`, before rounding to fp16.
 struct AffineGroup {
   float step, bias;
 
@@ -107,7 +107,7 @@ struct AffineGroup {
     if (count != 0) step = edge / count;
   }
 
-  // Stores both; returns false if they do not fit into fp16.
+  // Stores both as fp16; returns false if they do not fit.
   bool store(uint8_t* to) const {
     const uint16_t stored_step = float_to_f16(step), stored_bias = float_to_f16(bias);
     store_half(to, stored_step);

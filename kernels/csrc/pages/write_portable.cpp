@@ -1,4 +1,4 @@
-// Writing of quantized rows to pages, and gathering of dense rows from pages, for the level OCTAVO_ISA.
+// Writes quantized rows to pages and gathers dense rows from them, for the instruction set OCTAVO_ISA.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -14,11 +14,11 @@ namespace {
 
 // Most rows stored together: rows of several heads of one token.
 constexpr int kMostRows = 8;
-constexpr int kRowFloats = 2 * kMaxDim;  // floats of all these rows
+constexpr int kRowFloats = 2 * kMaxDim;  // floats in all of these rows together
 static_assert(kRowFloats == kMostRows * 256);
 
-// Stores adjacent rows, rotated in place if the format rotates, at `codes` and `scales`. Stores zeros for
-// rows that cannot be stored, and returns false if there are any.
+// Stores adjacent rows at `codes` and `scales`, and rotates them in place if the format rotates. Rows that
+// cannot be stored become zeros; then it returns false.
 bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
                      uint8_t* const* scales) {
   bool storable[kMostRows], all = true;
@@ -32,7 +32,7 @@ bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* c
   return all;
 }
 
-// Prefetches a token's rows of a head before they are loaded, because another thread has just computed them.
+// Prefetches a head's rows of a token before they are loaded, because another thread has just computed them.
 // Always inlined, because GCC 12 drops calls of functions that only prefetch.
 inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, int token, int head) {
   for (const RowsView* view : {&args.keys, &args.values})
@@ -73,7 +73,7 @@ void write(const WriteArgs& args, int first_token, int end_token) {
   }
 }
 
-// Gathers rows first..end of one sequence and head, dequantized and rotated back; zeros past kv_len.
+// Copies rows [first, end) of one sequence and head, dequantized and rotated back; zeros from kv_len on.
 void gather(const GatherArgs& args, int sequence, int head, int first, int end) {
   const PageLayout& layout = args.layout;
   const int32_t* table = args.page_table + sequence * args.table_width;

@@ -20,8 +20,8 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-// A contiguous int32 array, read through the buffer protocol. nb::ndarray would request more information, and
-// needs an exception to find out that an array is read-only.
+// A contiguous int32 array, read through the buffer protocol. nb::ndarray requests more information, and
+// finds out only by an exception that an array is read-only.
 class Values {
  public:
   explicit Values(nb::handle array, int flags = PyBUF_CONTIG_RO) {
@@ -44,7 +44,7 @@ class Values {
   Py_buffer buffer_ = {};
 };
 
-// Copies values to the inputs that they fill, from `input` on; returns the index of the next input.
+// Copies values to inputs from number `input` on; returns the index after the last input that was filled.
 std::size_t fill(const Program& program, std::size_t input, const Values& values) {
   const std::vector<Program::Input>& inputs = program.inputs();
   std::size_t end = input, size = 0;

@@ -38,7 +38,7 @@ void store(void* values, Float type, std::size_t i, float value) {
   else static_cast<uint16_t*>(values)[i] = type == Float::bf16 ? float_to_bf16(value) : float_to_f16(value);
 }
 
-// Adds or multiplies like MLX, which computes 16-bit floats in float32 and rounds once.
+// Adds or multiplies like MLX: 16-bit floats are computed in float32 and rounded once.
 void combine(const mx::array& a, const mx::array& b, mx::array& output, bool multiply, Encoder& encoder) {
   const mx::array left = row_contiguous(a, encoder), right = row_contiguous(b, encoder);
   allocate(output);
@@ -66,7 +66,7 @@ void capture_mlx(mx::array& x) {
   const char* const name = x.primitive().name();
   const std::vector<mx::array>& inputs = x.inputs();
   Encoder encoder(x.primitive().stream());
-  const auto can_copy = [](const mx::array& input) {  // arrays that row_contiguous can copy
+  const auto can_copy = [](const mx::array& input) {  // row_contiguous can copy such arrays
     return input.flags().row_contiguous || input.itemsize() == 2 || input.itemsize() == 4;
   };
   if (is_one_of(name, {"Reshape", "Flatten", "Unflatten", "Contiguous"}) && can_copy(inputs[0])) {

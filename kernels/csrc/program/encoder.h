@@ -18,9 +18,9 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Memory for intermediate results of programs that never run at the same time. A range is reused once its
-// array is destroyed. Each new capture may use all of the memory, whatever earlier programs use. So for any
-// number of programs, the arena is as large as the largest program needs, or at most about twice as large.
+// Memory for intermediate results of programs, which may share it because they never run at the same time.
+// Within a program, a range is reused once its array is destroyed. So for any number of programs, the arena
+// is as large as the largest program needs, or at most about twice as large.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena() = default;
@@ -29,7 +29,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   void reuse_all();
   void allocate(mx::array& output);
-  std::size_t nbytes() const;  // bytes that arrays have used so far
+  std::size_t nbytes() const;  // bytes that any program's arrays need
 
  private:
   struct Range {
@@ -39,8 +39,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // A segment is never moved, because programs keep addresses.
   struct Segment {
     Lines memory;
-    std::size_t size, used;   // bytes, and bytes up to the last end of an array so far
-    std::vector<Range> free;  // ascending, never adjacent
+    std::size_t size, used;   // size in bytes, and the end of the highest range ever used
+    std::vector<Range> free;  // in ascending order; adjacent ranges are merged
   };
 
   struct Place {
@@ -57,7 +57,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
 using Tasks = std::vector<std::function<void()>>;
 
-// Collects work and memory of primitives evaluated on this thread while it lives.
+// While it exists, work and memory of primitives that this thread evaluates are collected here.
 class Capture {
  public:
   explicit Capture(std::shared_ptr<Arena> arena);
@@ -69,12 +69,12 @@ class Capture {
 
   std::shared_ptr<Arena> arena;
   Tasks tasks;
-  std::vector<std::size_t> queued;     // indices of tasks that only enqueue MLX's work,
-  std::optional<mx::Stream> stream;    // in the queue of this stream
+  std::vector<std::size_t> queued;     // indices of tasks that only enqueue MLX's work
+  std::optional<mx::Stream> stream;    // the stream in whose queue they enqueue it
   std::vector<mx::array> temporaries;  // arrays of the primitive being evaluated
 };
 
-// Adds its lifetime to the total time of kernels in this process.
+// Adds the time between construction and destruction to the process's total time of kernels.
 class KernelTime {
  public:
   KernelTime() : began_(std::chrono::steady_clock::now()) {}
@@ -105,7 +105,7 @@ class Encoder {
       });
   }
 
-  // Keeps an array until the dispatched work is done.
+  // Keeps an array alive until the dispatched work is done.
   void add_temporary(mx::array array) {
     if (Capture* const capture = Capture::current()) capture->temporaries.push_back(std::move(array));
     else mx::cpu::get_command_encoder(stream_).add_temporary(std::move(array));

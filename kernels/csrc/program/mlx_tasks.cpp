@@ -8,8 +8,8 @@
 namespace octavo {
 namespace {
 
-// Returns an array over the same memory that does not own it. So the memory can be reused, and MLX does not
-// write to it in place.
+// Returns an array over the same memory that does not own it. So the arena can reuse the memory, and MLX does
+// not write to it in place.
 mx::array borrow(const mx::array& from) {
   mx::array borrowed(from.shape(), from.dtype(), nullptr, {});
   borrowed.set_data(mx::array::Data(from.buffer(), [](mx::allocator::Buffer) {}), from.data_size(),
@@ -42,7 +42,7 @@ void copy_to(const Target& target, const mx::array& from) {
   }
 }
 
-// One primitive of MLX, evaluated in each run.
+// Evaluation of one primitive of MLX in each run.
 class Evaluation {
  public:
   Evaluation(const std::shared_ptr<mx::Primitive>& primitive, const std::vector<mx::array>& inputs,
@@ -110,7 +110,7 @@ void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::
     }
     dispatch_ours(next, tasks.size());
   } catch (...) {
-    mx::synchronize(stream);  // queued work refers to this call's objects
+    mx::synchronize(stream);  // queued work refers to objects on this call's stack
     throw;
   }
   mx::synchronize(stream);

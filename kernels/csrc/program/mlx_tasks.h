@@ -1,4 +1,4 @@
-// MLX's own operations as tasks of a program.
+// Evaluation of MLX's own operations by tasks of a program.
 #pragma once
 
 #include <exception>
@@ -7,14 +7,14 @@
 
 namespace octavo {
 
-// Adds the evaluation of x, a pending result of MLX's own operations, to the program being captured. In each
-// run, MLX's primitive gets the program's arrays, and its results are copied to the addresses that the
-// program reads. Nothing is evaluated now, because inputs have no values yet. Throws std::invalid_argument if
-// the primitive's stream differs from that of earlier primitives.
+// Adds the evaluation of x, an unevaluated result of MLX's own operations, to the program that is being
+// captured. In each run, MLX's primitive gets the program's arrays, and its results are copied to the
+// addresses that the program reads. Nothing is evaluated now, because inputs have no values yet. Throws
+// std::invalid_argument if the primitive's stream differs from that of earlier primitives.
 void capture_evaluation(mx::array& x);
 
-// Runs tasks on the thread of `stream`'s queue and returns when all are done. Tasks at the indices `queued`
-// (ascending) enqueue their work there themselves. Rethrows the exception of a task.
+// Runs tasks in order on the thread of `stream`'s queue, and returns when all are done. Tasks with indices in
+// `queued` (ascending) themselves enqueue work on it. Rethrows the exception of a task.
 void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::Stream stream);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// Common parts of Octavo's MLX primitives: a CPU stream, outputs with memory, contiguous inputs.
+// What Octavo's MLX primitives share: a CPU stream, outputs with memory, contiguous inputs.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,7 @@ inline std::string dtype_text(mx::Dtype type) {
 // Returns a text such as "float32 [2, 3]".
 inline std::string array_text(const mx::array& a) { return dtype_text(a.dtype()) + " " + shape_text(a); }
 
-// Throws std::invalid_argument unless x consists of floats and is `right`; `shape` is the expected shape as
-// text.
+// Throws std::invalid_argument unless x has floats and `right` is true; `shape`: the expected shape, as text.
 inline void require_floats(const char* name, const mx::array& x, bool right, const std::string& shape) {
   if (!right || !is_float(x.dtype()))
     throw std::invalid_argument(std::string(name) + " must be bfloat16, float16 or float32 " + shape +
@@ -72,7 +71,7 @@ void copy_strided(const T* source, const mx::Shape& shape, const mx::Strides& st
     copy_strided(source + i * strides[dim], shape, strides, dim + 1, target);
 }
 
-// Returns `input` if it is row-contiguous, else a copy, which is made when the stream reaches it.
+// Returns `input` if it is row-contiguous, else a copy, which the stream makes when it gets there.
 inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
   if (input.flags().row_contiguous) return input;
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
@@ -92,7 +91,7 @@ inline mx::array row_contiguous(const mx::array& input, Encoder& encoder) {
 }
 
 // Converts ids of any integer type to int32. 64-bit ids that do not fit are clamped to the nearest int32,
-// which is out of every table's range, because wrapping could select another row.
+// which no table has; wrapped, they could select a wrong row.
 inline mx::array narrow_ids(const mx::array& ids, mx::StreamOrDevice stream) {
   mx::array within = ids;
   if (ids.itemsize() == 8) within = mx::minimum(within, mx::array(INT32_MAX, ids.dtype()), stream);
@@ -108,8 +107,8 @@ class CpuPrimitive : public mx::Primitive {
     throw std::runtime_error(std::string(name()) + " runs on the CPU only");
   }
 
-  // Whether row i (along the first axis) of each output depends only on row i of the inputs that have as many
-  // rows and axes. The primitive must then also work with other numbers of rows. `x`: one of the outputs.
+  // Whether row i of each output depends only on row i of the inputs with as many rows (first axis) and axes.
+  // If so, the primitive must also work with other numbers of rows. `x`: one of the outputs.
   virtual bool computes_rows(const mx::array& /*x*/) const { return false; }
 };
 

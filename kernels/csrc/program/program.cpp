@@ -18,7 +18,7 @@ bool is_pending(const mx::array& x) {
   return x.status() == mx::array::Status::unscheduled && x.has_primitive();
 }
 
-// Returns the arrays to compute for the outputs, one per primitive, with inputs before their readers.
+// Returns the arrays that must be computed for the outputs: one per primitive, inputs before their readers.
 std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {
   struct Visit {
     mx::array x;
@@ -47,7 +47,7 @@ std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {
   return order;
 }
 
-// Returns which of the arrays in `order` depend on these inputs.
+// Returns for each array in `order` whether it depends on these inputs.
 std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs) {
   std::vector<bool> depends;
   for (const mx::array& x : order) {
@@ -60,8 +60,8 @@ std::vector<bool> find_dependent(const std::vector<mx::array>& order, Ids inputs
   return depends;
 }
 
-// Computes arrays that the captured graph reads and that do not depend on an input; they are equal in every
-// run.
+// Computes the arrays that the graph reads but that do not depend on an input, because they are equal in all
+// runs.
 void compute_constants(const std::vector<mx::array>& order, const std::vector<bool>& depends,
                        Program::Evaluate evaluate) {
   std::vector<mx::array> constants;
@@ -102,7 +102,7 @@ void Program::capture(const std::shared_ptr<Arena>& arena, std::vector<mx::array
   Ids results;
   const mx::array nothing(0);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    mx::array x = std::exchange(order[i], nothing);  // so that its memory is freed after its last reader
+    mx::array x = std::exchange(order[i], nothing);  // moved, so that memory is freed after its last reader
     if (!depends[i]) continue;
     for (const mx::array& input : x.inputs())
       if (results.count(input.id()) == 0) read_.push_back(input);

@@ -1,4 +1,4 @@
-// A step's graph as a list of its kernels' work, so that later steps of the same shapes need no graph.
+// A step's graph, recorded as a list of its kernels' work. Later steps of equal shapes need no graph.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-// The computation of a graph from int32 arrays (`filled`) that get new values before each run.
+// The recorded computation of a graph, whose int32 inputs (`filled`) get new values before each run.
 //
 // Capturing visits every primitive between inputs and outputs once, without computing, and records its work
 // with the addresses that it reads and writes. MLX's operations become views, tasks of Octavo for simple
@@ -19,11 +19,11 @@ namespace octavo {
 class Program {
  public:
   // `evaluate` computes arrays like mx::eval. For graphs from Python it releases the GIL, because other
-  // threads may need it to finish their part of the graph.
+  // threads may need the GIL to finish their part.
   using Evaluate = void (*)(std::vector<mx::array>);
 
-  // `fixed`: further inputs, whose contents may change but not their addresses. Throws std::invalid_argument
-  // with the name of an operation that cannot be captured; the graph is then unusable.
+  // `fixed`: other inputs, which stay at their addresses although their contents may change. Throws
+  // std::invalid_argument with the name of an operation that cannot be captured; the graph is then unusable.
   Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> filled, std::vector<mx::array> fixed,
           std::vector<mx::array> outputs, Evaluate evaluate);
 
@@ -40,9 +40,9 @@ class Program {
   const std::vector<Input>& inputs() const { return inputs_; }  // filled inputs
   const std::vector<mx::array>& outputs() const { return outputs_; }
   std::size_t num_tasks() const { return tasks_.size(); }
-  std::size_t num_evaluated() const { return queued_.size(); }  // tasks evaluated by MLX
+  std::size_t num_evaluated() const { return queued_.size(); }  // tasks that MLX evaluates
 
-  // Runs on the calling thread and the kernels' threads; MLX's tasks run on its stream's thread.
+  // Runs the tasks on the calling thread and the kernels' threads; those of MLX run on their stream's thread.
   void run();
 
  private:
@@ -52,7 +52,7 @@ class Program {
 
   std::vector<mx::array> filled_, outputs_;
   std::vector<Input> inputs_;
-  std::vector<mx::array> read_;  // arrays that tasks read, except results of tasks
+  std::vector<mx::array> read_;  // keeps arrays alive that tasks read, except results of tasks
   Tasks tasks_;
   std::vector<std::size_t> queued_;  // see Capture
   std::optional<mx::Stream> stream_;

@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::size_t kSmallest = std::size_t(64) << 10;  // the system allocator keeps smaller blocks itself
 
-// Rounds up to a size of blocks. There are eight sizes per power of two, so that steps of similar lengths
-// share blocks.
+// Rounds up to one of eight block sizes per power of two, so that steps of similar lengths share blocks.
 std::size_t block_size(std::size_t bytes) {
   std::size_t step = kSmallest / 8;
   while (step * 16 < bytes) step *= 2;
@@ -29,7 +28,7 @@ class KeptBlocks {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
       ++time_;
-      for (std::size_t i = blocks_.size(); i-- > 0;) {  // latest block first: it is likely still cached
+      for (std::size_t i = blocks_.size(); i-- > 0;) {  // latest first, because it may still be in a cache
         if (blocks_[i].size != size) continue;
         Lines memory = std::move(blocks_[i].memory);
         bytes_ -= size;
@@ -60,9 +59,9 @@ class KeptBlocks {
 
  private:
   struct Block {
-    Lines memory;  // a line, then `size` bytes
+    Lines memory;  // one cache line, then `size` bytes
     std::size_t size;
-    int64_t since;  // number of allocations before its release
+    int64_t since;  // allocations made when it was released
   };
 
   void release_oldest() {
@@ -71,12 +70,12 @@ class KeptBlocks {
   }
 
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // in the order of their release
+  std::vector<Block> blocks_;  // in the order in which they were released
   std::size_t bytes_ = 0;
   int64_t time_ = 0;
 };
 
-// Never destroyed: arrays may outlive the process's statics.
+// Never destroyed, because arrays may outlive the process's static objects.
 KeptBlocks& kept() {
   static KeptBlocks* const blocks = new KeptBlocks;
   return *blocks;

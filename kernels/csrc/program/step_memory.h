@@ -1,4 +1,4 @@
-// Memory for results of graphs that run once: released blocks are kept for the next step.
+// Memory for results of graphs that run once; it keeps released blocks for the next step.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ namespace mx = mlx::core;
 
 // Allocates an output's memory, from a kept block if one fits. A block belongs to its array until the array
 // is destroyed, so steps in flight never share a block. A system allocator would return large blocks to the
-// operating system and request them again in every step, which then clears each page.
+// operating system after every step, and then get pages that must be cleared again.
 //
 // At most kKeptBytes are kept. A block that was unused for kPatience allocations is freed.
 void allocate_for_step(mx::array& output);
 
 // Returns the buffer of an array of `bytes` bytes whose data begin one cache line after `lines`; `lines` has
-// space for both. MLX stores a size in front of its buffers' data. Arrays from its own allocator begin 24
-// bytes into a page, so every 64-byte load or store would cross a cache line.
+// space for both. MLX stores a size before its buffers' data. Its own allocator's arrays begin 24 bytes after
+// a page boundary, so every 64-byte load or store would cross a cache line.
 mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes);
 
 // Returns the bytes of kept blocks that no array uses.

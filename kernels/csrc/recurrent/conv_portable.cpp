@@ -1,6 +1,6 @@
 // Depthwise causal convolution of few taps, with its activation. A block of tokens is converted to float32
-// once and placed after the inputs before it. A single token, as in decoding, is computed directly from the
-// window; its operations are the same.
+// once, behind its last earlier inputs. A single token, as in decoding, is computed directly from the window
+// with the same operations.
 #include <cstring>
 #include <type_traits>
 
@@ -12,7 +12,7 @@ namespace {
 constexpr int kChannels = 256;  // channels per item
 constexpr int kBlock = 16;      // tokens per block
 
-// Computes one token's outputs for `channels` channels into `y`; x is the oldest of the rows to add.
+// Computes one token's outputs `y` for `channels` channels; x points to the oldest input row of the token.
 inline void conv_row(const ConvCall& call, const float* x, const float* weight, const float* bias,
                      int channels, float* y) {
   for (int c = 0; c < channels; c += kLanes) {
@@ -23,7 +23,7 @@ inline void conv_row(const ConvCall& call, const float* x, const float* weight, 
   }
 }
 
-// Loads and stores of vectors in their stored type.
+// Loads and stores vectors of T, the type in memory.
 template <class T>
 struct Raw {
   typedef T Values __attribute__((vector_size(sizeof(T) * kLanes), aligned(sizeof(T)), may_alias));
@@ -38,8 +38,8 @@ struct Raw {
 };
 
 // Computes one token if window, x, weights and bias are all of type T (float or bf16) and channels fill whole
-// vectors. The windows of many sequences are not cached, and their rows are too short for hardware
-// prefetchers, so each part prefetches the next part's rows.
+// vectors. Windows of many sequences are not in a cache, and their rows are too short for hardware
+// prefetchers. So each item prefetches the next item's rows.
 template <class T, int kTaps>
 void walk_token(const ConvCall& call, const Piece& piece, int first, int channels) {
   using Lanes = Raw<T>;
@@ -69,7 +69,7 @@ void walk_token(const ConvCall& call, const Piece& piece, int first, int channel
   store_floats(call.y, call.x.type, static_cast<int64_t>(piece.start) * size + first, channels, y);
 }
 
-// Computes the item by walk_token if possible; returns whether it did.
+// Computes the item by walk_token if that supports it; returns whether it does.
 bool take_token(const ConvCall& call, const Piece& piece, int first, int channels) {
   const Float type = call.x.type;
   if (piece.length != 1 || channels % kLanes != 0 || type == Float::f16 || call.pool_type != type ||
@@ -85,8 +85,8 @@ bool take_token(const ConvCall& call, const Piece& piece, int first, int channel
   return true;
 }
 
-// Memory of an item, [rows, kChannels] each: weights, bias, and taps - 1 earlier rows followed by a block's
-// rows.
+// Memory for an item, as rows of kChannels floats: weights, bias, taps - 1 earlier inputs, then a block's
+// inputs.
 struct ConvScratch {
   float *weight, *bias, *x;
 };

@@ -1,6 +1,6 @@
-// The gated delta rule. gk = g k and gq = g q are computed once per token and head. So both products can read
-// the old state: S k = S_old gk and y = S_old gq + u (k . q). One pass over a row adds u k' for a token and
-// computes both products of the next token.
+// The gated delta rule. gk = g k and gq = g q are computed once per token and head, so both products can use
+// the state before the token: S k = S_old gk and y = S_old gq + u (k . q). One pass over a row then adds u k'
+// for a token and computes both products for the next token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kBlock = 32;  // tokens prepared at once; they stay in L2 or L1
 
-// Inputs of a token that all rows of a head need, adjacent: gk, gq, k [Dk each], and g [Dk] of a vector gate.
+// Inputs of tokens that all rows of a head use, adjacent: gk, gq, k [Dk each], and g [Dk] if it is a vector.
 struct Tokens {
   float* vectors;
   int64_t stride;
@@ -20,7 +20,7 @@ struct Tokens {
   const float* g(int t, int width) const { return gk(t) + 3 * width; }
 };
 
-// Computes `count` decays in place from the layer's values a, with A = exp(A_log) for each.
+// Computes `count` decays in place, from the layer's values a and A = exp(A_log).
 void decay_lanes(const DeltaCall& call, float* values, const float* A, const float* bias, int count) {
   const auto each = [&](auto function) {
     for (int i = 0; i < count; i += kLanes)
@@ -31,7 +31,7 @@ void decay_lanes(const DeltaCall& call, float* values, const float* A, const flo
     each([&](Vec x, Vec a) { return call.lower_bound * sigmoid_lanes(a * x); });
 }
 
-// A head's gate parameters, as vectors: [Dk] with a vector gate, else [kBlock] times the head's own.
+// A head's gate parameters as vectors: [Dk] if gates are vectors, else [kBlock] copies of the head's own.
 struct GateParameters {
   float A[kBlock > 256 ? kBlock : 256], bias[kBlock > 256 ? kBlock : 256];
 };
@@ -49,7 +49,7 @@ GateParameters gate_parameters(const DeltaCall& call, int head) {
   return result;
 }
 
-// Computes scalar gates and betas of `count` tokens.
+// Computes betas and, unless gates are vectors, gates of `count` tokens.
 void load_gates(const DeltaCall& call, const GateParameters& parameters, int head, int first, int count,
                 Tokens& tokens) {
   for (int t = 0; t < kBlock; ++t) {
@@ -89,13 +89,13 @@ void prepare(const DeltaCall& call, const GateParameters& parameters, int head, 
   }
 }
 
-// Sums of kGroup rows: S k and S q, both with the gate, and u.
+// For kGroup rows: the products S k and S q, both with the gate, and u.
 struct GroupSums {
   float kv[kGroup], out[kGroup], u[kGroup];
 };
 
-// Computes both products of the first token with R unchanged rows. This and the token's update each prefetch
-// half of the R rows that come later, so that memory is busy during both.
+// Computes both products of the first token with R rows that are not updated yet. To keep memory busy, this
+// function and the token's update each prefetch half of R later rows.
 template <int R>
 inline void read_tile(const float* state, int width, const Tokens& tokens, int row, GroupSums& group) {
   Vec a[kTile]{}, b[kTile]{};
@@ -112,8 +112,8 @@ inline void read_tile(const float* state, int width, const Tokens& tokens, int r
   store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
-// Computes S = S g + u k' of token t for R rows, from `from` to `to`, and with kNext both products of token t
-// + 1.
+// Computes S = S g + u k' of token t for R rows, from `from` to `to`. With kNext, also both products of token
+// t + 1.
 template <int R, bool kVectorGate, bool kNext>
 inline void update_tile(const float* from, float* to, int width, const Tokens& tokens, int t, int row,
                         GroupSums& group) {
@@ -138,7 +138,7 @@ inline void update_tile(const float* from, float* to, int width, const Tokens& t
   if constexpr (kNext) store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
-// Applies `count` tokens to rows [row, row + rows) of a head, at most kGroup; v and y belong to the first
+// Applies `count` tokens to at most kGroup rows [row, row + rows) of a head. v and y point to the first
 // token.
 template <bool kVectorGate>
 void walk_group(const DeltaCall& call, const float* from, float* to, int rows, const Tokens& tokens,

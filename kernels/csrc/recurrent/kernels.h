@@ -1,4 +1,4 @@
-// Recurrences over state slots, declared for each instruction set.
+// Kernels of recurrences over state slots, declared for each instruction set.
 //
 // Every kernel processes the tokens of a segment one by one, some rows of a state at a time. Each token
 // applies a fixed sequence of operations to a row. So results depend only on the instruction set and on
@@ -10,15 +10,15 @@
 
 namespace octavo {
 
-// Values [row, i] of an input, contiguous in i.
+// Input rows; the values of a row are adjacent.
 struct Rows {
   const void* data;
-  int64_t stride;  // values from one row to the next
+  int64_t stride;  // distance between rows, in values
   Float type;
 };
 
 enum class Gates {
-  ready,     // a is already the decay, and b is beta
+  ready,     // a is the decay itself, b is beta
   softplus,  // decay exp(-exp(A_log) softplus(a + dt_bias)), beta sigmoid(b) beta_scale
   bounded,   // decay exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as for softplus
 };
@@ -31,16 +31,16 @@ struct DeltaCall {
   Rows v;                // [T, Hv, Dv]
   Rows a;                // [T, Hv], or [T, Hv, Dk] with vector_gate
   Rows b;                // [T, Hv]
-  const float* A_log;    // [Hv], or [Hv, Dk] with wide_A; unused if gates are ready
+  const float* A_log;    // [Hv], or [Hv, Dk] with wide_A; unused with `ready` gates
   const float* dt_bias;  // like a row of a
   Gates gates;
   float lower_bound, beta_scale;
   bool vector_gate, wide_A;
   int Hk, Hv, Dk, Dv;
-  void* y;  // [T, Hv, Dv] of the type of v
+  void* y;  // [T, Hv, Dv], of the type of v
 };
 
-// y[t] = f(bias + sum over j of weight[j] x[t - K + 1 + j]) for each channel, f the identity or x sigmoid(x).
+// y[t] = f(bias + sum over j of weight[j] x[t - K + 1 + j]) for each channel, where f is identity or silu.
 struct ConvCall {
   void* pool;  // [num_slots, K - 1, C] of pool_type: the last inputs, oldest first
   StateStep step;

@@ -1,6 +1,6 @@
 // Lightning attention. The state has a row for each key dim, as in mlx-lm, so a token's output is a sum over
-// rows. Several tokens are applied to some columns at a time, which stay in L1. A single token is applied row
-// by row, in memory order. A column's sums have the same order in both.
+// rows. Several tokens are applied to a few columns at a time, which stay in L1; a single token is applied
+// row by row, in memory order. Both add up a column in the same order.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -9,7 +9,7 @@ namespace {
 constexpr int kColumns = 16;  // columns computed together
 constexpr int kBlock = 32;    // tokens prepared at once
 
-// Applies tokens one by one to kColumns columns of a head; qk has q (scaled) and k of each token.
+// Applies tokens one by one to kColumns columns of a head; qk has each token's q (scaled) and k.
 void walk_columns(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                   int count, int first, int64_t column) {
   constexpr int kVectors = kColumns / kLanes;
@@ -17,7 +17,7 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   for (int t = 0; t < count; ++t) {
     load_row(call.v, first + t, column, kColumns, v);
     const float *const q = qk + static_cast<int64_t>(2 * t) * call.Dk, *const k = q + call.Dk;
-    Vec in[kVectors], acc[2][kVectors]{};  // two alternating sums, which do not wait for each other
+    Vec in[kVectors], acc[2][kVectors]{};  // two independent sums, of even and of odd rows
     for (int i = 0; i < kVectors; ++i) in[i] = load(v + i * kLanes);
     for (int row = 0; row < call.Dk; row += 2)
       for (int odd = 0; odd < 2; ++odd) {
@@ -37,7 +37,7 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   }
 }
 
-// Applies one token to R rows of a head's state, from `row` on; acc: sums [2][Dv] of even and of odd rows.
+// Applies one token to R rows of a head's state from `row` on. acc [2][Dv]: sums over even and over odd rows.
 template <int R>
 inline void walk_rows(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                       const float* v, int row, float* acc) {
@@ -58,7 +58,7 @@ inline void walk_rows(const LightningCall& call, const float* from, float* to, V
   }
 }
 
-// Applies the only token of a piece to a head. `scratch`: three rows of Dv floats.
+// Applies a single token to a head. `scratch`: memory for three rows of Dv floats.
 void walk_one(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk, int token,
               int64_t column, float* scratch) {
   float *const v = scratch, *const acc = v + call.Dv;

@@ -1,4 +1,4 @@
-// Common parts of all recurrences. Internal linkage: see numeric.h.
+// What all recurrences share. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace octavo {
 namespace {
 
 constexpr int kGroup = 16;  // rows of a state processed together, whose values stay in L1
-constexpr int kTile = 4;    // rows of a group that share the loads of a token's vectors
+constexpr int kTile = 4;    // rows of a group for which a token's vectors are loaded once
 
 // Calls body(piece, part) for every piece of every segment and for each of `parts` parts of a state. Segments
-// and parts run in parallel, the pieces of a segment in order.
+// and parts run in parallel; pieces of a segment run in order.
 template <class Body>
 inline void for_pieces(const StateStep& step, int parts, Body body) {
   const Plan plan = plan_pieces(step);
@@ -26,15 +26,15 @@ inline void for_pieces(const StateStep& step, int parts, Body body) {
   });
 }
 
-// Returns into how many parts a head's groups of rows are divided so that every thread has work. There are no
-// more parts than that, because each part prepares the tokens again.
+// Returns into how many parts a head's groups of rows are divided, to give every thread work. More parts
+// would be slower, because each part prepares the tokens again.
 inline int parts_of_head(int num_segments, int heads, int rows) {
   const int items = num_segments * heads, groups = (rows + kGroup - 1) / kGroup;
   const int wanted = items > 0 ? (num_threads() + items - 1) / items : 1;
   return std::min(wanted, groups);
 }
 
-// Rows [first, last) of part `part`, in whole groups.
+// The rows [first, last) of a part, in whole groups.
 struct RowRange {
   int first, last;
 };
@@ -44,8 +44,8 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
   return {groups * part / parts * kGroup, std::min(rows, groups * (part + 1) / parts * kGroup)};
 }
 
-// Prefetches `floats` values of the state, some rows after `state`, into L2; in L1 they would evict the rows
-// in use. The next head's state follows this head's.
+// Prefetches `floats` values of the state, kAhead bytes after `state`, into L2, because in L1 they would
+// evict the rows in use. Beyond this head's state, that is the next head's.
 template <int floats>
 inline void prefetch(const float* state) {
   constexpr int kAhead = 24576;  // bytes
@@ -63,7 +63,7 @@ inline float load_one(const Rows& rows, int64_t row, int64_t offset) {
   return value;
 }
 
-// Calls tile(integral constant of rows, first row) over `rows` rows.
+// Calls tile(integral constant of rows, first row) until `rows` rows are done.
 template <class Tile>
 inline void for_tiles(int rows, Tile tile) {
   int row = 0;
@@ -71,17 +71,17 @@ inline void for_tiles(int rows, Tile tile) {
   for (; row < rows; ++row) tile(std::integral_constant<int, 1>(), row);
 }
 
-// Stores the sums of up to four rows of a tile in a group's array.
+// Stores the sums of up to four rows in their group's array.
 inline void store_sums(const Vec* rows, float* to) {
   *reinterpret_cast<Four*>(to) = sums(rows[0], rows[1], rows[2], rows[3]);
 }
 
-// Some or all rows of one head's state in the source slot and in the target slot.
+// Some or all rows of one head's state: where to read them (source slot) and write them (target slot).
 struct HeadRows {
   const float* source;
   float* target;
 
-  // Chooses the address to read from: for a sequence without a state, the target, which is cleared first.
+  // If the sequence has no state yet, clears the target rows and reads them.
   HeadRows(float* pool, const Piece& piece, int64_t slot_size, int64_t first, int64_t count)
       : source(pool + piece.target * slot_size + first), target(pool + piece.target * slot_size + first) {
     if (piece.source < 0) std::memset(target, 0, sizeof(float) * count);

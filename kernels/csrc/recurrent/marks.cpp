@@ -1,4 +1,4 @@
-// Marks of rows of a step that leave a non-finite state.
+// Marks the rows of a step after which a state is not finite.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-// Whether any of these values is NaN or infinite, which have all exponent bits set.
+// Whether any of these values is NaN or infinite, that is, has all exponent bits set.
 template <class Bits>
 bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
   bool found = false;
@@ -19,7 +19,7 @@ bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
 struct MarkCall {
   const void* y;
   Float type;
-  int64_t size;  // values of a row
+  int64_t size;  // values per row
   StateStep step;
   int32_t* flags;
 };

@@ -1,5 +1,5 @@
-// Recurrences over pools of state slots as graph nodes. A table defines for each recurrence its inputs, their
-// shapes, and the call of its kernel.
+// Recurrences over pools of state slots as graph nodes. A table has each recurrence's inputs, their shapes,
+// and the call of its kernel.
 //
 // A pool [num_slots, ...] is written in place: a node returns a new handle to the same memory, and the old
 // handle must not be used again. Each evaluation of a node advances the states once.
@@ -28,7 +28,7 @@ namespace {
 using Axes = std::vector<const char*>;
 using Task = std::function<void()>;
 
-// Lengths of axes by name. The length of an axis "K - 1" follows from K, and the length of K from "K - 1".
+// Lengths of axes by name. An axis "K - 1" gives the length of K, and K that of "K - 1".
 class Lengths {
  public:
   // Returns whether `shape` has these axes with their known lengths, and learns the lengths of new axes.
@@ -47,7 +47,7 @@ class Lengths {
   bool has(std::string_view axis) const { return find(axis).has_value(); }
   int operator[](std::string_view axis) const { return find(axis).value(); }
 
-  // Returns a text such as "[T, H] = [7, H]", where axes of unknown length have their names.
+  // Returns text such as "[T, H] = [7, H]"; axes of unknown length have their names.
   std::string text(const Axes& axes) const {
     std::string names, sizes;
     for (const char* const axis : axes) {
@@ -73,15 +73,15 @@ struct Input {
     rows,       // rows of any float type, with strides
     gates,      // rows whose last axis may be missing; its length is then 1
     parameter,  // read as float32
-    values,     // a parameter in any shape, as many values as its two axes have; of the last one, if it is
-                // unknown
+    values,     // a parameter of any shape with the right number of values (of its last axis, if another is
+                // unknown)
   };
   const char* name;
   Axes axes;
   Kind kind = rows;
 };
 
-// Arguments of a kernel, after inputs have memory.
+// Arguments of a kernel, when all arrays have memory.
 struct Arguments {
   void* pool;
   Float pool_type;
@@ -102,7 +102,7 @@ struct Multiple {
 
 struct Relation {
   const char *axis, *of;
-  bool is_divisor = true;  // else the axis has the length of the other axis, or 1
+  bool is_divisor = true;  // else the axis has the other axis's length, or 1
 };
 
 struct Recurrence {
@@ -110,7 +110,7 @@ struct Recurrence {
   Axes pool;                  // axes of the pool, which is float32 unless keeps_type
   std::vector<Input> inputs;  // the last ones may be left out
   std::size_t num_needed;
-  int y;  // index of the input with the result's shape and type
+  int y;  // index of the input whose shape and type the result has
   std::vector<Multiple> multiples;
   std::vector<Relation> relations;
   Task (*task)(const Arguments& a);
@@ -247,7 +247,7 @@ const Recurrence kRecurrences[] = {
      }},
 };
 
-// Returns rows along the first axis, without a copy if each row is contiguous.
+// Returns an input's rows along its first axis; copies them only if rows are not contiguous.
 Rows rows_of(const mx::array& input, Encoder& encoder) {
   int64_t expected = 1;
   bool dense = true;
@@ -291,7 +291,7 @@ class RecurrenceNode : public CpuPrimitive {
   std::vector<float> options_;
 };
 
-// Returns the input in the form that nodes read; throws std::invalid_argument unless it has these axes.
+// Returns the input as nodes read it; throws std::invalid_argument unless it has these axes.
 mx::array checked(const Input& input, const mx::array& x, Lengths& lengths, mx::Stream stream) {
   mx::Shape shape = x.shape();
   if (input.kind == Input::gates && shape.size() + 1 == input.axes.size()) shape.push_back(1);

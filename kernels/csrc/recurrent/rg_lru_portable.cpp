@@ -1,4 +1,4 @@
-// The real-gated linear recurrent unit (RG-LRU), with its gates.
+// The real-gated linear recurrent unit (RG-LRU), including its gates.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -15,7 +15,7 @@ struct Channels {
   alignas(64) float h[kChannels]{}, x[kChannels]{}, input[kChannels]{}, gate[kChannels]{}, c[kChannels]{};
 };
 
-// Applies one token. `first`: whether it is the sequence's first token, whose input is not scaled.
+// Applies one token. `first`: it is its sequence's first token, whose input is not scaled.
 inline void advance(Channels& channels, int count, bool first) {
   for (int i = 0; i < count; i += kLanes) {
     const Vec log_a = load(channels.c + i) * sigmoid_lanes(load(channels.gate + i)), a = exp_lanes(log_a);

@@ -1,5 +1,4 @@
-// The selective scan of Mamba-1. Most of its time is spent on an exponential for every value of the state and
-// every token.
+// The selective scan of Mamba-1. Most of its time goes to exponentials: one per state value and token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {

@@ -17,7 +17,7 @@ void require_slot(int slot, int lowest, int num_slots) {
 }  // namespace
 
 Plan plan_pieces(const StateStep& step) {
-  std::vector<std::pair<int, int>> kept;  // row, slot
+  std::vector<std::pair<int, int>> kept;  // (row, slot)
   for (int i = 0; i < step.num_checkpoints; ++i) {
     const int row = step.checkpoints[2 * i], slot = step.checkpoints[2 * i + 1];
     if (row < 0) continue;

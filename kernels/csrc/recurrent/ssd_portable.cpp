@@ -1,4 +1,4 @@
-// State space duality: one pass over a row of the state per token.
+// State space duality (SSD): one pass over each row of the state per token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kBlock = 32;  // tokens prepared at once
 
-// Inputs of tokens that all rows of a head need: B and C [Ds each], adjacent.
+// Inputs of tokens that all rows of a head use: B and C [Ds each], adjacent in memory.
 struct Tokens {
   float* vectors;
   float d[kBlock], decay[kBlock];
@@ -33,7 +33,7 @@ void prepare(const SsdCall& call, int head, int first, int count, Tokens& tokens
   }
 }
 
-// Applies token t to R rows; dx is d x of each row, and `out` gets y without D x.
+// Applies token t to R rows. `dx`: d x of each row; `out` gets y without D x.
 template <int R>
 inline void tile(const float* from, float* to, int size, const Tokens& tokens, int t, const float* dx,
                  float* out) {

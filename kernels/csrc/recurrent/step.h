@@ -1,4 +1,4 @@
-// The arrays of a step of recurrent layers, as graph nodes.
+// Arrays that describe a step of recurrent layers, as inputs of graph nodes.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ struct StepArrays {
   }
 };
 
-// Returns a node's inputs after the first, segments and checkpoints, for `rows` rows and `slots` slots.
+// Makes a node's step, with `rows` rows and `slots` slots, from its inputs 1 and 2: segments, checkpoints.
 inline StateStep step_of(const std::vector<mx::array>& inputs, int rows, int slots, Encoder& encoder) {
   const mx::array segments = row_contiguous(inputs[1], encoder);
   const mx::array checkpoints = row_contiguous(inputs[2], encoder);

@@ -1,5 +1,5 @@
-// Vector arithmetic for recurrences. Multiply-adds are fused only by explicit calls of fma(), if the level
-// has FMA. So a token applies the same sequence of operations in every loop. Internal linkage: see numeric.h.
+// Vector arithmetic for recurrences. Multiply-adds are fused only in explicit calls of fma(), so every loop
+// rounds a token's operations in the same way. Internal linkage: see numeric.h.
 #pragma once
 
 #include "runtime/numeric.h"
@@ -37,7 +37,7 @@ typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 
-// Adds neighbouring lanes in each half: sums of a, then sums of b.
+// Adds neighbouring lanes in each half: four sums from a, then four from b.
 inline Eight neighbours(Eight a, Eight b) {
   return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
          __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
@@ -52,7 +52,7 @@ inline Eight folded(Vec x) {
 #endif
 }
 
-// Returns the sums of four vectors; all are added in the same order.
+// Returns the sums of the lanes of four vectors, all added in the same order.
 inline Four sums(Vec a, Vec b, Vec c, Vec d) {
   const Eight all = neighbours(neighbours(folded(a), folded(b)), neighbours(folded(c), folded(d)));
   return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
@@ -72,7 +72,7 @@ inline float sum(Vec x) { return sums(x, Vec{}, Vec{}, Vec{})[0]; }
 // Returns e^x with a relative error below 2e-7 (Cephes' expf); x is clamped to [-87, 88].
 inline Vec exp_lanes(Vec x) {
   x = x > 88.0f ? splat(88.0f) : (x < -87.0f ? splat(-87.0f) : x);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   const Vec shifted = fma(x, splat(1.44269504088896341f), magic);
   const Vec n = shifted - magic;
   const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x));
@@ -103,7 +103,7 @@ inline Vec softplus_lanes(Vec x) {
   return fma(s + s, p, x > 0.0f ? x : Vec{});
 }
 
-// Applies function(vector) to `values` [count] in place; the array must have space for whole vectors.
+// Applies function(vector) to `values` [count] in place; there must be space for whole vectors.
 template <class Function>
 inline void map_lanes(float* values, int count, Function function) {
   for (int i = 0; i < count; i += kLanes) store(values + i, function(load(values + i)));

@@ -1,4 +1,4 @@
-// RWKV-7's recurrence. The pass over a row for one token also computes S a for the next token.
+// RWKV-7. The pass over a row for one token also computes S a for the next token.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kBlock = 16;  // tokens prepared at once
 
-// Inputs of tokens that all rows of a head need: r, w, k, a, b [D each], adjacent.
+// Inputs of tokens that all rows of a head use: r, w, k, a, b [D each], adjacent in memory.
 struct Tokens {
   float* vectors;
   int size;
@@ -29,7 +29,7 @@ void prepare(const WkvCall& call, int head, int first, int count, Tokens& tokens
     }
 }
 
-// Sums of kGroup rows.
+// Sums for kGroup rows.
 struct GroupSums {
   float sa[kGroup], v[kGroup], y[kGroup];
 };

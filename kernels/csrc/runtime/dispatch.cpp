@@ -19,7 +19,7 @@ constexpr Isa kLevels[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx};
 bool has_avx2() { return __builtin_cpu_supports("x86-64-v3"); }
 
 #if defined(OCTAVO_EMULATE_AMX)
-constexpr Isa kFastest = Isa::avx2;  // emulated kernels are correct but slow, so only on request
+constexpr Isa kFastest = Isa::avx2;  // emulation is correct but slow, so it must be requested
 #else
 constexpr Isa kFastest = Isa::amx;
 #endif
@@ -43,8 +43,8 @@ bool has_amx() { return has_avx2(); }
 
 #else
 
-// Requests the operating system's permission for AMX, because tile registers are 8 KiB of state per thread.
-// The permission is valid for the whole process, including threads that are started later.
+// Requests the permission to use AMX, which Linux requires because tile registers are 8 KiB of state per
+// thread. The permission is valid for the whole process, including threads that are started later.
 bool has_amx() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, asm/prctl.h
@@ -88,19 +88,19 @@ Core this_core() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (!__builtin_cpu_is("amd")) return Core::other;
-  // CPU family, base plus extended: AMD's manual, CPUID Fn0000_0001.
+  // CPU family: base plus extended family (AMD's manual, CPUID Fn0000_0001).
   unsigned leaf = 1, ebx, ecx = 0, edx;
   asm("cpuid" : "+a"(leaf), "=b"(ebx), "+c"(ecx), "=d"(edx));
   const unsigned family = ((leaf >> 8) & 0xf) + ((leaf >> 20) & 0xff);
   if (family >= 0x1a) return Core::zen5;
-  return __builtin_cpu_supports("avx512f") ? Core::zen4 : Core::zen3;  // one family
+  return __builtin_cpu_supports("avx512f") ? Core::zen4 : Core::zen3;  // both have family 25
 #else
   return Core::other;
 #endif
 }
 
 #if defined(OCTAVO_EMULATE_AMX)
-constexpr bool kEmulated = true;  // both ways are used, and tests compare them
+constexpr bool kEmulated = true;  // tests compare both kernels
 #else
 constexpr bool kEmulated = false;
 #endif

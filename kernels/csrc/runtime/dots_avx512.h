@@ -1,6 +1,6 @@
-// Dot products accumulated in one register, in assembly. With its own VNNI and bf16 intrinsics, GCC 12 copies
-// sums between registers and spills them. Each sum must be a variable of its own, because outputs of assembly
-// stay in memory if they are array elements. Internal linkage: see numeric.h.
+// Dot products added to a register, in assembly, because with its VNNI and bf16 intrinsics GCC 12 copies sums
+// between registers and spills them. Each sum must be a separate variable: array elements that are outputs of
+// assembly stay in memory. Internal linkage: see numeric.h.
 #pragma once
 
 #include <immintrin.h>
@@ -30,8 +30,8 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
-// Return the upper and the lower halves of pairs as floats. If subnormals are flushed to zero, two FMAs, with
-// the upper halves first, are bit-identical to VDPBF16PS.
+// Return the upper, or the lower, bf16 of each pair as a float. If subnormals are flushed to zero, an FMA of
+// the upper and then one of the lower floats are bit-identical to VDPBF16PS.
 inline __attribute__((always_inline)) __m512 upper_floats(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
@@ -44,9 +44,9 @@ __attribute__((noinline)) void call_apart(Body& body) {
   body();
 }
 
-// Calls body() with subnormal operands and results flushed to zero, as VDPBF16PS does. Compilers do not know
-// that MXCSR affects floating point. They may move operations across a write of MXCSR, but not out of a
-// function that is not inlined.
+// Calls body() with subnormal operands and results flushed to zero, as VDPBF16PS does. Compilers may move
+// operations across a write of MXCSR, because they do not know its effect, but not out of a function that is
+// not inlined.
 template <class Body>
 inline void flushed_to_zero(Body body) {
   const unsigned before = _mm_getcsr();
@@ -55,15 +55,15 @@ inline void flushed_to_zero(Body body) {
   _mm_setcsr(before);
 }
 
-// Returns `from` as a pointer that compilers cannot track. Otherwise they would keep loaded values in
-// registers and run out of them.
+// Returns `from` in a way that compilers cannot trace. Otherwise they would keep loaded values in registers
+// and run out of them.
 inline __attribute__((always_inline)) const uint8_t* read_again(const uint8_t* from) {
   asm("" : "+r"(from));
   return from;
 }
 
-// Forces the sum to be computed here and acts as a barrier. So prefetches stay between products; compilers
-// would group many of them.
+// Forces the sum to be computed here. Prefetches then stay between products, instead of being grouped by the
+// compiler.
 inline __attribute__((always_inline)) void settle(__m512& sum) {
 #if defined(__AVX512VNNI__)
   __m512 to = sum;

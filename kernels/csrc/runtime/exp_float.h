@@ -8,7 +8,7 @@ namespace {
 
 // Cephes' expf: 2^n times a polynomial of degree 5 on [-ln2 / 2, ln2 / 2].
 namespace cephes {
-constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2High = 0.693359375f, kLn2Rest = 2.12194440e-4f;  // their difference is ln 2
 constexpr float kTerms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
@@ -27,8 +27,8 @@ inline Real power_of_two(Real shifted) {
 }
 
 // Returns the exponential of x in [-87, 88] with a relative error below 2e-7; callers clamp x to this range.
-// It replaces libm's function, whose call would keep loops scalar. `Real` is float or a vector of floats,
-// `Bits` the integer type of its size.
+// libm's function would prevent vectorization of loops. `Real` is float or a vector of floats, `Bits` the
+// integer type of its size.
 template <class Real, class Bits>
 inline __attribute__((always_inline)) Real exp_within(Real x) {
   const Real shifted = x * cephes::kLog2E + cephes::kRound;

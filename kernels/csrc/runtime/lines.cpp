@@ -11,8 +11,8 @@
 namespace octavo {
 namespace {
 
-// (aligned_alloc would need a size that is a multiple of the alignment, and huge pages are too large for
-// that.)
+// (Not aligned_alloc: it needs a size that is a multiple of the alignment, which huge pages would make too
+// large.)
 Lines aligned(std::size_t alignment, std::size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, alignment, (bytes + kLine - 1) / kLine * kLine) != 0) throw std::bad_alloc();
@@ -28,7 +28,7 @@ Lines allocate_lines(std::size_t bytes) {
   if (bytes >= kSmallest) {
     bytes = std::max(bytes, kHugePage);
     Lines lines = aligned(kHugePage, bytes);
-    madvise(lines.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // advice: may be ignored
+    madvise(lines.get(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // only advice: errors do not matter
     return lines;
   }
 #endif

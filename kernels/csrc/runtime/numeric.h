@@ -1,5 +1,5 @@
-// Scalar number formats. Internal linkage on purpose: the same source is compiled for several instruction
-// sets, and the linker must not merge functions of different instruction sets.
+// Scalar number formats. Everything has internal linkage, because the same source is compiled for several
+// instruction sets and the linker must not merge their functions.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ inline bf16_t float_to_bf16(float value) {
   return static_cast<bf16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-// Rebiases the exponent by multiplying by 2^112, which is exact for subnormals, too.
+// Corrects the exponent by multiplying by 2^112, which is exact for subnormals, too.
 inline float f16_to_float(f16_t value) {
   const uint32_t magnitude = static_cast<uint32_t>(value & 0x7fff) << 13;
   const uint32_t finite = as_bits(as_float(magnitude) * 0x1p112f);
@@ -56,7 +56,7 @@ inline float f16_to_float(f16_t value) {
 inline f16_t float_to_f16(float value) {
   const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;
-  // Below 2^-14 the result is subnormal: adding 0.5 leaves its 10 bits, rounded, in the low mantissa.
+  // Below 2^-14 the result is subnormal: adding 0.5 leaves its 10 rounded bits in the low mantissa.
   const uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000;
   const uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
   uint32_t result = magnitude < 0x38800000 ? subnormal : normal;
@@ -65,27 +65,27 @@ inline f16_t float_to_f16(float value) {
   return static_cast<f16_t>(result | sign);
 }
 
-// Returns an integer that is ordered like the floats; both zeros have equal keys, and every NaN has the
-// largest key.
+// Returns an integer key with the order of floats. Both zeros have the same key, and every NaN has the
+// largest.
 inline int32_t ordered_key(float value) {
   const uint32_t bits = as_bits(value + 0.0f);
-  const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // all ones or zero, which compilers vectorize
+  const int32_t below_zero = static_cast<int32_t>(bits) >> 31;  // -1 or 0, which compilers vectorize
   const int32_t key = static_cast<int32_t>(bits ^ (static_cast<uint32_t>(below_zero) >> 1));
   return (bits & 0x7fffffff) > 0x7f800000 ? INT32_MAX : key;
 }
 
-// Inverts ordered_key; INT32_MAX gives a NaN.
+// Returns the float of an ordered_key; INT32_MAX gives a NaN.
 inline float float_of_key(int32_t key) {
   const uint32_t bits = static_cast<uint32_t>(key);
   return as_float(key < 0 ? ~bits | 0x80000000 : bits);
 }
 
-// Values of E2M1 codes. A table is used instead of shifted bits, because 1/2 would then be a subnormal
-// float32, which takes Intel's CPUs a hundred cycles.
+// Values of E2M1 codes. Shifting their bits into place would be slow, because 1/2 would pass through a
+// subnormal float32, which takes Intel's CPUs a hundred cycles.
 inline constexpr float kE2M1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                     -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// Returns the scale of a group: E8M0 (2^(bits - 127), also for 255, as in MLX) or E4M3.
+// Returns a group's scale: E8M0, 2^(bits - 127), also for 255 as in MLX; or E4M3.
 inline float fp4_scale(bool e8m0, uint32_t bits) {
   if (e8m0) return as_float(bits == 0 ? 0x00400000 : bits << 23);
   return as_float((bits & 0x80) << 24 | as_bits(as_float((bits & 0x7f) << 20) * 0x1p120f));
@@ -105,7 +105,7 @@ inline void load_floats(const void* source, Float type, std::size_t offset, int 
 }
 
 #if defined(__AVX512BF16__)
-// Whether one of these 16 values has a subnormal bf16 result. The level's own conversion rounds like
+// Whether one of these 16 values has a subnormal bf16 result. The instruction that converts rounds like
 // float_to_bf16, but replaces subnormal numbers by zero.
 inline bool has_subnormal(__m512 values) {
   constexpr int kSubnormal = 0x20;

@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kPieces = 64;  // pieces of the buffer, distributed to threads
+constexpr int kPieces = 64;  // pieces of the buffer, which threads read in parallel
 constexpr int kRounds = 400'000;
 constexpr int kRepeats = 3;
 
@@ -40,7 +40,7 @@ Level level() {
   return {generic::sum_bytes, generic::multiply, generic::flops_per_round, nullptr, 0};
 }
 
-// Returns the shortest time, in seconds, of some runs of body(item) for `items` items.
+// Returns the shortest of several times, in seconds, for body(item) on `items` items.
 template <class Body>
 double best_seconds(int items, Body&& body) {
   double best = 1e30;
@@ -68,8 +68,7 @@ Roofline measure_roofline(std::size_t read_bytes) {
   const Buffer buffer(read_bytes);
   std::vector<uint32_t> sums(kPieces);
   const std::size_t piece = read_bytes / kPieces;
-  // The buffer is written first, because unwritten memory maps to a single page of zeros and would be read
-  // from cache.
+  // The buffer is written first, because unwritten memory is one page of zeros, which is read from a cache.
   parallel_for(kPieces, [&](int i) { std::memset(buffer.data() + piece * i, i + 1, piece); });
   const double seconds =
       best_seconds(kPieces, [&](int i) { sums[i] = used.sum_bytes(buffer.data() + piece * i, piece); });

@@ -1,4 +1,4 @@
-// Measured limits of the machine, for comparison with the speed of kernels.
+// Measured limits of the machine, to which the speed of kernels is compared.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +6,9 @@
 
 namespace octavo {
 
-// One thread's share of a measurement. `sum_bytes` reads a buffer once. `multiply` runs `rounds` rounds of
-// the level's best multiply-add on registers, each of `flops_per_round` operations. Both return a value that
-// depends on all their work, so that compilers cannot remove it.
+// One thread's share of a measurement. `sum_bytes` reads a buffer once. `multiply` does `rounds` times
+// `flops_per_round` operations with the level's best multiply-add. Both return a value that depends on all
+// their work, so that compilers cannot remove it.
 #define OCTAVO_DECLARE_ROOFLINE(isa)                          \
   namespace isa {                                             \
   uint32_t sum_bytes(const uint8_t* data, std::size_t bytes); \
@@ -32,10 +32,10 @@ extern const double bf16_flops_per_round;
 struct Roofline {
   double read_bytes_per_s;  // main memory, all threads
   double f32_flops_per_s;   // multiply and add counted as two
-  double bf16_flops_per_s;  // 0 if the level has no such instruction
+  double bf16_flops_per_s;  // 0 if the level has no bf16 multiply-add
 };
 
-// Measures the machine. `read_bytes`: size of the buffer for the memory rate, larger than any cache; 1 GiB
+// Measures the machine. `read_bytes`: bytes that are read to measure memory, more than any cache has; 1 GiB
 // takes about half a second.
 Roofline measure_roofline(std::size_t read_bytes);
 

@@ -1,4 +1,4 @@
-// Distribution of an operation's rows to threads. Internal linkage: see numeric.h.
+// Division of an operation's rows among threads. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace octavo {
 namespace {
 
-// Calls body(first row, last row) for all rows, with up to `most` rows per item. Items are smaller, but at
-// least a quarter of `most`, if some threads would otherwise have none. A single item is split for at most
-// two threads, because further threads would start too late.
+// Calls body(first row, last row) for all rows, with up to `most` rows per item. If some threads would have
+// none, items are smaller, but at least a quarter of `most`. Rows that fit in one item are split for at most
+// two threads, because more threads would start too late.
 template <class Body>
 inline void for_row_items(int64_t rows, int64_t most, Body&& body) {
   const int64_t share = (rows + num_threads() - 1) / num_threads(),

@@ -23,7 +23,7 @@ namespace octavo {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr auto kSpin = std::chrono::microseconds(50);  // longer than the gap between two operations of a step
+constexpr auto kSpin = std::chrono::microseconds(50);  // longer than pauses between a step's operations
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -33,7 +33,7 @@ inline void relax() {
 #endif
 }
 
-// A thread's remaining items of a job. The thread takes items from the front, and others steal from the end.
+// One thread's remaining items of a job. The thread itself takes items from the front, others from the end.
 class alignas(64) Share {
  public:
   // Packs items [first, end) into one word, so that they change atomically.
@@ -43,7 +43,7 @@ class alignas(64) Share {
 
   void set(uint64_t items) { left_.store(items, std::memory_order_relaxed); }
 
-  // Takes the first item; returns -1 if none is left.
+  // Takes the first item and returns it; -1 if none is left.
   int take() {
     uint64_t left = left_.load(std::memory_order_relaxed);
     while (first(left) < end(left))
@@ -51,7 +51,7 @@ class alignas(64) Share {
     return -1;
   }
 
-  // Takes the later half of the items, rounded up; 0 if none is left.
+  // Takes the later half of the items, rounded up, and returns them packed; 0 if none is left.
   uint64_t take_half() {
     uint64_t left = left_.load(std::memory_order_relaxed);
     while (first(left) < end(left)) {
@@ -87,7 +87,7 @@ class ThreadPool {
       for (int item = 0; item < items; ++item) task(context, item);
       return;
     }
-    std::lock_guard<std::mutex> guard(mutex_);  // one job at a time, from any stream
+    std::lock_guard<std::mutex> guard(mutex_);  // one job at a time, although several streams may call
     task_ = task;
     context_ = context;
     deal(items);
@@ -96,7 +96,7 @@ class ThreadPool {
     epoch_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
     work(0);
-    // Close the job: helpers that have not entered yet stay out, and the caller waits for those that have.
+    // Closes the job: helpers that are not yet inside stay outside, and the caller waits for those inside.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; state_.load(std::memory_order_acquire) != 0; ++spins) {
       if (spins < 2000) relax();
@@ -105,7 +105,7 @@ class ThreadPool {
   }
 
  private:
-  static constexpr uint32_t kOpen = 1u << 31;  // bit of state_; the other bits count the helpers inside
+  static constexpr uint32_t kOpen = 1u << 31;  // bit of state_; the other bits count helpers inside
 
   void start(int n) {
     quit_.store(false);
@@ -123,8 +123,8 @@ class ThreadPool {
     helpers_.clear();
   }
 
-  // Gives each thread consecutive items. Their memory is usually consecutive, too, so prefetches beyond the
-  // end of an item are useful to the same thread.
+  // Gives each thread consecutive items. Their memory is usually adjacent, so what a thread prefetches beyond
+  // the end of an item is often its own next item.
   void deal(int items) {
     const int threads = size(), shares = std::min(threads, items);
     for (int i = 0; i < threads; ++i)
@@ -150,8 +150,8 @@ class ThreadPool {
     return false;
   }
 
-  // Enters the job; returns false if it is closed or has a thread for every item, so that late helpers do not
-  // delay it.
+  // Joins the job as a helper; returns false if the job is closed, or if every item has a thread already. So
+  // a late helper does not delay the job.
   bool enter() {
     uint32_t state = state_.load(std::memory_order_acquire);
     while ((state & kOpen) && (state & ~kOpen) < wanted_.load(std::memory_order_relaxed))
@@ -184,11 +184,11 @@ class ThreadPool {
     }
   }
 
-  std::atomic<uint32_t> epoch_{0};  // grows with every job; helpers spin and sleep on it
+  std::atomic<uint32_t> epoch_{0};  // number of jobs so far, on which helpers spin and then sleep
   std::atomic<uint32_t> state_{0};
   std::atomic<uint32_t> wanted_{0};  // number of helpers that can get an item
   std::atomic<int> sleepers_{0};
-  std::unique_ptr<Share[]> shares_;  // of the caller, then of each helper; set while no helper is inside
+  std::unique_ptr<Share[]> shares_;  // the caller's, then each helper's; written while no helper is in a job
   void (*task_)(void*, int) = nullptr;
   void* context_ = nullptr;
   std::atomic<bool> quit_{false};
@@ -197,7 +197,7 @@ class ThreadPool {
   std::mutex mutex_;
 };
 
-// Never destroyed, because an MLX stream may still be running when the process destroys its statics.
+// Never destroyed, because MLX's streams may still run when the process destroys its static objects.
 ThreadPool& pool() {
   static ThreadPool* const instance = new ThreadPool(default_threads());
   return *instance;
@@ -242,7 +242,7 @@ void* thread_scratch(std::size_t bytes, int slot) {
   static thread_local Scratch slots[4];
   Scratch& scratch = slots[slot];
   if (scratch.size < bytes) {
-    scratch = {};  // freed first, so that both do not exist at once
+    scratch = {};  // the old buffer is freed first, so that both do not exist at once
     scratch = {allocate_lines(bytes), bytes};
   }
   return scratch.lines.get();

@@ -1,9 +1,9 @@
-// A fork-join thread pool for kernels. MLX runs a stream on one thread, and primitives distribute their work
+// A fork-join thread pool for kernels. MLX runs each stream on one thread, which divides its primitives' work
 // here.
 //
 // The caller is one of the threads. After a job, helpers spin for some microseconds, so that they are awake
 // for the next job of the same step. Then they sleep on a futex, so an idle engine uses no CPU. A helper that
-// the system schedules too late does not delay the join, because it finds the job closed.
+// wakes too late does not delay the end of a job, because it finds the job closed.
 #pragma once
 
 #include <cstddef>
@@ -24,20 +24,20 @@ void set_threads(int n);
 int default_threads();
 
 // Calls task(context, item) for each item in [0, items) on up to num_threads() threads, and returns when all
-// are done. Each thread begins with its own contiguous share. An idle thread steals half of another thread's
-// remaining items. Tasks must not throw and must not call run_parallel. Jobs of several MLX streams run one
-// after the other.
+// are done. Each thread begins with consecutive items, and an idle thread steals half of another's remaining
+// items. Tasks must not throw and must not call run_parallel. Jobs of several MLX streams run one after the
+// other.
 void run_parallel(int items, void (*task)(void* context, int item), void* context);
 
-// Returns a buffer of this thread with at least `bytes` bytes, from allocate_lines. The next call for the
-// same slot (0 <= slot < 4) on this thread invalidates it. The caller of parallel_for also runs tasks, so
-// data that it passes to tasks must be in a slot that they do not use.
+// Returns a buffer of this thread with at least `bytes` bytes, from allocate_lines. It is valid until this
+// thread calls again with the same slot (0 <= slot < 4). The caller of parallel_for runs tasks, too, so data
+// that it passes to them must be in a slot that they do not use.
 void* thread_scratch(std::size_t bytes, int slot = 0);
 
 namespace {
 
-// Calls body(item) for each item in [0, items). Local to each translation unit, so that the linker never
-// merges code of different instruction sets.
+// Calls body(item) for each item in [0, items). It has internal linkage, so that the linker never merges code
+// of different instruction sets.
 template <class Body>
 inline void parallel_for(int items, Body&& body) {
   using Plain = std::remove_reference_t<Body>;

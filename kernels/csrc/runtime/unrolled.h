@@ -1,5 +1,5 @@
-// Compile-time loops and numbers of rows. Loops are unrolled by templates, because compilers would keep sums
-// with a run-time index in memory. Internal linkage: see numeric.h.
+// Loops and row counts known at compile time. Templates unroll the loops, because compilers keep sums in
+// memory if their index is known only at run time. Internal linkage: see numeric.h.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// Vectors of floats for every level (GCC vectors), and their exponential.
+// GCC vectors of floats, for every instruction set, and their exponential.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ typedef uint32_t UintVec __attribute__((vector_size(4 * kLanes), aligned(4), may
 inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
 inline void store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
 
-// Exchanges lanes h apart. Adding the result for h = 1, 2, 4, ... gives every lane the sum of all.
+// Exchanges lanes that are h apart. Adding the result for h = 1, 2, 4, ... gives every lane the sum of all.
 inline Vec exchange(Vec x, int h) {
 #if defined(__clang__)  // Clang has only shuffles by constants
   Vec exchanged{};
@@ -54,10 +54,10 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // Returns 2^x with a relative error of 2e-7 for -126 <= x <= 127; smaller x give 2^-126, about 1e-38.
 inline Vec exp2(Vec x) {
   x = x < -126.0f ? Vec{} - 126.0f : x;
-  // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits.
+  // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
   const Vec shifted = x + 12582912.0f;
   const Vec fraction = x - (shifted - 12582912.0f);
-  // 2^f on [-0.5, 0.5] by Taylor coefficients ln(2)^n / n!; the sixth term bounds the error.
+  // 2^f on [-0.5, 0.5] by Taylor coefficients ln(2)^n / n!; the omitted sixth term bounds the error.
   Vec power = fraction * 1.5403530e-4f + 1.3333558e-3f;
   power = power * fraction + 9.6181291e-3f;
   power = power * fraction + 5.5504109e-2f;
@@ -70,7 +70,7 @@ inline Vec exp2(Vec x) {
 // Returns cap * tanh(x / cap) * log2(e) for a logit x, that is, the capped logit in the log2 domain.
 inline Vec soft_cap(Vec x, float cap) {
   Vec exponent = x * (2 * kLog2E / cap);
-  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh rounds to 1 long before 64
+  exponent = exponent > 64.0f ? Vec{} + 64.0f : exponent;  // tanh(x) rounds to 1 long before that
   const Vec doubled = exp2(exponent);
   return (1.0f - 2.0f / (doubled + 1.0f)) * (cap * kLog2E);
 }

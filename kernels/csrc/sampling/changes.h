@@ -1,4 +1,4 @@
-// Changes of a row's logits, and the search for its likeliest tokens.
+// Changes of a row's logits, and search for its most likely tokens.
 #pragma once
 
 #include "sampling/sampling.h"
@@ -20,13 +20,13 @@ inline void for_each_changed(const RowChanges& changes, Visit visit) {
   });
 }
 
-// Makes all changes except `allowed`; only logits of changed tokens need to be present.
+// Makes all changes except `allowed`; reads and writes only logits of changed tokens.
 inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.biased.count; ++i) logits[changes.biased.ids[i]] += changes.bias[i];
   for (int i = 0; i < changes.seen.count; ++i) {
     float& logit = logits[changes.seen.ids[i]];
     const float less = logit / changes.repetition_penalty, more = logit * changes.repetition_penalty;
-    logit = logit > 0 ? less : more;  // without a branch, because the sign is unpredictable
+    logit = logit > 0 ? less : more;  // no branch, because signs are unpredictable
   }
   for (int i = 0; i < changes.output.count; ++i) {
     float& logit = logits[changes.output.ids[i]];
@@ -36,16 +36,16 @@ inline void make_changes(const RowChanges& changes, float* logits) {
   for (int i = 0; i < changes.suppressed.count; ++i) logits[changes.suppressed.ids[i]] = -__builtin_inff();
 }
 
-constexpr int kWalkBlock = 512;  // weights summed before the sum is compared
-constexpr int kTopBlock = 64;    // tokens skipped together if none of them is likely enough
+constexpr int kWalkBlock = 512;  // weights whose sum is computed before it is compared with the target
+constexpr int kTopBlock = 64;    // tokens that are skipped together if none is likely enough
 
-// The largest of the logits that are offered in order of id.
+// Keeps the largest of the logits that it is given, in order of id.
 struct Top {
   RowScores& scores;
 
   explicit Top(RowScores& to) : scores(to) { scores.num_top = 0; }
 
-  // Only logits above this are kept.
+  // Returns the value that a logit must exceed to be kept.
   float bound() const {
     return scores.num_top < scores.wanted ? -__builtin_inff() : scores.top[scores.num_top - 1].logit;
   }

@@ -1,4 +1,4 @@
-// Sampling from float32 logits, by weights and their sums per block.
+// Sampling from float32 logits, by weights and their sums over blocks.
 #include <algorithm>
 #include <cstring>
 
@@ -46,7 +46,7 @@ int walk(const Weights& row, const double* sums, double target, float least, Tie
     sum += sums[block];
     if (sums[block] > 0) last = block;
   }
-  if (block == row.blocks()) block = last;  // rounding put the target beyond the total
+  if (block == row.blocks()) block = last;  // rounding has put the target beyond the total
   float weights[kWalkBlock] = {};
   row.of_block(block, weights);
   int left = ties(block), found = 0;
@@ -73,7 +73,7 @@ double sum_of(const double* sums, int blocks) {
   return sum;
 }
 
-// Result of a draw: the token, and the sum of all exp(logit - largest), or 0 if it was not computed.
+// A sampled token, and the sum of exp(logit - largest) over the row, or 0 if it was not computed.
 struct Found {
   int token;
   double powers;
@@ -115,14 +115,14 @@ void find_top(const Scanned& row, RowScores& scores) {
   }
 }
 
-// Fills the log-probability data of a row.
+// Fills in a row's log-probability data.
 void fill(const Scanned& row, float largest, const Found& found, RowScores& scores) {
   scores.log_total = largest + std::log(found.powers > 0 ? found.powers : sum_of_powers(row, largest));
   find_top(row, scores);
   scores.logit = row.logits[found.token];
 }
 
-// Memory for the maxima of a row and the sums of its blocks.
+// Memory for a row's block maxima and block sums.
 struct Room {
   double* sums;
   float* maxima;
@@ -142,7 +142,7 @@ const float* as_floats(const Row& row) {
   return floats;
 }
 
-// Applies the changes to a copy of the row, and scans the changed blocks again.
+// Applies the changes to a copy of the row, and updates the maxima of changed blocks.
 void change(const RowDraw& call, Scanned& row) {
   const bool* const allowed = call.changes.allowed;
   float* const copy = static_cast<float*>(thread_scratch(sizeof(float) * call.size, 2));

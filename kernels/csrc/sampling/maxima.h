@@ -1,5 +1,5 @@
-// The largest float32 logit of each block of a row, by which blocks are skipped. Compiled per instruction
-// set.
+// The largest float32 logit of each block of a row, which decides whether the block can be skipped. Compiled
+// for each instruction set.
 #pragma once
 
 #include <algorithm>

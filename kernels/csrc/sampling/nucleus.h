@@ -1,6 +1,6 @@
-// Search for a row's nucleus: the fewest largest weights that reach a share of the total. A histogram of
-// leading bits gives an interval that contains the smallest of them, and only the few weights in this
-// interval are compared exactly. Compiled for each instruction set.
+// Search for a row's nucleus: the fewest of the largest weights whose sum reaches a share of the total. A
+// histogram of leading bits gives an interval that contains the smallest of them, and only the few weights in
+// this interval are compared exactly. Compiled for each instruction set.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Number of low bits that the histogram ignores, so its steps are 1/64 of a weight. In [0, 1] bits are
-// ordered like floats.
+// Low bits of a weight that the histogram ignores; its bins are 1/64 of a power of two wide. For floats in
+// [0, 1], the bits have the order of the values.
 constexpr int kCoarse = 17;
 constexpr int kNumCoarse = (0x3f800000 >> kCoarse) + 1;
 
@@ -22,14 +22,14 @@ constexpr float edge(int coarse) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(coarse) << kCoarse);
 }
 
-// Interval [low, high) of bits that contains the nucleus's smallest weight, and the sum of all weights.
+// Interval [low, high) of bits that contains the nucleus's smallest weight; and the sum of all weights.
 struct Bracket {
   uint32_t low, high;
   double whole;
 };
 
 Bracket find_bracket(const Weights& row, double top_p) {
-  // Histogram of leading bits, in two copies so that equal neighbours do not wait for each other.
+  // Histogram of leading bits, in two copies, because increments of the same counter wait for each other.
   uint32_t counts[2][kNumCoarse] = {};
   double whole = 0;
   for (int block = 0; block < row.blocks(); ++block) {
@@ -39,7 +39,7 @@ Bracket find_bracket(const Weights& row, double top_p) {
     for (int i = 0; i < kWalkBlock; i += 2)
       for (int j = 0; j < 2; ++j) ++counts[j][as_bits(weights[i + j]) >> kCoarse];
   }
-  double least = 0, most = 0;  // bounds of the sum of all weights from bin `at` up
+  double least = 0, most = 0;  // bounds of the sum of weights in bins from `at` up
   int end = 0, at = kNumCoarse;
   while (at > 0 && least < top_p * whole) {
     --at;
@@ -52,21 +52,20 @@ Bracket find_bracket(const Weights& row, double top_p) {
   return {low > 0 ? low : 1, static_cast<uint32_t>(end) << kCoarse, whole};
 }
 
-// Returns how many of `count` equal weights the nucleus needs to reach `target`; `above`: sum of larger
+// Returns how many of `count` equal weights the nucleus needs to reach `target`; `above`: sum of all larger
 // weights.
 inline int needed_ties(double above, double target, float weight, int count) {
   const double needed = std::ceil((target - above) / static_cast<double>(weight));
   return needed < 1 ? 1 : needed > count ? count : static_cast<int>(needed);
 }
 
-// The smallest weight in a nucleus. kept: number of weights of this value in the nucleus; ties: how many
-// exist.
+// The smallest weight in a nucleus. `ties`: number of weights with this value; `kept`: those in the nucleus.
 struct Boundary {
   float weight;
   int kept, ties;
 };
 
-// The weights inside a bracket, in order of id; the weights of block i are [starts[i], starts[i + 1]).
+// The weights inside a bracket, in order of id. Those of block i have indices starts[i] to starts[i + 1] - 1.
 struct Inside {
   float* weights;
   int* starts;  // [blocks + 1]
@@ -100,15 +99,15 @@ Inside between(const Weights& row, double* sums, const Bracket& bracket, float* 
   return found;
 }
 
-// Weights that contain the smallest weight of a nucleus, and the sum of larger weights.
+// Weights that include the nucleus's smallest weight, and the sum of all larger weights.
 struct Candidates {
   float* weights;
   int count;
   double above;
 };
 
-// Adds weights, largest first, until they reach the target; the result has no smallest weight if the total is
-// below it.
+// Adds weights, largest first, until they reach the target, and returns the last one. If all are below the
+// target, the result is 0.
 Boundary reach(const Candidates& inside, double target) {
   if (inside.count == 0) return {0, 0, 0};
   double above = inside.above;
@@ -123,7 +122,7 @@ Boundary reach(const Candidates& inside, double target) {
   return found;
 }
 
-// Bisects a bracket until few weights, or only equal ones, are inside; copies them to `room`, largest first.
+// Bisects a bracket until few weights or only equal ones are inside; copies these to `room`, largest first.
 Candidates narrow(const Inside& inside, Bracket around, double target, float* room) {
   constexpr int kFew = 64;
   Candidates found{room, 0, inside.above};
@@ -156,7 +155,7 @@ struct Nucleus {
   Inside around;
   double whole;  // the sum of all weights
 
-  // Returns how many weights equal to the smallest belong to the nucleus, from a block's beginning on.
+  // Returns how many weights equal to the smallest, from the start of a block on, belong to the nucleus.
   int ties_in(int block) const {
     int left = end.kept;
     for (int i = 0; i < around.starts[block]; ++i) left -= around.weights[i] == end.weight;
@@ -164,7 +163,7 @@ struct Nucleus {
   }
 };
 
-// Returns the sum of those of `count` weights that are above `bound`; may read up to kLanes values more.
+// Returns the sum of those of `count` weights that exceed `bound`; may read up to kLanes values beyond them.
 double sum_above(const float* weights, int count, float bound) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;

@@ -22,9 +22,9 @@ using Ids = nb::ndarray<const int64_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb:
 using Values = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const bool, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-constexpr int kMostScored = 1024;  // largest number of likeliest tokens of a row
+constexpr int kMostScored = 1024;  // most tokens of a row that may be returned with scores
 
-// RowChanges and the arrays that they point to.
+// RowChanges together with the arrays that they point to.
 struct Changes {
   Ids biased;
   Values bias;
@@ -65,7 +65,7 @@ struct Draw {
   }
 };
 
-// Natural-log probabilities of a token and of the likeliest ones.
+// Natural-log probabilities of a token and of the most likely tokens.
 struct TokenScore {
   double logprob;
   std::vector<std::pair<int, double>> top;

@@ -19,8 +19,8 @@ using namespace nanobind::literals;
 namespace octavo {
 namespace {
 
-// Returns the first number of NumPy's Philox(key=seed, counter=counter), which is Philox4x64-10 (Salmon et
-// al. 2011) of the counter plus 1.
+// Returns the first output of NumPy's Philox(key=seed, counter=counter): Philox4x64-10 (Salmon et al. 2011)
+// of counter + 1.
 uint64_t philox(uint64_t seed, uint64_t counter) {
   uint64_t word[4] = {counter + 1, counter + 1 == 0, 0, 0}, key[2] = {seed, 0};
   for (int round = 0; round < 10; ++round) {

@@ -11,7 +11,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Number of doubles in a register. (Wider vectors of doubles would go through memory.)
+// Number of doubles computed together: one register. (Wider vectors of doubles would pass through memory.)
 constexpr int kWidth = kLanes / 2;
 typedef float Half __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
@@ -22,12 +22,12 @@ typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
 
 inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
 
-// Returns the values that are at least `bound`, and 0 for the others.
+// Returns the values, with 0 in place of those below `bound`.
 inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
 inline Doubles only_from(Doubles values, Doubles bound) {
-#ifdef OCTAVO_EMULATED  // GCC 12 has an internal compiler error if 512-bit vectors have no instructions
+#ifdef OCTAVO_EMULATED  // because GCC 12 has an internal compiler error without 512-bit instructions
   for (int i = 0; i < kWidth; ++i) values[i] = values[i] >= bound[i] ? values[i] : 0;
   return values;
 #else
@@ -35,8 +35,7 @@ inline Doubles only_from(Doubles values, Doubles bound) {
 #endif
 }
 
-// Returns the larger of a number and each value. (GCC compiles the plain expression to a comparison and a
-// blend.)
+// Returns the larger of a number and each value. (GCC compiles `x > bound ? x : bound` to two instructions.)
 inline Vec at_least(Vec bound, Vec values) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_max_ps((__m512)bound, (__m512)values);
@@ -58,7 +57,7 @@ inline Doubles widen(Half values) {
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// For each set of lanes, a permutation that puts these lanes first.
+// For each mask of lanes, a permutation that moves these lanes to the front.
 struct Moves {
   alignas(8) int8_t from[256][8];
 
@@ -71,7 +70,7 @@ struct Moves {
 constexpr Moves kMoves;
 #endif
 
-// Writes the values in [low, high) in order, followed by others up to kLanes; returns their number.
+// Writes the values in [low, high) in order, then arbitrary ones up to kLanes; returns their number.
 inline int keep_between(Vec value, Vec low, Vec high, float* to) {
 #if defined(__AVX512F__)
   const __mmask16 kept = _mm512_cmp_ps_mask((__m512)value, (__m512)low, _CMP_GE_OQ) &

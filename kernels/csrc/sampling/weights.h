@@ -1,5 +1,5 @@
-// The weights of a row of float32 logits, computed on demand. They are not stored, because they are used at
-// most twice and would evict the logits from the cache. Compiled for each instruction set.
+// The weights of a row of float32 logits, computed on demand. They are not stored: they are used at most
+// twice, and would evict the logits from the cache. Compiled for each instruction set.
 #pragma once
 
 #include "runtime/exp_float.h"
@@ -9,7 +9,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Parallel sums of vectors.
+// A sum in several parallel parts, which do not wait for each other.
 struct WideSum {
   Doubles parts[4] = {};
 
@@ -21,8 +21,8 @@ struct WideSum {
   }
 };
 
-// Returns the sum of those of `count` weights that are at least `bound`. Values between `count` and the end
-// of its vector must be 0.
+// Returns the sum of those of `count` weights that are at least `bound`. The last vector must be filled up
+// with zeros.
 double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
   int i = 0;
@@ -40,10 +40,11 @@ double sum_block(const float* weights) {
   return sum.total();
 }
 
-constexpr float kLeastWeight = 0x1.8p-126f;        // smaller weights count as 0
-constexpr float kLeastExponent = -0x1.5bb96cp+6f;  // smallest exponent whose weight is at least kLeastWeight
+constexpr float kLeastWeight = 0x1.8p-126f;  // smaller weights count as 0
+// smallest exponent that gives a weight of at least kLeastWeight
+constexpr float kLeastExponent = -0x1.5bb96cp+6f;
 
-// Logits excluded by min_p or by a `smallest` logit have weight 0.
+// The weights of a row. Logits that min_p or `smallest` excludes have weight 0.
 struct Weights {
   const Scanned& row;
   float largest, temperature, smallest, min_p;
@@ -61,11 +62,11 @@ struct Weights {
     constexpr int kMaxima = kWalkBlock / kTopBlock;
     const float* const maxima = row.maxima + block * kMaxima;
     float most = maxima[0];
-    for (int i = 1; i < kMaxima; ++i) most = larger_of(maxima[i], most);  // (std::max_element branches)
+    for (int i = 1; i < kMaxima; ++i) most = larger_of(maxima[i], most);  // (std::max_element has branches)
     return most;
   }
 
-  // Writes the weights of a block, 0 beyond the row; returns false, without writing, if all are certainly 0.
+  // Writes a block's weights, 0 beyond the row; or returns false, without writing, if all of them must be 0.
   bool of_block(int block, float* to) const {
     const float most = largest_of(block);
     if (most < smallest || (min_p > kLeastWeight && weight_bound(most) < min_p)) return false;
@@ -89,7 +90,7 @@ struct Weights {
  private:
   float exponent_of(float logit) const { return (logit - largest) / temperature; }
 
-  // Returns the lowest logit whose weight is not 0, by bisection between minus infinity and the largest.
+  // Returns the lowest logit with a weight other than 0, by bisection between minus infinity and the largest.
   float lowest_above_zero() const {
     const auto flip = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };  // its own inverse
     int64_t below = flip(static_cast<int32_t>(as_bits(-__builtin_inff())));
@@ -102,7 +103,7 @@ struct Weights {
     return as_float(static_cast<uint32_t>(flip(static_cast<int32_t>(from))));
   }
 
-  // Calls use(scale, only) with functions that divide by the temperature and exclude weights.
+  // Calls use(scale, only): `scale` divides by the temperature, `only` sets excluded weights to 0.
   template <class Use>
   void with_rules(Use use) const {
     const auto as_it_is = [](Vec x) { return x; };
@@ -118,11 +119,11 @@ struct Weights {
     else temperature == 1 ? use(as_it_is, large) : use(scaled, large);
   }
 
-  // Upper bound of the weights of smaller logits; the exponential is not monotonic to the last bit.
+  // Returns an upper bound of smaller logits' weights; the exponential is not exactly monotonic, hence 1.001.
   float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
-  // Computes the weights of kWalkBlock logits. Values for logits below the smallest are arbitrary until they
-  // are excluded.
+  // Computes the weights of kWalkBlock logits. Logits below `smallest` have arbitrary weights until `only`
+  // excludes them.
   template <class Scale, class Only>
   void weigh(const float* logits, float* to, Scale scale, Only only) const {
     const Vec most = Vec{} + largest;
