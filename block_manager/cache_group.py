@@ -15,7 +15,7 @@ ids."""
 
 
 class CacheGroup(ABC):
-    """One group's part of all page tables. A state counts as a page that stands for all positions before it.
+    """One group's part of all page tables. A state counts as a page that contains all positions before it.
 
     index   number of the group; groups of states come last
     pool    pages of K/V, or slots of states
@@ -35,7 +35,7 @@ class CacheGroup(ABC):
     ) -> int:
         """Return the largest number of pages, up to ``num_pages``, after which a sequence can continue.
 
-        All pages that it would see are cached, or held by ``table``, which is shortened.
+        All pages that it then needs are cached, or held by ``table``, which is to be shortened.
         """
 
     @abstractmethod

@@ -120,7 +120,7 @@ def extend_chain(
 
 
 def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
-    """Return digest and beginning of each medium in a page with these ``page_contents``."""
+    """Return the digest and the start of each medium in a page with these ``page_contents``."""
     return list(struct.iter_unpack(f"<{MIN_DIGEST_BYTES}si", contents[page_size * TOKEN_BYTES :]))
 
 

@@ -12,7 +12,7 @@ MAX_DIGESTS = 4096  # digests of one event of removed pages; more would not fit 
 
 
 class EventsLost(ValueError):
-    """The log lacks some of the requested events; begin again from the pages cached now."""
+    """Some of the requested events are no longer in the log; a watcher must list the cached pages anew."""
 
 
 class PageEvent(NamedTuple):
@@ -43,7 +43,7 @@ class PageEvent(NamedTuple):
             return self.digests if self.salt.startswith(salt_prefix) else ()
         if not salt_prefix:
             return self.digests
-        own = zip(self.digests, self.salts, strict=False)  # pages without salts have no owner
+        own = zip(self.digests, self.salts, strict=False)  # without salts, no page has an owner
         return [digest for digest, salt in own if salt.startswith(salt_prefix)]
 
 
@@ -124,6 +124,6 @@ class EventLog:
                 f"events {first} to {self._next - 1} are available, got {number}; watch from {self._next} "
                 "on after reading what is cached"
             )
-        latest = list(islice(reversed(self._events), self._next - number))  # the deque's near end
+        latest = list(islice(reversed(self._events), self._next - number))  # watchers read the newest
         latest.reverse()
         return latest if limit is None else latest[:limit]

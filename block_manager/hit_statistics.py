@@ -1,4 +1,4 @@
-"""Statistics of how soon pages are used again, by kind, and the Gittins index that follows."""
+"""Statistics of how soon pages are used again, by kind of page, and the Gittins index computed from them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from itertools import pairwise
 from operator import add, mul
 
 NUM_AGES = 21
-YOUNG, GROWTH = 6, 1.5  # releases: end of the first age, and the ratio of successive ends
+YOUNG, GROWTH = 6, 1.5  # first age ends after 6 releases, each later one 1.5 times later
 AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))  # first release of each age
 WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
 
 NUM_GAPS, NUM_NEW, MAX_USES = 11, 7, 127
 GAPS = tuple(
     1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES
-)  # class of a gap, by age at a use
+)  # class of the time between two uses, by age at the second
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))  # class
-ONE_MORE = NUM_GAPS * NUM_NEW  # distance between kinds of one class of uses and of the next
+ONE_MORE = NUM_GAPS * NUM_NEW  # difference between a kind's number and that of the next class of uses
 
 PRIOR_WEIGHT, PRIOR_HIT_RATE = (
     16.0,
     0.02,
-)  # prior: batches, and the share of them used at each age
-PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # weight in batches of the more general kind's statistics
+)  # prior of all kinds: weight in batches, share used at each age
+PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # weight of the more general kind's estimate, in batches
 MAX_PRIOR_HIT_RATE = 0.9  # largest prior hit rate at an age
 HALF_LIFE = 8192  # releases after which an observation counts half
 
@@ -157,7 +157,7 @@ def gittins_index(chances: abc.Sequence[float]) -> list[float]:
     chances   chance that a page of each age is used at that age; below 1
     """
     index = [0.0] * NUM_AGES
-    joined: list[tuple[float, float, float]] = []  # hits, time and remaining share, per page at that age
+    joined: list[tuple[float, float, float]] = []  # per page: hits, time and unused share
     for age in range(NUM_AGES - 1, -1, -1):
         hits = chances[age]
         time, left = WIDTHS[age] * (1 - hits / 2), 1 - hits

@@ -14,13 +14,12 @@ from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 
 
 class PassedFirst:
-    """An eviction policy around another one, which orders the pages that a sequence may continue from.
+    """An eviction policy that evicts passed pages first and leaves the order of all others to another policy.
 
-    A prompt of n pages writes n of them, but a hit at its end needs only the last few. Without this order, a
-    pool of a tenth of the other group's size would keep a tenth of its prompts. A page that a window has
-    moved past is needed only if another sequence branches off just there. So such pages are evicted first,
-    the least recently passed before others. Branch points are noted when they occur: see
-    ``PageTable.partings``.
+    A prompt of n pages writes n pages, but a hit at its end needs only the last few. A page that the window
+    has moved past is needed only if another sequence branches off just there. Such passed pages are evicted
+    first, the least recently passed before others. Otherwise a pool of a tenth of another group's size would
+    keep a tenth of its prompts. Branch points are noted when they occur: see ``PageTable.partings``.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -90,7 +89,7 @@ class KVGroup(CacheGroup):
         self._page_size = page_size
 
     def first_visible_page(self, num_written: int) -> int:
-        """Return the first page, apart from kept ones, that queries from ``num_written`` on can see."""
+        """Return the first page that queries from ``num_written`` on can see, apart from kept pages."""
         return self.spec.first_visible(num_written) // self._page_size
 
     def held(self, table: PageTable) -> abc.Sequence[PageId]:
@@ -147,7 +146,7 @@ class KVGroup(CacheGroup):
         self.pool.decref(page_ids(tail))
 
     def share(self, part: GroupPageTable, num_pages: int) -> GroupPageTable:
-        """Return another part of a table that also holds the first ``num_pages``."""
+        """Return the part of a second table, which also holds the first ``num_pages``."""
         shared = GroupPageTable(part.pages[:num_pages], min(part.window_start, num_pages))
         self.pool.incref(self.live(shared))
         return shared

@@ -148,7 +148,7 @@ class BlockManager:
         return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
-        """``num_idle`` of every group, and then the idle slots of recurrent states, if any."""
+        """``num_idle`` of every group, followed by the idle slots of recurrent states, if any."""
         return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class BlockManager:
     def num_shared(self, table: PageTable) -> int:
         """Return how many of a table's first positions are on pages that other tables hold, too.
 
-        The result is 0 in models whose every layer has a window.
+        The result is 0 if every layer has a window.
         """
         if self._groups[0].spec.window is not None:
             return 0

@@ -38,15 +38,15 @@ class Miss:
 class Evictions:
     """Times of the latest evictions of digests, at least ``capacity`` of them.
 
-    Evictions are noted in runs and indexed at the first query, so without queries they cost nothing per page.
+    Evictions are noted in runs, and each page is indexed only when the first query needs it.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}  # number of the run in which a digest was evicted last
+        self._latest: dict[Digest, int] = {}  # by digest: number of the run in which it was last evicted
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
         self._first = 0  # number of the oldest run
-        self._indexed = 0  # the runs before this number are in ``_latest``
+        self._indexed = 0  # runs before this number are already in ``_latest``
         self._size = 0  # digests in all runs
 
     def add(self, digests: abc.Sequence[Digest], now: float) -> None:
@@ -83,7 +83,7 @@ class FirstPages:
     Equal tokens under another salt never match. Only operators, not tenants, may see that they exist.
     """
 
-    SALTS = 2  # enough to detect another one
+    SALTS = 2  # salts kept per page: two are enough to show that there is another
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

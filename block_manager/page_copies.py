@@ -12,7 +12,7 @@ class PageCopies:
     """Copies of pages and slots. Both ends of a copy are held until it is released.
 
     waiting   copies not yet taken by a step; each target belongs to an open table
-    taken     copies that a step has taken and that are not reported as done, in order
+    taken     copies that a step carries out and that are not reported as done, in order
     """
 
     def __init__(self, groups: abc.Iterable[CacheGroup]) -> None:

@@ -11,7 +11,7 @@ from .miss_reasons import Evictions
 from .policies import EvictionPolicy
 from .types import Digest, PageCounts, PageId
 
-REMEMBERED = 16_384  # evictions and events to record, or the number of pages if larger
+REMEMBERED = 16_384  # number of evictions and of events to record, unless the pool has more pages
 
 Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
 
@@ -66,7 +66,7 @@ class PagePool:
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's first pages are shared; a holder of one holds all pages before it."""
+        """Return how many of a table's first pages are shared; a holder of one has all before it."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
@@ -104,7 +104,7 @@ class PagePool:
             return None
         split = max(len(empty) - num_pages, 0)
         pages = empty[split:]
-        pages.reverse()  # the same order as one by one
+        pages.reverse()  # the order that separate calls would give
         del empty[split:]
         if len(pages) < num_pages:
             pages += self._evict(num_pages - len(pages))

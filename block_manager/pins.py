@@ -101,7 +101,7 @@ class Pins:
         owner = "" if limit is None else limit.owner
         if not self.has_name_left(name, owner):
             return None
-        table = blocks.open([*tokens, 0], salt=salt)  # one more token, because the last is never looked up
+        table = blocks.open([*tokens, 0], salt=salt)  # one more: ``open`` never looks up the last token
         if not table.num_written:
             blocks.close(table)
             return 0

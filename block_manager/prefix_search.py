@@ -11,7 +11,7 @@ from .types import Digest, PageTable
 
 
 class PrefixSearch:
-    """Searches all groups together, because a sequence can continue only where each has its visible pages."""
+    """Searches all groups together, because a sequence continues only where each has its visible pages."""
 
     def __init__(self, groups: abc.Sequence[KVGroup], states: abc.Sequence[StateGroup]) -> None:
         self._groups = groups
@@ -26,7 +26,7 @@ class PrefixSearch:
     def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
         """Return after how many pages an empty table can continue in every group, and hold the state there.
 
-        For a single group without a window the answer is all pages; acquiring them shows how many are cached.
+        For a single group without a window, return all pages: acquiring them shows how many are cached.
         """
         if len(self._groups) == 1 and not self._gapped:
             return len(digests)  # one pass instead of two saves 5 % of a short prompt's time
@@ -68,7 +68,7 @@ class PrefixSearch:
         *,
         groups: abc.Sequence[CacheGroup] | None = None,
     ) -> int:
-        """Return ``longest`` if groups without a window have ``num_pages``, and so any shorter prefix.
+        """Return ``longest``, given that groups without a window have the first ``num_pages`` pages.
 
         ``groups``: the groups to consider (None: all).
         """

@@ -35,21 +35,21 @@ def wanted_snapshots(
     there); ``num_known``: tokens of the sequence so far; ``with_tail``: whether a snapshot at its last full
     page is wanted.
     """
-    first, last = start // page_size + 1, stop // page_size  # full pages after the step's first token
+    first, last = start // page_size + 1, stop // page_size  # pages that the step completes
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
-    tail = num_known // page_size  # the last step of a prompt may begin after it
+    tail = num_known // page_size  # the prompt's last step may begin after that page
     if with_tail and first <= tail <= last:
         pages.add(tail)
     return sorted(pages)
 
 
-MIN_REMEMBERED = 16_384  # records of evicted snapshots (300 bytes each), or four per slot if that is more
-RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings, at first and later
-SLOTS_PER_RELEASE = 4  # slots per release between two rankings, at least, later on
+MIN_REMEMBERED = 16_384  # at least so many records of evicted snapshots (300 bytes each)
+RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings of all snapshots: at first, and later
+SLOTS_PER_RELEASE = 4  # at most one release per 4 listed snapshots, if that is more than RERANK_LAST
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
-SHARED = 2  # continuations beyond which a snapshot does not belong to one conversation
+SHARED = 2  # a snapshot with more continuations is shared by several conversations
 TAIL, JUNCTION, CONTINUED = range(3)  # classes that replace the gap classes in ``kind_of``
 
 
@@ -63,14 +63,14 @@ class _Record:
 
     def __init__(self) -> None:
         self.num_pages = 0  # pages that a hit saves
-        self.turns = 0  # earlier continuations of its conversation
-        self.num_new = 0  # new pages of its turn
+        self.turns = 0  # how often its conversation was continued before
+        self.num_new = 0  # new pages of its conversation's last turn
         self.is_junction = False
         self.is_stepped_down = False
-        self.num_hits = 0  # sequences that continued from it, or would have
+        self.num_hits = 0  # sequences that continued from it, or would have if it had been there
         self.slot: PageId | None = None  # slot, while it is listed
         self.seen: AgeHistogram | None = None  # histogram of its kind, since its last release
-        self.is_awaited = False  # released, and not found since
+        self.is_awaited = False  # released, and not found again since
         self.released_at = 0
         self.age = 0
         self.serial = 0  # serial number of its valid heap entry
@@ -103,7 +103,7 @@ class SnapshotOrder:
         self.price = 1.0
         self._page_bytes = page_bytes
         self._bytes_kept = bytes_kept
-        self._num_short = 0  # snapshots evicted for lack of pages minus those evicted for lack of slots
+        self._num_short = 0  # evictions for lack of pages minus those for lack of slots
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
         self._records: dict[Digest, _Record] = {}  # records of snapshots that can be found
         self._gone: OrderedDict[Digest, _Record] = OrderedDict()
@@ -206,7 +206,7 @@ class SnapshotOrder:
         for _ in range(num_pages):
             pages.append(self.next())
             self.reuse(pages[-1:])
-        self._num_short -= num_pages if self._listed else 0  # the list is empty, so slots were not short
+        self._num_short -= num_pages if self._listed else 0  # nothing was listed: slots were not short
         return pages
 
     def next(self) -> PageId:

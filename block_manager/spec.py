@@ -92,7 +92,7 @@ class KVGroupSpec(ABC):
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
         """Return up to how many pages a table should reach for positions ``[0, num_tokens)``.
 
-        Positions reserved ahead count as well: all of them, or as far as a window and a chunk need them now.
+        Positions reserved ahead count too: all of them, or what a window and a chunk need of them now.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class KVGroupSpec(ABC):
         """Return how many of a sequence's first pages a hit can need; later ones are never looked up."""
 
     def kept_pages(self, page_size: int) -> int:
-        """Return how many pages hold the positions that stay visible."""
+        """Return how many pages hold the first ``keep`` positions, which stay visible."""
         return pages_for(self.keep, page_size)
 
     def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
@@ -220,7 +220,7 @@ class SlidingWindow(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualWindow(SlidingWindow):
-    """The 16-bit rows that queries read of a group whose pages store the same rows quantized.
+    """A window of 16-bit rows, next to a group whose pages store the same rows quantized.
 
     This is the residual window of KIVI and of Hugging Face. A query at position p reads whole pages of it,
     from the page of position p - window + 1 on.
@@ -322,7 +322,7 @@ class RecurrentState:
 
     @property
     def needs_every_page(self) -> bool:
-        """Always False: a sequence needs only one snapshot to continue."""
+        """Always False, because a sequence needs only one snapshot to continue."""
         return False
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:  # noqa: ARG002

@@ -18,9 +18,9 @@ from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableSt
 
 
 class CoveredPages:
-    """Pages before snapshots, as a tree; pages that no snapshot covers cannot be used.
+    """Pages before snapshots, as a tree; a page is covered if a snapshot after it can use it.
 
-    The tree counts for each page its own snapshot and the covered pages that follow it.
+    For each page, the tree counts the snapshot after it and the covered pages that directly follow it.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class StateGroup(CacheGroup):
         return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: BeginCopy) -> None:
-        """Give the table its running slot, to be filled from the snapshot with which it was opened."""
+        """Give the table its running slot, filled by a copy of the snapshot with which it was opened."""
         state = _state(table)
         if state.running is not None:
             return
@@ -144,7 +144,7 @@ class StateGroup(CacheGroup):
         state.running = self._take()
         if state.found is not None:
             copy(self, state.found, state.running)
-            self._release([state.found])  # the copy holds it
+            self._release([state.found])  # the copy holds it from now on
             state.origin, state.found = state.found, None
 
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
@@ -188,7 +188,7 @@ class StateGroup(CacheGroup):
             with_tail=self.spec.tail,
         )
         known = table.digests
-        kept: list[PageId] = []  # existing snapshots that must not be evicted for the next ones
+        kept: list[PageId] = []  # snapshots that this step uses and must not evict
         for page in pages:
             if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
                 kept += found
@@ -284,10 +284,10 @@ class StateGroup(CacheGroup):
     def make_room(self, pool: PagePool, num_pages: int) -> None:
         """Evict snapshots with the least expected gain, and their pages, until a pool has enough pages.
 
-        Stop also when one snapshot was evicted for every missing page.
+        At most one snapshot is evicted per missing page.
         """
         if self._order is None or pool not in self._pages:
-            return  # pages are evicted singly, each with the snapshot after it
+            return  # each page has a snapshot, which is evicted with it
         for _ in range(num_pages - pool.num_idle_empty):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return

@@ -37,7 +37,7 @@ class Truncation:
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, table.page_size)
         table.reserved_ahead = 0
-        if self._states and num_tokens < table.num_written:  # only a snapshot can restore a state
+        if self._states and num_tokens < table.num_written:  # states can only be restored from snapshots
             self._truncate(table, num_full)
             for states in self._states:
                 states.restore(table, len(table.digests), self._copies.begin)

@@ -72,7 +72,7 @@ class GroupPageTable:
 class PlannedSnapshot(NamedTuple):
     """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``.
 
-    is_junction   pages were found up to there
+    is_junction   cached pages, but no snapshots, reach up to there
     """
 
     position: int
@@ -87,12 +87,12 @@ class TableState:
     running    slot of the state after ``num_written`` tokens; None before ``reserve``
     found      snapshot with which the table was opened, held until the running slot is filled from it
     origin     that snapshot afterwards, not held
-    junction   number of pages found beyond the snapshot, where the sequence takes one
+    junction   number of cached pages found, if they reach beyond the snapshot: another one is taken there
     planned    snapshots of the current step
     drafted    slots for the states after the last known token and after every draft but the last, each with
                its number of tokens
     turns      known number of earlier continuations of its conversation
-    num_new    pages of its prompt after the last of those
+    num_new    pages of its prompt after the last of those continuations
     tail       its last published snapshot with its digest; not held
     """
 

@@ -15,14 +15,14 @@ from .waiting import LOOK_AHEAD, MAX_PASSED
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # number of sequences as which a prompt waiting for a shared page counts
 
-SLOT_REST = 32  # plans during which a tenant that lost a slot to another leaves one slot free
+SLOT_REST = 32  # plans: how long a tenant that lost a slot to another tenant leaves one slot free
 
 
 class Arrivals:
-    """Admits waiting sequences in their order, while tokens of the step and all resources are left.
+    """Admits waiting sequences in their order, while the step has tokens and all resources are available.
 
-    A sequence that lacks a resource of its own may be overtaken by ``MAX_PASSED`` others, and is tried again
-    when something was released.
+    A sequence that lacks a resource which others do not need may be overtaken by ``MAX_PASSED`` others. It is
+    tried again when something was released.
 
     resources   resources that a sequence must hold; ``pages`` is one of them
     lacking     waiting sequences that lacked a resource since something was released
@@ -45,7 +45,7 @@ class Arrivals:
         self._displaced: dict[str, int] = {}  # tenants that lost a slot to another, with the plan's number
 
     def may_admit(self) -> bool:
-        """Whether a sequence may be admitted; False if the search would only cost time."""
+        """Whether it is worth searching for a sequence to admit."""
         if not self._queues.may_grow or not self._resources.may_admit():
             return False
         refused = self._pages.refused
@@ -69,7 +69,7 @@ class Arrivals:
         claimant, is_short = self._claimant(), False
         long = [sequence for sequence in draft.chunks if budget.is_long(sequence)]
         passed = 0
-        lacks: Sequence | None = None  # first sequence that lacks a resource of its own
+        lacks: Sequence | None = None  # first sequence that lacks a resource which others do not need
         blocked: Sequence | None = None  # first sequence that is overtaken for another reason
         for sequence in waiting.offers():
             if not budget.left or len(self._queues.running) == self._limits.max_running:

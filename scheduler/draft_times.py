@@ -1,8 +1,8 @@
 """Durations of steps with drafts, relative to steps without, learned from both.
 
-A draft is one more row of its sequence, after its last token. Its K and V are written to the place of the
-correct token, so the next step overwrites those of wrong drafts. Only accepted drafts are committed and
-published.
+A draft is one more row of its sequence, after its last token. Its K and V are written where those of the
+correct token belong, so the next step overwrites them if the draft was wrong. Only accepted drafts are
+committed and published.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ as long."""
 UNKNOWN_COST = 0.2
 """Assumed cost of a draft, as a share of a one-sequence step, before any step was timed."""
 
-_LEARNING = 0.05  # weight of the latest step, after about twenty steps
-_PRIOR = 2.0  # steps: weight of the line through all numbers of drafts, at one of them
-_OUTLIER = 0.7  # limit of the logarithm of actual over expected time; about twice as long
+_LEARNING = 0.05  # weight of the latest step in a mean of at least twenty steps
+_PRIOR = 2.0  # number of steps that the estimate linear in the drafts weighs as much as
+_OUTLIER = 0.7  # limit of a step's influence: the logarithm of actual over expected time (a factor of two)
 
 
 class _Mean:
@@ -57,9 +57,9 @@ class DraftTimes:
     """Ratios of step times, by number of sequences and of drafts.
 
     Times double and triple for a while on a busy machine, so logarithms are averaged and outliers are
-    limited. A straight line would not do: kernels compute eight rows in the time of seven, and the second row
-    takes longer than the third. A number of drafts that was rarely computed is assumed to lie near the line
-    through the others.
+    limited. Time is not linear in the number of drafts: kernels compute eight rows in the time of seven, and
+    the second row takes longer than the third. The linear estimate only serves as a prior for numbers that
+    were rarely computed.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class DraftTimes:
         return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
-        """Return the time of one of many drafts, as a share of a step without drafts."""
+        """Return the time that one more of many drafts takes, as a share of a step without drafts."""
         if (known := self._known.get(num_sequences)) is not None:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:

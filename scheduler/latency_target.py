@@ -24,7 +24,7 @@ LEAST_HEADROOM = 0.7
 """Bounds of the share of the target that a predicted step may take. The upper one keeps a reserve even after
 a few calm steps; the lower one lets prompts progress even if predictions are poor."""
 
-_FORGETTING = 0.98  # weight per step; the errors of about fifty steps with prompts count
+_FORGETTING = 0.98  # factor on older errors per step; about fifty steps with prompts count
 
 AUTO_FACTOR = 3.0
 """``auto`` lets a step take this many times its decode-only time, within the bounds below."""
@@ -131,7 +131,7 @@ class StepTime:
         self._taught = taught
 
     def most(self, start: int, wanted: int) -> int:
-        """Return how many tokens, up to ``wanted``, the step has time for, of a prompt at ``start``."""
+        """Return for how many tokens of a prompt, from ``start`` on, there is time: at most ``wanted``."""
         least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
         if not self._taught:
             return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))
@@ -145,7 +145,7 @@ class StepTime:
         return low
 
     def most_drafts(self, stop: int, wanted: int) -> int:
-        """Return for how many drafts, up to ``wanted``, of a sequence of ``stop`` tokens there is time."""
+        """Return for how many drafts of a sequence of ``stop`` tokens there is time: at most ``wanted``."""
         most = 0
         while most < wanted:
             if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:
@@ -154,11 +154,11 @@ class StepTime:
         return most
 
     def spend_drafts(self, stop: int, num_drafts: int) -> None:
-        """Take the time of ``num_drafts`` drafts of a sequence of ``stop`` tokens out of the step."""
+        """Subtract the time of ``num_drafts`` drafts of a sequence of ``stop`` tokens."""
         self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        """Take the time of ``num_tokens`` of a prompt at ``start`` out of the step."""
+        """Subtract the time of ``num_tokens`` of a prompt at ``start``."""
         self._shape = with_chunk(self._shape, start, num_tokens)
 
 

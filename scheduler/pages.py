@@ -17,7 +17,7 @@ class Pages(Resource):
     its first token. A sequence that found no pages is remembered, and is looked up again only when a pool has
     more idle pages.
 
-    is_short   no pages were left for one more sequence, so only as many slots as run can be shared
+    is_short   pages lacked for one more sequence, so tenants share only the slots of running sequences
     """
 
     def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:

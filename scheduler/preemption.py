@@ -8,7 +8,7 @@ from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
-MAX_CAUTION = 30  # doublings; gives more pages than any pool has
+MAX_CAUTION = 30  # preemptions that count: 2^30 pages are more than any pool has
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
@@ -22,11 +22,11 @@ def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
 
 
 def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
-    """Whether a sequence with a table may be admitted without an early preemption.
+    """Whether a sequence that has its table can run without causing a preemption soon.
 
-    Among new sequences any free pages will do, because most end before ``max_tokens``. If the sequence or a
-    running one was preempted k times, every sequence must have pages to grow by 2^k - 1 pages, or to its end.
-    So a sequence is preempted at most as often as the logarithm of its pages:
+    If none of them was ever preempted, no free pages are required, because most end before ``max_tokens``. If
+    the sequence or a running one was preempted k times, every sequence must have pages to grow by 2^k - 1
+    pages, or to its end. So a sequence is preempted at most as often as the logarithm of its pages:
     docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
@@ -42,9 +42,9 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
 
 
 def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
-    """Return the pages of each group that a sequence and its parallel samples will take.
+    """Return how many more pages of each group a sequence and its parallel samples will take.
 
-    These are for tokens that they have, and up to ``most`` pages each beyond.
+    These are pages for tokens that they have, and at most ``most`` more for each of them.
     """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has no pages"

@@ -9,7 +9,7 @@ from octavo.block_manager import BlockManager
 from .types import SchedulerOutput, Sequence
 from .waiting import cached_tokens
 
-LOOKUPS = 16  # prompts per step that are looked up in the prefix cache for this
+LOOKUPS = 16  # prompts per step whose cached tokens are looked up
 
 
 class PromptPace:
@@ -25,7 +25,7 @@ class PromptPace:
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         if step.plain:
-            return  # most steps: looking at each row takes longer than the rest of this
+            return  # as in most steps; examining every row would take longer than the rest
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
         )

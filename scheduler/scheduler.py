@@ -421,7 +421,7 @@ class Scheduler:
             known.append(token)
             stop = item[2]
             if stop % page_size and not has_states:
-                table.num_written = stop  # within a page the method does no more
+                table.num_written = stop  # commit would do nothing else, because no page is full
             else:
                 commit_pages(table, known, stop)
             if is_last or stop + 1 >= sequence.max_length:

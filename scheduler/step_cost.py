@@ -8,9 +8,9 @@ from operator import itemgetter
 
 from .types import ScheduledChunk, StepShape
 
-_FORGETTING = 0.995  # weight lost by an observation with each later step; about 200 steps count
+_FORGETTING = 0.995  # factor on the weight of earlier steps, per step; about 200 steps count
 _PRIOR = 1e-3  # initial inverse covariance: almost no knowledge before the first step
-_MAX_COVARIANCE = 1e6  # without new data in some direction it would grow without bound
+_MAX_COVARIANCE = 1e6  # limit, because it would grow without bound where data does not vary
 
 _PARTNERS = (
     (1, 0),
@@ -18,7 +18,7 @@ _PARTNERS = (
     (4, 2),
     (2, 4),
     (0, 1),
-)  # pairs of indices of ``_terms``: rows and the constant, ...
+)  # indices of ``_terms`` that data often cannot tell apart: rows and the constant, ...
 
 
 class StepCost:
@@ -104,11 +104,11 @@ class StepCost:
             self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
-        """Make negative coefficients zero, and adjust their partners.
+        """Set negative coefficients to zero, and adjust the coefficients of their partners instead.
 
-        The prediction for these terms, or multiples of them, stays the same. Terms that hardly vary, such as
-        the constant and equal numbers of rows, cannot be told apart: one coefficient becomes too large and
-        the other negative.
+        Predictions for these terms, or multiples of them, do not change. Terms that hardly vary, such as the
+        constant and equal numbers of rows, cannot be told apart: one coefficient becomes too large and the
+        other negative.
         """
         for each, partner in _PARTNERS:
             weight = self._weights[each]
@@ -144,10 +144,9 @@ def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
 def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float, float]:
     """Return the terms, scaled so that coefficients are of one order: milliseconds for most models.
 
-    If every step has r rows, the constant and the rows cannot be told apart, and their scales divide the
-    time: r^2 / 16^2 parts go to the rows, one to the constant. One more row then costs 1/64 to 1/32 of a
-    step, for 4 to 60 rows. A smaller scale would overestimate rows, so that drafts would never seem worth
-    theirs.
+    If every step has r rows, their cost and the constant cannot be told apart. Then the scales divide the
+    time between them in the ratio r^2 / 16^2 to 1. One more row then costs 1/64 to 1/32 of a step, for 4 to
+    60 rows. A smaller scale would overestimate rows, so that drafts would never seem worth theirs.
     """
     decodes, chunk_tokens, positions, chunk_positions = shape
     if chunk_tokens:  # a step of decodes alone has other kernels
@@ -157,7 +156,7 @@ def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float,
 
 _STOP = itemgetter(
     ScheduledChunk._fields.index("stop")
-)  # indexing takes a third of the attribute's time, for each row of each step
+)  # by index, in a third of the time that names take, because this runs for each row of each step
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:

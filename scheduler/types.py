@@ -68,7 +68,7 @@ class Sequence:
     max_length   maximum number of tokens, prompt included
     priority     smaller numbers are admitted first and preempted last
     salt         pages are shared only between sequences with equal salt
-    parallel_samples  sequences with the same prompt (n > 1), forked from this one at its first sample
+    parallel_samples  sequences with the same prompt (n > 1); at this one's first token, they are
                  forked from it and get a token each
     skip_prefix_cache  never start from cached pages, because the request needs the whole prompt computed
     tenant       tenant of the request, if several share a server

@@ -64,7 +64,7 @@ def make_policy(name: str, num_pages: int) -> EvictionPolicy:
 
 @register("lru")
 class LRU:
-    """Evicts the least recently released page first, and so tails before heads."""
+    """Evicts the least recently released page first, so a sequence's tail before its head."""
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
         self._idle: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front

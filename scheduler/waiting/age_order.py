@@ -1,4 +1,4 @@
-"""The order of waiting sequences with equal rights, in which no sequence waits forever."""
+"""The order of waiting sequences in one lane (see queue.py), in which no sequence waits forever."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class AgeOrder:
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Return each of these sequences of equal rights with its rank.
+        """Return each of these sequences of one lane with its rank.
 
         Smaller ranks come first, ties in the given order: preempted sequences by age, then the others by age.
         """
@@ -92,7 +92,7 @@ class AgeOrder:
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        """Return these sequences of equal rights, by rank."""
+        """Return these sequences of one lane, by rank."""
         return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
 
     def interrupt(self, sequence: Sequence) -> None:

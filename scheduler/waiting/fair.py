@@ -21,7 +21,7 @@ SHORT_STEPS = 8
 """Of this many steps, one may end early with a tenant's first token, even if other tenants' prompts would
 fit."""
 
-MAX_COUNTERS = 4096  # counters per priority; beyond it, counters that a return would lift anyway are dropped
+MAX_COUNTERS = 4096  # counters per priority; beyond it, absent tenants' are dropped if a return lifts them
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
@@ -201,7 +201,7 @@ class FairQueue(WaitingQueue):
         heapq.heapify(heap)
         lines: dict[
             str, abc.Sequence[Sequence]
-        ] = {}  # lanes of the tenants that came first so far, with their contents then
+        ] = {}  # by tenant: its first sequences, when it was first offered
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)

@@ -123,7 +123,7 @@ class WaitingQueue:
     def ends_step(
         self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
-        """Whether a step does without a chunk of this prompt.
+        """Whether a step computes no chunk of this running prompt.
 
         The step is then shorter for sequences that get their first token in it: those in ``work``, or
         ``next_one``, which waits and has first claims.
