@@ -21,10 +21,10 @@ ROWS_INPUT = "adapters"  # name of the row input in adapted layers
 
 
 class AdapterPart(StepPart, Resource):
-    """Gives every step the adapter of each row. A running sequence holds its adapter's slot."""
+    """Tells every step which adapter each row uses. A running sequence holds its adapter's slot."""
 
     def __init__(self, adapters: Adapters, max_loras: int) -> None:
-        """``max_loras``: slots of ``adapters``."""
+        """``max_loras``: number of slots in ``adapters``."""
         self._adapters = adapters
         self._max_loras = max_loras
         self._running: Counter[str] = Counter()  # by adapter: running sequences, each of which holds its slot
@@ -32,8 +32,7 @@ class AdapterPart(StepPart, Resource):
         self.samples: Counter[str] = Counter()  # by adapter: unfinished samples
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter; see ``AdapterSlots.load``. Raises InvalidRequest while requests use the one to
-        replace."""
+        """Load an adapter; see ``AdapterSlots.load``. Raises InvalidRequest if requests use the old one."""
         if replace:
             self._check_unused(name)
         return self._adapters.load(name, folder, replace=replace)

@@ -53,8 +53,8 @@ def build_core(
     observer: Observer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Load the model and its tokenizer; call it on the thread that will run the steps. ``clock``: seconds,
-    for timing steps.
+    """Load the model and its tokenizer; the thread that will run the steps must call this. ``clock`` returns
+    seconds, for timing steps.
 
     Raises ModelLoadError or InvalidConfig with a message of one line.
     """
@@ -97,7 +97,8 @@ def build_core(
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
     """Load the draft model for ``runner``'s model, with as many pages. Raises InvalidConfig if it does not
-    fit."""
+    fit.
+    """
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
@@ -109,7 +110,7 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
                 f"{difference}; choose one with the same tokenizer"
             )
         states = drafter.info.states
-        if states is not None:  # snapshots are not kept for later sequences
+        if states is not None:  # its prefix cache is off then, so no slots are needed for snapshots
             states = replace(states, num_drafted=states.num_slots - 1)
         blocks = BlockManager(
             drafter.info.groups or drafter.info.num_pages,
@@ -134,8 +135,7 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Build an engine around a loaded runner. ``clock``: seconds, for timing steps and copies of pages to
-    host memory."""
+    """Build an engine around a loaded runner. ``clock`` returns seconds, for timing steps and page copies."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -146,7 +146,7 @@ def assemble(
             max_chunk=config.max_step_tokens,
             states=info.states,
         )
-    except ValueError as error:  # pins would leave no pages in so small a pool
+    except ValueError as error:  # no pages would be left besides pins in so small a pool
         raise InvalidConfig(str(error)) from error
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
@@ -191,18 +191,17 @@ def assemble(
         observer=observer,
         adapters=adapters,
         images=None if runner.images is None else ImagePart(runner.images),
-        overlaps=config.async_steps is not False,  # if the runner can
+        overlaps=config.async_steps is not False,  # used only if the runner can
         clock=clock,
     )
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """Return the default source of text drafts for requests that do not choose one: off with a draft model or
-    MTP head."""
+    """Return the source of drafts of requests that choose none: "off" with a draft model or MTP head."""
     if config.speculate == "auto":
-        # Drafting by default must cost almost nothing and change no bit, as measured. On a GPU, steps in
-        # flight wait for drafts. Recurrent layers need states for drafts. MLX's own operations may round
-        # differently with more rows.
+        # Drafting by default must cost almost nothing and change no result, and was measured so. On a GPU,
+        # steps in flight would wait for drafts. Recurrent layers need extra states. MLX's own operations may
+        # round differently with more rows.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 

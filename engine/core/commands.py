@@ -2,8 +2,8 @@
 
 A command is a frozen record of plain data, and so is its answer. Both can be pickled, so callers work
 unchanged with an engine in another process. The engine's thread executes commands one at a time between two
-steps. A command delays the next step, so it must be short: longer work is split into portions or done by the
-caller.
+steps. A command delays the next step, so it must be short. The caller splits longer work into portions, or
+does it itself.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """The prefix cache, pages and adapters of one core, for its commands; used only on the engine's
-    thread."""
+    """What commands may use of one core, on the engine's thread: prefix cache, pages and adapters."""
 
     cache: PrefixCacheInspector
     transfer: PageTransfer
@@ -75,7 +74,7 @@ class RequestTokens:
 class EventLogState:
     """State of the log of page events.
 
-    number         number of the next event of log ``log_id``, which began at ``log_began`` (seconds since
+    number         number of the next event in log ``log_id``, which began at ``log_began`` (seconds since
                    the epoch)
     tokens_since   number of the first event with tokens; ``number`` if they are not kept
     """
@@ -192,7 +191,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Announce page events from now on until one ``UnsubscribeEvents``, whatever the number of calls.
+    """Announce page events from now on, until the first ``UnsubscribeEvents``.
 
     tokens   keep the tokens of pages that are published from now on
     """

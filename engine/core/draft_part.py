@@ -1,4 +1,4 @@
-"""Drafts of text, a draft model or the model's own head, as a part of steps."""
+"""Drafts from text, a draft model or the model's own MTP head, as a part of steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DraftPart(StepPart):
         self.model.record(results.hidden)
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:
-        """Whether no sample may have drafts for its next token."""
+        """Whether none of these samples may have drafts for its next token."""
         return not any(
             sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
             for sample in going_on
@@ -87,7 +87,7 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Let the scheduler learn a step's time, without the rounds of a draft model."""
+        """Let the scheduler learn a step's time, without the time of a draft model."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         self._scheduler.observe(step, seconds)

@@ -74,7 +74,7 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
-        self.passed: Callable[[str], None] = lambda _: None  # called after every phase of a step
+        self.passed: Callable[[str], None] = lambda _: None  # called with each finished phase
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -134,8 +134,9 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, if any, so that its pages match the scheduler's tables. Its news are
-        returned by the next ``step``."""
+        """Resolve the step in flight, if any, so that pages match the tables. The next ``step`` returns its
+        news.
+        """
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()
@@ -147,7 +148,7 @@ class EngineCore:
         step = self._scheduler.plan(now)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
-            time.sleep(HELD_S)  # waits for masks, for example, because nothing else can be computed
+            time.sleep(HELD_S)  # for example for masks; nothing else can be computed
         elif not step:
             self._live.fail_stuck()
         elif not step.plain:
@@ -214,7 +215,7 @@ class EngineCore:
         self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, prompts_left=left)
 
     def finish(self) -> list[Update]:
-        """Abort all remaining requests; return the last news."""
+        """Abort all remaining requests; return the last updates."""
         self.settle()
         for request in self._live.requests():
             self.abort(request)

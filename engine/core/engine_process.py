@@ -277,7 +277,7 @@ class EngineProcess:
 
 
 class _Child:
-    """The child's end of the pipe: listener and observer of the engine's thread."""
+    """The child's end of the pipe, which listens to and observes the engine's thread."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
@@ -300,7 +300,7 @@ class _Child:
         self._pipe.send(record)
 
     def rejected(self, reason: str) -> None:
-        """Do nothing: requests are refused in the parent."""
+        """Do nothing, because the parent refuses requests."""
 
     def serve(self) -> None:
         """Execute the parent's messages until it stops the child or ends."""

@@ -42,7 +42,7 @@ class _Abort:
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    """Message that there may be work that is not in the inbox."""
+    """Message that there may be work which did not come through the inbox."""
 
 
 @dataclass(frozen=True, slots=True)

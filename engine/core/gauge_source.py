@@ -15,7 +15,7 @@ MEASURED_EVERY_S = 1.0  # seconds, because measuring examines every sequence
 
 
 class TenantLoads:
-    """Loads of named tenants, at most a second old, and current when nothing is left."""
+    """Loads of named tenants: at most a second old, or current if nothing runs or waits."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler

@@ -22,8 +22,9 @@ AXES = ("position_t", "position_h", "position_w")
 
 class ImagePart(StepPart):
     """Gives every step its image rows, and the positions of rows after images. An image is encoded when a
-    step computes its first row, so not if the prefix cache has all rows. The result is kept until its last
-    row is computed."""
+    step computes its first row, so never if all are cached. The result is kept until its last row is
+    computed.
+    """
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -43,7 +44,7 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the step's image rows, and three positions per row if they may differ."""
+        """Return the step's image rows and, if its rows may differ between axes, three positions per row."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -97,7 +98,7 @@ class _Part(NamedTuple):
 
 
 def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
-    """Return inputs of ``count`` rows, in which each part begins at its row."""
+    """Return inputs of ``count`` rows, with each part of an image at its first row."""
     sample = parts[0][1].encoded
     inputs: dict[str, RowInput] = {
         IS_IMAGE: np.zeros(count, np.int32),
@@ -129,7 +130,7 @@ class Axes:
             behind = begin + max(image.rows, image.columns)
             axes[:, stop:] = behind + np.arange(num_prompt - stop, dtype=np.int32)
         self._prompt = axes
-        self._shift = int(axes.max()) + 1 - num_prompt  # shift of generated tokens
+        self._shift = int(axes.max()) + 1 - num_prompt  # position minus index of generated tokens
 
     def of(self, start: int, stop: int) -> Ints:
         """Return the positions [start, stop), int32 [3, stop - start]."""

@@ -18,7 +18,8 @@ from .step_stats import StepStats
 
 class PromptProgress:
     """Remaining prompt tokens of every admitted request. An ended request is left out from the second
-    measurement on, when its last news was delivered."""
+    measurement on; its last news was delivered by then.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}
@@ -112,7 +113,7 @@ class LiveSamples:
         for sequence, drafts in draws:
             state = samples[sequence].state
             if is_ahead:
-                state = state.after((0,))  # any token: see ``SampleState.is_foreseen``
+                state = state.after((0,))  # stands for the unknown token: see ``SampleState.is_foreseen``
             states.append(state)
             if drafts:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
@@ -213,7 +214,7 @@ class LiveSamples:
         self._end(request, lambda sample: sample.fail(message))
 
     def _end(self, request: Request, how: Callable[[Sample], Delta]) -> None:
-        for sample in reversed(request.samples):  # the parent last, so that no sample replaces it
+        for sample in reversed(request.samples):  # the parent last, or a sample would replace it
             if sample.sequence in self.by_sequence:
                 self._scheduler.abort(sample.sequence)
                 self._tell(sample, how(sample))
@@ -231,7 +232,7 @@ class LiveSamples:
 
 
 def _advance(sample: Sample, sampled: Sampled) -> Delta:
-    """Return ``sample.accept``, or end that request if building its output fails."""
+    """Return ``sample.accept(sampled)``; if building its output fails, end that request."""
     try:
         return sample.accept(sampled)
     except Exception as error:

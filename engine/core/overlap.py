@@ -1,7 +1,7 @@
 """Overlap of steps: the rules for submitting a step before the previous one is resolved.
 
-The next step is submitted while one is in flight if it only computes one token per sequence, and everything
-else about those tokens is known. Otherwise the step in flight is resolved first. These wait:
+The next step is submitted while one is in flight if it only computes one token per sequence, and sampling
+them needs nothing that is still unknown. Otherwise the step in flight is resolved first, in these cases:
 
 by the rule below
     - output under a schema or grammar, because the last token decides which ones are allowed
@@ -28,8 +28,9 @@ from .step_parts import StepParts
 
 
 def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
-    """Whether the step after the one in flight may be submitted already, if that one can feed it and has no
-    results for any part. ``going_on``: samples that get a token from the step in flight."""
+    """Whether the next step may be submitted, if the one in flight can feed it and has no results for parts.
+    ``going_on``: samples that get a token from the step in flight.
+    """
     return all(part.may_overlap(going_on) for part in parts.live) and all(
         sample.state.is_foreseen for sample in going_on
     )

@@ -32,7 +32,7 @@ class _PromptPart(StepPart):
         self._unfinished.pop(sample.sequence, None)
 
     def _finish(self, request: Request) -> None:
-        """End a request's part; it may use cached pages again."""
+        """End a request's part; afterwards the request may use cached pages again."""
         for sample in request.samples:
             sample.sequence.skip_prefix_cache = False
             self.end(sample)

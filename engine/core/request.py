@@ -91,7 +91,7 @@ class Request:
                         else arrived_at + params.target_ttft / 1e3,
                     ),
                 ),
-                # Each sample has its own seed, or all n would be equal.
+                # Each of the n samples has its own seed, because they would otherwise be equal.
                 SampleState(
                     params,
                     seed=(seed + index) % 2**64,
@@ -202,8 +202,7 @@ class Sample:
         return self._delta(text, token, sampled.logprob, reason=reason, match=match)
 
     def fail(self, message: str, *, invalid: bool = False) -> Delta:
-        """End this sample with an error; others continue. ``invalid``: the request's own parameters are the
-        cause."""
+        """End this sample with an error; others continue. ``invalid``: its parameters caused it."""
         self.request.invalid = self.request.invalid or invalid
         return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
 
@@ -240,7 +239,7 @@ class Sample:
 
 
 class Update(NamedTuple):
-    """News of a request. It holds the request itself, because ids may be reused after its end."""
+    """An update of a request. It holds the request itself, because ids may be reused after its end."""
 
     request: Request
     delta: Delta

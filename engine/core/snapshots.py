@@ -1,8 +1,8 @@
 """Saved prompts and caches, by name, for use in another engine or at another time.
 
-Runs on its own thread: it reads and writes files, and requests pages from the engine's thread in portions. No
-pages are held in between, so saving does not take pages from requests. Pages evicted meanwhile are left out,
-and the answer counts them.
+This code runs on its own thread, because it reads and writes files. It requests pages from the engine's
+thread in portions and holds none in between, so saving takes no pages from requests. Pages that are evicted
+before they are read are left out, and the answer counts them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from ..kv_store.page_runs import Chain, PageLayoutKey, PagePart, PageRun, chains
 from ..kv_store.transfer import CachedPrefix, Inserted
 from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
 
-MAX_NAME_BYTES = (
-    200  # length of one part of a path; file systems allow 255, and unfinished files have longer names
-)
+MAX_NAME_BYTES = 200  # longest part of a path; file systems allow 255, but unfinished files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
 PART_PAGES = 65_536  # pages per copy for a model without attention, whose pages have no bytes
 MOST_TRIES = 3  # attempts to read a prompt whose pages are being evicted
@@ -251,8 +249,9 @@ class _PromptPages:
 
 
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
-    """Return the cached pages of a prompt. If pages are evicted meanwhile, the shorter prefix that is cached
-    then; if that repeats, the pages before the first missing one."""
+    """Return the cached pages of a prompt. If pages are evicted meanwhile, try the shorter prefix that is
+    still cached. After the last try, return the pages before the first missing one.
+    """
     kind = ask(GetPageLayout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
@@ -320,7 +319,7 @@ def _insert_part(
 def _part(kind: PageLayoutKey) -> int:
     """Return the number of pages to copy between two steps."""
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
-    if kind.states is not None and kind.states.nbytes <= num_bytes:  # there may be one after every page
+    if kind.states is not None and kind.states.nbytes <= num_bytes:  # as a snapshot may follow every page
         num_bytes += kind.states.nbytes
     return min(max(1, PART_BYTES // max(num_bytes, 1)), PART_PAGES)
 
@@ -336,7 +335,7 @@ def _publish(unfinished: Path, path: Path) -> None:
     try:
         if unfinished.is_dir():
             path.mkdir(mode=0o700)
-            unfinished.rename(path)  # a folder may replace an empty one
+            unfinished.rename(path)  # a rename of a folder may replace an empty one
         else:
             os.link(unfinished, path)
     except FileExistsError:

@@ -1,7 +1,8 @@
 """The protocol of features that take part in steps.
 
-The core knows no feature by name. It reports each request to every part, calls only parts that a request
-needs now, and gives each part the results of its rows. Parts are called and get results in their order.
+The core knows no feature by name. It reports each request to every part. Otherwise it calls only parts that
+some request needs now, and gives each the results of its rows. Parts are called and get results in their
+order.
 """
 
 from __future__ import annotations
@@ -50,15 +51,14 @@ class StepPart:
 
     @property
     def is_live(self) -> bool:
-        """Whether some request needs the part; otherwise only ``begin`` and ``end`` are called."""
+        """Whether some request needs the part; if not, only ``begin`` and ``end`` are called."""
         return False
 
     def begin(self, request: Request) -> None:
         """Note that a request was queued."""
 
     def held(self) -> Set[Served]:
-        """Return sequences that are left out of the next step, because they wait for something of this
-        part."""
+        """Return sequences that the next step leaves out, because they wait for this part."""
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002

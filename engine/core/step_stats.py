@@ -51,7 +51,7 @@ class StepStats:
         if tenant := sample.sequence.tenant:
             self._tenant_outputs[tenant] += 1
         if sample.last_token_at is not None:
-            if sample.last_token_at != now:  # tokens of the same step count as one gap
+            if sample.last_token_at != now:  # several tokens from one step count as one gap
                 self._inter_token_s.append(now - sample.last_token_at)
         elif sample.request.first_token_at is None:
             sample.request.first_token_at = now
