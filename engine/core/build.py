@@ -97,8 +97,7 @@ def build_core(
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
     """Load the draft model for ``runner``'s model, with as many pages. Raises InvalidConfig if it does not
-    fit.
-    """
+    fit."""
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)

@@ -33,7 +33,7 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """What commands may use of one core, on the engine's thread: prefix cache, pages and adapters."""
+    """Parts of one core that commands may use on the engine's thread: prefix cache, pages and adapters."""
 
     cache: PrefixCacheInspector
     transfer: PageTransfer

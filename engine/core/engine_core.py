@@ -135,8 +135,7 @@ class EngineCore:
 
     def settle(self) -> None:
         """Resolve the step in flight, if any, so that pages match the tables. The next ``step`` returns its
-        news.
-        """
+        news."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()

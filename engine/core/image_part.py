@@ -23,8 +23,7 @@ AXES = ("position_t", "position_h", "position_w")
 class ImagePart(StepPart):
     """Gives every step its image rows, and the positions of rows after images. An image is encoded when a
     step computes its first row, so never if all are cached. The result is kept until its last row is
-    computed.
-    """
+    computed."""
 
     def __init__(self, images: Images) -> None:
         self._images = images

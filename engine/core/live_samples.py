@@ -18,8 +18,7 @@ from .step_stats import StepStats
 
 class PromptProgress:
     """Remaining prompt tokens of every admitted request. An ended request is left out from the second
-    measurement on; its last news was delivered by then.
-    """
+    measurement on; its last news was delivered by then."""
 
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}

@@ -29,8 +29,7 @@ from .step_parts import StepParts
 
 def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
     """Whether the next step may be submitted, if the one in flight can feed it and has no results for parts.
-    ``going_on``: samples that get a token from the step in flight.
-    """
+    ``going_on``: samples that get a token from the step in flight."""
     return all(part.may_overlap(going_on) for part in parts.live) and all(
         sample.state.is_foreseen for sample in going_on
     )

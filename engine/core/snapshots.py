@@ -250,8 +250,7 @@ class _PromptPages:
 
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
     """Return the cached pages of a prompt. If pages are evicted meanwhile, try the shorter prefix that is
-    still cached. After the last try, return the pages before the first missing one.
-    """
+    still cached. After the last try, return the pages before the first missing one."""
     kind = ask(GetPageLayout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
