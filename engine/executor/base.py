@@ -32,8 +32,8 @@ class RunOutput(NamedTuple):
                  their pages of this step must not be published
     hidden       [P, D], inputs of the output head for the rows in ``batch.hidden``; None if there are none
     scores       one per row of ``batch.scored``, in that order; those of failed rows are meaningless
-    void         indices of samples whose row was computed from a token that the previous step changed in the
-                 end: they are meaningless, and the row must be computed again
+    void         indices of samples whose row was computed from a token that the previous step then changed;
+                 they are meaningless, and the row must be computed again
     """
 
     samples: tuple[Sampled, ...]
@@ -88,12 +88,12 @@ class ModelRunner(Protocol):
         ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """Copy pages, run one forward, and draw one token per entry of ``batch.sample_rows``.
+        """Copy pages, run one forward, and sample one token per entry of ``batch.sample_rows``.
 
-        This happens at once, or while the caller does other work. ``states[i]`` belongs to
-        ``batch.sample_rows[i]`` and is read before this returns. Drawn tokens are not recorded: the caller
-        calls ``states[i].record(token)`` for each token that it accepts. ``after`` is the previous step if it
-        is not resolved; it must have ``feeds`` set, and gives the tokens named by ``batch.sources``.
+        The computation may continue after this returns. ``states[i]`` belongs to ``batch.sample_rows[i]`` and
+        is read before this returns. Sampled tokens are not recorded: the caller calls
+        ``states[i].record(token)`` for each token that it accepts. ``after`` is the previous step if it is
+        not resolved yet; its ``feeds`` must be true, and it gives the tokens that ``batch.sources`` names.
         """
         ...
 
@@ -185,7 +185,7 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Return samples with failures for each failed row, and for later rows of its sequence."""
+    """Return the samples, as failures for each failed row and for later rows of its sequence."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]

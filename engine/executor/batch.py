@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` gives the token
     sample_rows  [S]  rows whose logits become tokens, once per sample (n > 1 draws several from the prompt's
                       last row). A sequence with drafts has its last token's row and those of the drafts
-    attention         places of each row's K/V, and its visible positions
+    attention         where each row's K/V is written, and its visible positions
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose log-probability is requested
     hidden       [P]  rows whose hidden states are requested, ascending
@@ -130,7 +130,8 @@ def _is_decode(item: ScheduledChunk) -> bool:
 
 def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     """Build the batch of a step with one row for each sequence, each of which gets a token. Most steps are of
-    this kind and wait for it with cold caches, so each sequence is visited once."""
+    this kind and wait for this code, which runs with cold CPU caches. So each sequence is visited only once.
+    """
     token_ids, positions, lengths, tables = [], [], [], []
     known = step.sources is None
     for item in step.work:

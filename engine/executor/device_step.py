@@ -113,7 +113,7 @@ class DeviceStep:
         return {self._here[place]: sampled for place, sampled in zip(unsure, drawn, strict=True)}
 
     def _void(self) -> frozenset[int]:
-        """Return samples computed from a token that the previous step changed in the end."""
+        """Return the samples that were computed from a token which the previous step then changed."""
         if self._after is None or not self._after._changed or self._batch.sources is None:
             return frozenset()
         sources = self._batch.sources.tolist()

@@ -26,7 +26,7 @@ class Outputs(NamedTuple):
 
     logits   [R, V], of the wanted rows
     choice   greedy choice of each row without all of its logits: ids int32 [R] of the largest logits
-             (ties by lower id), and these logits, float32 [R]: NaN if any of the row is, and then the id is
+             (ties by lower id), and these logits, float32 [R]: NaN if the row has any, and then the id is
              meaningless
     hidden   float32 [P, D], the inputs of the output head
     """

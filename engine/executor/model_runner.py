@@ -160,7 +160,7 @@ class PagedRunner:
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
-        """Sample one token for each state, from the row at its place among the wanted ones."""
+        """Sample one token for each state, from its row's place among the wanted rows."""
         assert len(places) == len(states), "there must be one sampled token per state"
         if outputs.choice is not None:
             drawn = greedy_samples(*(each.tolist() for each in outputs.choice))

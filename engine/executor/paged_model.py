@@ -25,7 +25,7 @@ from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # if no row is wanted: a head of no rows is a special case
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # if no row is wanted, because a head of no rows is a special case
 ALL_ROWS = Wanted()
 
 
@@ -151,8 +151,7 @@ class PagedModel:
         return self._context.gathers
 
     def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
-        """Begin a step in which nothing but one layer's attention is computed, by what stands for its
-        cache."""
+        """Begin a step that computes only one layer's attention; return the placeholder of its cache."""
         self._context.begin(step)
         self._context.positions, self._context.traced = mx.array(step.positions), False
         return next(shim for shim in self._layer_shims if shim.layer == layer)
@@ -171,7 +170,7 @@ class PagedModel:
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _build(self, form: Form, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """The graph of the step that has begun, of its tokens, positions and what ``form`` says."""
+        """Return the graph of the step that has begun, with the inputs and outputs of ``form``."""
         given = iter(arrays)
         token_ids, self._context.positions = next(given), next(given)
         self._context.traced = traced

@@ -12,8 +12,8 @@ _NONE: Mapping[str, mx.array] = {}
 class RowInputs:
     """The named inputs of the step whose graph is being built.
 
-    Whoever changes modules of a model gives them this object, and ``PagedModel`` the same one. A name that
-    the step's ``Batch.inputs`` does not have is missing, and the module computes what the model does.
+    Adapted modules of a model and its ``PagedModel`` share this object. If the step's ``Batch.inputs`` lacks
+    a name, the module that reads it computes as the unadapted model does.
     """
 
     def __init__(self) -> None:
@@ -24,5 +24,5 @@ class RowInputs:
         return self.arrays.get(name)
 
     def clear(self) -> None:
-        """End the step: graphs are not kept alive by their inputs."""
+        """End the step: the inputs must not keep graphs in memory."""
         self.arrays = _NONE

@@ -5,13 +5,13 @@ In minimax_m3's layers an indexer scores blocks by their best key, and each row 
 each KV head. mlx-lm's code masks dense arrays. For paged caches the kernels get the same masks, bool [T, Hq,
 L]; minimax_m3's index keys are stored half as K and half as V.
 
-A row belongs to the block of its position. Of equal blocks the earliest is chosen, so that a row's choice
-depends only on its sequence.
+A row belongs to the block of its position. Among blocks with equal scores the earliest is chosen, so that a
+row's choice depends only on its sequence.
 
-Other caches are served by mlx-lm's own code. The load-time probe compares the two, as for every model. One
-error in mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
-rows see later ones. (It also counts the blocks of a prompt from its end, which matters if the length is not a
-multiple of the block. That is unchanged.)
+Other caches run mlx-lm's own code. The load-time probe compares the two, as for every model. One error in
+mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that rows see
+later ones. (It also counts the blocks of a prompt from its end, which matters if the length is not a multiple
+of the block. That is unchanged.)
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block is as good
-    as its best position by the float32 scores [T, H, L]. The ``local_blocks`` latest blocks come first. Later
-    positions than the row's are excluded."""
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block's score is
+    the best of its positions' scores, float32 [T, H, L]. The ``local_blocks`` latest blocks are always
+    chosen, later positions than the row's never."""
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

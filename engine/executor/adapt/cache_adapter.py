@@ -96,8 +96,8 @@ class StepContext:
 class PagedKV:
     """K or V of one layer in pages, in place of the dense [T, Hkv, L, D] that mlx-lm expects.
 
-    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, and the probe then
-    refuses the model.
+    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, because of which the
+    probe refuses the model.
     """
 
     def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
@@ -108,8 +108,8 @@ class PagedKV:
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
-        """Shape whose length is each row's own, int32 [T]. Model code that derives a position from it gets
-        every row's; code that needs a single number fails in MLX."""
+        """Shape whose third entry is an array with each row's length, int32 [T]. Model code can derive every
+        row's position from it; code that needs a number fails in MLX."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
@@ -124,7 +124,7 @@ class PagedKV:
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
-        """Transpose, as a layer of latent attention does with its rotary keys."""
+        """Return the transpose, which a layer of latent attention takes of its rotary keys."""
         if not self.is_value or {first % 4, second % 4} != {2, 3}:
             raise HookError("the model transposes keys or values by itself")
         return RotaryKeys(self.shim)
@@ -200,7 +200,7 @@ class LayerCache:
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the written K and V, also for layers that reuse another layer's."""
+        """Return the handles for K and V that are already written, for layers that reuse another layer's."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),

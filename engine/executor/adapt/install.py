@@ -3,8 +3,8 @@
 llama4's ``LlamaModel`` trims its caches and masks the rest outside the chunk. Paged attention handles chunks
 itself (``LayerSpec.chunked``), so the same layers run without masks.
 
-plamo tiles K and V to its number of heads, which for a handle means another order of query heads. gpt_bigcode
-and llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
+plamo repeats K and V to its number of heads; for a handle, query heads are reordered instead. gpt_bigcode and
+llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
 position. plamo2 calls MLX's attention directly.
 
 gemma2 and gear cap logits and multiply queries and keys in Python, because MLX's attention has no softcap.
@@ -105,7 +105,7 @@ def _arange(first: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
-    """Return each row's first position, [T, 1, 1], if ``first`` holds an offset per row."""
+    """Return each row's first position, [T, 1, 1], if ``first`` is an array of one offset per row."""
     return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
 
 

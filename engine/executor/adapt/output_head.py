@@ -4,8 +4,8 @@ Native kernels also skip the other rows in the last layer's linear layers.
 The head is found by its usual names and its width, or as the embedding's ``as_linear`` if the weights are
 tied. The caller checks the shape of the logits.
 
-Greedy rows need only their largest logit: a head that finds it during the computation (``argmax``) returns it
-together with logits that need not be evaluated.
+Greedy rows need only their largest logit. A head that finds it while multiplying (``argmax``) returns it, and
+all logits as an array that need not be evaluated.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RowSelection:
             self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the logits that ``compute`` makes of the wanted rows of x; ``head`` is the owning module."""
+        """Return the logits that ``compute`` gives for the wanted rows of x; ``head`` is its module."""
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
@@ -73,8 +73,8 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """The output head behind a row selection. Parameters keep their names, and other attributes such as
-    ``weight`` are read from the head."""
+    """The output head behind a row selection. Parameters keep their names, and other attributes are the
+    head's."""
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -3,15 +3,15 @@
 A layer has two caches: latents with rotary keys (cache_adapter.py), and one index key for each position. An
 indexer scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code
 selects these positions from dense arrays. For paged caches, index keys are stored half as K and half as V and
-gathered for scoring. Attention over all latents then gets the choice as a mask.
+gathered for scoring. Attention over all latents then gets the selection as a mask.
 
-Of equal scores the earlier position is chosen, so that a row's choice depends only on its sequence. mlx-lm
-takes any of them, and many are equal: 0 for a position whose products are all negative. If the sequence is
-longer than ``index_topk``, log probabilities of a tiny model therefore differ from mlx-lm's by up to 0.9. If
-mlx-lm also rounds index keys as in pages and chooses the earliest, they differ by 0.0002
-(tests/engine/executor/test_mlx_lm_alone.py).
+Among equal scores the earlier position is selected, so that a row's selection depends only on its sequence.
+mlx-lm selects any of them, and many scores are equal: 0 for a position whose products are all negative. If
+the sequence is longer than ``index_topk``, log probabilities of a tiny model therefore differ from mlx-lm's
+by up to 0.9. If mlx-lm's code is changed to round index keys as pages do and to select the earliest, they
+differ by 0.0002 (tests/engine/executor/test_mlx_lm_alone.py).
 
-Other caches go to mlx-lm's own code. The load-time probe compares the two, as for every model.
+Other caches run mlx-lm's own code. The load-time probe compares the two, as for every model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Adaptation of the layers of a loaded model.
 
 A layer is adapted in place: its object gets a subclass of its class (MLX's own, native or quantized) that
-adds the adapters' outputs to its rows. A step without adapters computes what it did before.
+adds the adapters' outputs to its rows. A step without adapters computes as before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-        """Return y plus the adapters' outputs for x; for experts, ``slots`` are slot * experts + expert."""
+        """Return y plus the adapters' outputs for x; with experts, ``slots`` has slot * experts + expert."""
         ...
 
 
@@ -96,7 +96,7 @@ def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: 
             _adapt(module, path, table, rows, native=native)
             layers[path] = Layer(module, shape, table, 0)
             continue
-        if id(merged) not in groups:  # members of a group share one product
+        if id(merged) not in groups:  # group members share one product
             table = make_table([_shape(member) for member in merged.members], _dtype(module))
             _adapt(merged.whole, path, table, rows, native=native)
             groups[id(merged)] = table
@@ -184,7 +184,7 @@ def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: boo
 
 def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
     """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]. Raises ModelLoadError if x has
-    other rows than the step."""
+    other rows."""
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(

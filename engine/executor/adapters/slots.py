@@ -55,8 +55,8 @@ class NativeTable:
 
 
 class MLXTable:
-    """``Table`` for backends without a kernel, and the reference for the native one. Its arrays have a place
-    for each slot and expert, padded with zeros to the largest rank, so slots take extra memory."""
+    """``Table`` for backends without a kernel, and the reference for the native one. Each slot and expert has
+    space for the largest rank, so slots take extra memory."""
 
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes

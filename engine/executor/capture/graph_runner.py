@@ -3,9 +3,9 @@
 Decode steps repeat with the same number of rows and other values. When such a step first occurs, its graph
 becomes a *program* (``CapturedStep``): the list of our kernels' and MLX's operations, with the addresses that
 they read and write. The graph itself is dropped, and a later step costs only its kernels. Steps that never
-repeat, as most with prompts, become programs too. Capturing takes no longer than MLX's evaluation, and the
-results share the memory of all programs, while those of an evaluated graph pile up before the kernels read
-them.
+repeat, as most with prompts, become programs too. Capturing takes no longer than MLX's evaluation. It also
+needs less memory, because intermediate results share the memory of all programs, but those of an evaluated
+graph exist at the same time.
 
 A program computes the same bits as the graph. All data of a step must reach the model through arrays. Model
 code that reads a length as a number cannot be replayed, and operations on several streams cannot be captured.
@@ -88,8 +88,8 @@ class CannotCapture(Exception):
 @contextmanager
 def values_unread() -> Iterator[None]:
     """Make model code that reads an array's values raise CannotCapture while the block runs. A graph built
-    from such values fits only one step, and reading could deadlock with MLX's thread. Other threads are
-    unaffected."""
+    from such values would be valid for one step only, and reading them could deadlock with MLX's thread.
+    Other threads are unaffected."""
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:

@@ -1,7 +1,7 @@
 """Check of each kind of attention layer against float64, through its shim, on random K and V.
 
-Weights are not involved. So the check of positions, heads and pages is equally strict for models whose
-attention hardly matters, or whose rounding errors would hide a mistake.
+Weights are not involved. So the check is strict even for models whose attention hardly affects the logits, or
+whose rounding errors would hide a wrong position, head or page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums of 16-bit K and V; a wrong position of 256 gives 1/16
+LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums of 16-bit K, V; one wrong position of 256 gives 1/16
 
 Doubles = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ def _check_layer(
         if latents:
             rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
             got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
-            # Rotary queries come scaled; undoing the scale lets both parts form one query.
+            # Rotary queries are already scaled. Undoing that lets both parts form one query.
             asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
             stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
             read = keys

@@ -65,7 +65,7 @@ _DTYPES = {
     "float": mx.float32,
 }
 _OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # known names without a type of MLX's CPU
-_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # read for models of any type
+_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # causal attention
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
 _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)

@@ -50,7 +50,7 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions of the text in a step: logits of more would exceed a serving step's memory
+SCORED_AT_ONCE = 32  # positions of the text per step; the logits of more would exceed a serving step's memory
 
 
 class ModelPart(Protocol):

@@ -106,7 +106,7 @@ def load_model(
 
 def _say_tied(config: dict[str, Any], path: Path) -> None:
     """Set a missing ``tie_word_embeddings`` to false if the output head has its own weights. mlx-lm's
-    defaults differ and could drop the head."""
+    defaults differ between models and could drop the head."""
     nested = config.get("text_config")
     language: dict[str, Any] = nested if isinstance(nested, dict) else config
     if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
@@ -146,8 +146,8 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer after ``ops`` has prepared the model. So the originals of converted
-    weights are never all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
+    """Read the weights layer by layer after ``ops`` has prepared the model. So unconverted weights are never
+    all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)

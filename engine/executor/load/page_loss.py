@@ -56,8 +56,8 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 def divergence(base: Scores, other: Scores) -> float:
     """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence. It
-    counts the tokens that are among the likeliest of both, and all others as one token. Infinite if ``other``
-    has no scores."""
+    compares the tokens that are among the likeliest of both, and counts all others as one token. Infinite if
+    ``other`` has no scores."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -35,7 +35,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # positions: longer windows are not probed beyond their end
+LONGEST_WINDOW = 256  # positions: of windows longer than this, the end is not probed
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
 token after it, the second ends early, and the third begins late. Each token is a row of three forwards that
@@ -165,7 +165,7 @@ def _find_wrong(
     """Return an error that rounding does not explain, or None. ``computed``: the probe's steps."""
     if paged.gathers and not backend.takes_masks:  # the probe's steps are too short to need a mask
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
-    if backend.has_model_ops and not layout.mixers:  # a row has the same bits in any batch
+    if backend.has_model_ops and not layout.mixers:  # on such backends, a row has the same bits in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
     else:
@@ -208,7 +208,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     try:
         (chosen,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         paged.evaluate([chosen])
-    except Exception:  # a model that fails with fewer rows computes all of them
+    except Exception:  # models that fail with fewer rows compute all of them
         return False
     finally:
         paged.selection = None

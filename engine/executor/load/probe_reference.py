@@ -55,7 +55,8 @@ class Reference:
 
     @property
     def worst_limit(self) -> float:
-        # A row may be far off if rounding changes its experts; an error of 0.4 is typical of mistakes.
+        # If rounding changes a row's experts, the row may be far off. A mistake typically gives an error of
+        # 0.4.
         return min(10 * self.worst, max(0.4, 2 * self.worst)) + self.precision
 
     @property
@@ -76,8 +77,8 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Add roundings of every layer's output to the reference. Rounding changes the experts of few rows; the
-    first rounding may have changed none."""
+    """Add roundings of every layer's output to the reference. Rounding changes the experts of some rows, but
+    perhaps not the first rounding."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):

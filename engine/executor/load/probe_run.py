@@ -102,8 +102,8 @@ LONGEST = 8  # positions: one page, so that gathered arrays keep their shapes
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return the dependence of a sequence's rows on other tokens than their own past, or None. ``paged`` has
-    a TracedCache for three sequences of LONGEST positions."""
+    """Return on what a sequence's rows depend besides their own past, or None for nothing. ``paged`` has a
+    TracedCache for three sequences of LONGEST positions."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []

@@ -82,8 +82,8 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
 
 
 def _replace_dynamic(model: Module) -> None:
-    """Replace dynamic scaling by none, which is equal up to the model's length (``lengths_of``). No sequence
-    exceeds that length; mlx-lm's code computes one length for all rows."""
+    """Remove dynamic scaling, which changes nothing up to the model's length (``lengths_of``). No sequence is
+    longer, and mlx-lm would use one length for all rows."""
     plain = [
         (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
         for path, module in model.named_modules()
@@ -94,8 +94,8 @@ def _replace_dynamic(model: Module) -> None:
 
 
 def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether some module rotates as ``wanted``; if that depends on the length, whether one of the kind
-    exists.
+    """Whether some module rotates as ``wanted``; if that rotation depends on the length, whether a module of
+    its kind exists.
     """
     if (kind := _BY_LENGTH.get(wanted["rope_type"])) is not None:
         return any(isinstance(module, kind) for module in modules)

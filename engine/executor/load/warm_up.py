@@ -23,7 +23,7 @@ Work = tuple[int, int, int]
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
     """Compute steps that make the backend compile its kernels, as far as the pool allows. They copy pages and
-    compute a prompt, alone and with a decoding row, a long row whose keys are split, short rows, and a step
+    compute a prompt (alone, and with a decoding row), a long row with split keys, short rows, and a step
     behind one in flight."""
     for storage in runner.storages:
         if storage.spec.num_pages > 1:
@@ -55,7 +55,7 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
 
 def try_adapters(runner: PagedRunner) -> None:
     """Compute steps with an adapter that adds nothing: a prompt with a sample, a chunk, and samples alone.
-    Raises ModelLoadError for a model that calls a layer on other rows than a step's."""
+    Raises ModelLoadError for a model that calls a layer on rows other than the step's."""
     info = runner.info
     length = min(6, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 1:

@@ -3,8 +3,8 @@
     x = projection([embedding_norm(embed(t[i + 1])), hidden_norm(h[i])])
     y[i] = norm(layer(x)),  logits of t[i + 2] = output(y[i])
 
-(DeepSeek-V3 technical report, 2.2; h is what the model's output head gets.) y stands for h[i + 1] where one
-more token is guessed, behind t[i + 2]. Embedding and output head are the model's own.
+(DeepSeek-V3 technical report, 2.2; h is the input of the model's output head.) To draft the token after t[i +
+2] as well, y is used in place of h[i + 1]. Embedding and output head are the model's own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MTPLayer(Module):
         self.projection.weight = weights.projection
         self.layer = layer
         self.quant_predicate: Any = None  # mlx-lm's choice of layers to quantize
-        self._embed = embed  # a function, so that the model's module is not registered here too
+        self._embed = embed  # a function, so that the model's module is not registered as a part of this one
         self.row_inputs = RowInputs()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:

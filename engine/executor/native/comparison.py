@@ -142,7 +142,7 @@ class Comparison:
             calls = _different(self.calls.get(id(module), ())) or _usual_calls(module)
             cases = tuple(case for call in calls for case in _cases(module, call))
             if kind in _DENSE or kind in _EXPERTS or kind in _TABLES:
-                now += [case.wanted for case in cases]  # packing will release the original weights
+                now += [case.wanted for case in cases]  # because packing will release the original weights
             found.append(Expected(name, kind.__name__, cases))
         mx.eval(now)
         return found
@@ -172,7 +172,7 @@ class Comparison:
     def compare(self, label: str, got: mx.array, case: _Case) -> None:
         if case.outputs is not None:
             got = mx.take(got, case.outputs, axis=-1)
-        given = case.args[0].dtype  # the output keeps the input's dtype even if the bias is wider
+        given = case.args[0].dtype  # the output has the input's dtype, even if the bias is wider
         if got.shape != case.wanted.shape or got.dtype not in (case.dtype, given):
             raise ModelLoadError(
                 f"native {label} must give {case.dtype} of shape {list(case.wanted.shape)} as mlx-lm's "

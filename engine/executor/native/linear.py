@@ -56,8 +56,8 @@ class Greedy(NamedTuple):
 
 def _original(name: str, index: int) -> property:
     """Attribute ``name`` of the MLX module, read from its dictionary or from packed array ``index``.
-    Assigning to it works as on any MLX module, which deletes the attribute first: the weights return to the
-    dictionary and are packed again at their next use."""
+    Assignment works as on any MLX module, which first deletes the attribute: then all weights return to the
+    dictionary, to be packed again at their next use."""
 
     def get(module: Any) -> mx.array | None:
         if name not in module.names:  # fp4 weights have no biases

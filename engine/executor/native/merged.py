@@ -1,9 +1,9 @@
 """Merging of linear layers with the same input: q, k and v; gate and up.
 
-The groups are observed: a forward that is built but never evaluated shows the input of every layer. The
+Groups are found by a forward that is built but never evaluated, which shows the input of every layer. The
 outputs of a group are adjacent in one packed matrix. The first layer that is called computes all of them, and
-the others return their part. A layer called with another input computes it alone, so results do not depend on
-the observation.
+the others return their part. A layer called with another input computes it alone, so results are correct even
+if the groups were found wrongly.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Merged:
         for name in first.names:
             del self.whole[name]
         self.together = True  # False: every member computes only its part
-        self._input: mx.array | None = None  # with its product, until all members have read it
+        self._input: mx.array | None = None  # and its product, until all members have read their part
         self._output: mx.array | None = None
         self._waiting: set[int] = set()
         start = 0

@@ -63,7 +63,7 @@ def replace_modules(
     """
     work = _Replacement(model, exact, Comparison(observed.calls))
     work.pack_heads(observed.heads)
-    _ext.release_kept()  # quantizing a head leaves the largest buffer, which no layer needs
+    _ext.release_kept()  # quantizing a head needs the largest buffer, which no layer needs
     work.merge(observed.groups)
     modules = list(model.named_modules())
     work.replace([each for each in modules if type(each[1]) in _PACKED], fuse=fuse)
@@ -140,7 +140,7 @@ class _Replacement:
                 continue
             self._meet(before[0], module, kind)
             if hasattr(module, "fuse"):
-                module.fuse = fuse  # set already: fused results are compared in whole steps
+                module.fuse = fuse  # already fused, because fused results are compared in whole steps
 
     def _meet(self, expected: Expected, module: Module, kind: type) -> None:
         self.replaced[kind.__name__] += 1
@@ -155,7 +155,7 @@ def replaceable(model: Module) -> set[type]:
 
 
 def set_fused(model: Module, on: bool) -> None:
-    """Turn fusion on or off; off, each merged layer multiplies by the whole matrix, as a slow reference."""
+    """Turn fusion on or off. If off, merged layers multiply by the whole matrix, as a slow reference."""
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
             module.merged.together = on

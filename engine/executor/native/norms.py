@@ -28,7 +28,7 @@ class NativeRMSNorm(RMSNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         weight = self["weight"]
-        if mx.result_type(x, weight) != x.dtype:  # the result would be wider than x
+        if mx.result_type(x, weight) != x.dtype:  # mlx-lm's result would be wider than x
             wide: mx.array = RMSNorm.__call__(self, x)
             return wide
         return _ext.rms_norm(x, weight, self.eps, fuse=self.fuse)

@@ -14,7 +14,7 @@ from .runner import follow
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to rank 0 too, which drains
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends the ranks
     connection = Connection(int(sys.argv[1]))
     config = pickle.loads(connection.recv_bytes())
     rank = os.environ["MLX_RANK"]

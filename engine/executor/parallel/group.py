@@ -37,8 +37,8 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 
 class RankSum(Module):
     """A linear layer over part of the inputs; the sum over the ranks is the whole layer's output. Parts are
-    added in the order of the ranks. The ring's own sum of three or more ranks starts each piece of an array
-    at another rank, so a row's bits would depend on its place in the batch."""
+    added in the order of the ranks. The ring's own sum of three or more ranks adds each piece of an array in
+    another order, so a row's bits would depend on its position in the batch."""
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -55,7 +55,7 @@ class Mixer:
 
     @property
     def shifts_heads(self) -> bool:
-        """Whether attention mixes K and V with the previous row's (baichuan_m1)."""
+        """Whether attention mixes K and V of a row with those of the previous row (baichuan_m1)."""
         return hasattr(self.module, "_custom_convolution")
 
     @property
@@ -64,7 +64,7 @@ class Mixer:
 
     @property
     def has_cut_points(self) -> bool:
-        """Whether its cut points hold the whole state: there is one for each entry."""
+        """Whether each entry of the state belongs to a cut point."""
         if self.is_cut_point:
             return len(self.entries) == 1
         if self.touches_kv:

@@ -34,7 +34,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
-            raise IndexError(entry)  # ends the unpacking of a cache
+            raise IndexError(entry)  # the error that ends Python's unpacking of a cache
         if not self.mute:
             raise MixerError(
                 "the model reads a recurrent state in a module that did not read it during "
@@ -124,7 +124,7 @@ class RecurrentLayers:
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
             error = float(np.abs(got - right).max() / (np.abs(right).max() + 1e-30))
             limit = _LARGEST_ERROR[found.dtype]
-            if not error <= limit:  # NaN is too large
+            if not error <= limit:  # NaN counts as too large
                 return (
                     f"native layer {name} must compute what mlx-lm's does within {limit:.2g} of the largest "
                     f"value, got values {error:.2g} off"
@@ -132,8 +132,7 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Return modules whose recurrences and convolutions are always computed by kernels. The rest of these
-        modules has no state."""
+        """Return modules without state outside recurrences and convolutions, which kernels always compute."""
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
@@ -232,7 +231,7 @@ def _shims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateShim]:
 
 
 def _turned(value: Any, rows: int) -> Any:
-    """Swap [T, 1, ..] and [1, T, ..]; tuples part by part."""
+    """Swap the first two axes, [T, 1, ..] and [1, T, ..], of an array or of each part of a tuple."""
     if isinstance(value, tuple):
         return tuple(_turned(part, rows) for part in value)
     if isinstance(value, mx.array) and value.ndim >= 2 and sorted(value.shape[:2]) == sorted((1, rows)):

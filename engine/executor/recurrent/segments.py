@@ -41,8 +41,8 @@ class Segment:
 
 class SegmentGroup:
     """B segments of equal length S, either all with a state or all without one. Later segments of a chunk are
-    in later waves, which read the states that earlier waves computed. A sequence without a state must not be
-    given zeros: a model may treat the first token differently when it gets None."""
+    in later waves, which read states that earlier waves computed. A sequence without a state gets None, not
+    zeros, because models may treat the first token differently."""
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments
@@ -117,7 +117,7 @@ class StateStep:
         """Return one segment for each sequence: kernels need no waves, they copy snapshots while they run."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
-        for group in self.groups:  # groups are sorted by wave
+        for group in self.groups:  # to which groups are sorted
             for segment, last in zip(group.segments, group.last_rows, strict=True):
                 checkpoints += [(last, slot) for slot in segment.copies]
                 first, count, source, _ = rows.get(

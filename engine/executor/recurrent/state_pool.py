@@ -43,7 +43,7 @@ class StatePool:
     ) -> None:
         self.num_slots = num_slots
         self._fixed = entries is not None
-        self.computed_by: dict[str, bool] = {}  # entries written by the probe: whether by a kernel
+        self.computed_by: dict[str, bool] = {}  # by entry that the probe wrote: whether a kernel wrote it
         self._arrays = {
             name: zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
@@ -155,8 +155,8 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance these arrays from now on, as if the step were not yet computed. With
-        ``segments`` None, the segments of the current step are used."""
+        """Let kernels advance these arrays from now on, as in a step that is not computed. With ``segments``
+        None, the segments of the current step are used."""
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}

@@ -14,10 +14,11 @@ top_p    compares sums of weights from the largest on: unsure if a sum lies with
 draw     compares sums of the kept weights in order of id: unsure if a sum lies within ``_sum_error`` of
          the target.
 
-``_sum_error`` bounds the error of a sum of weights relative to the sum of all. Blocks are summed first and
-then their sums, so no sum chains more than BLOCK + V / BLOCK additions, each with an error of at most 2**-24.
-The weights are taken to be off by at most 2**-18 of their sum. The share of unsure rows is about this bound
-times the number of likely tokens: some thousandths for a trained model, every row for uniform noise.
+``_sum_error`` bounds the error of a sum of weights, relative to the sum of all weights. Blocks are summed
+first and then their sums, so no sum chains more than BLOCK + V / BLOCK additions, each with an error of at
+most 2**-24. The errors of the weights are assumed to add up to at most 2**-18 of their sum. About this bound
+times the number of likely tokens is the share of unsure rows: some thousandths for a trained model, all for
+noise.
 """
 
 from __future__ import annotations
@@ -127,8 +128,8 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Return which of x [S, V] the nucleus keeps, and whether that is uncertain, [S]. ``weights`` belong to
-    the logits in falling order; 0 where a token is already excluded."""
+    """Return a mask of the x [S, V] that the nucleus keeps, and whether it is uncertain, [S]. ``weights``
+    belong to the logits in falling order; 0 where a token is already excluded."""
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total

@@ -63,8 +63,8 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids`` are token sequences that must not appear: the last token is suppressed after the
-        others.
+        """``bad_ids`` are token sequences that must not appear: if all but the last token appeared, it is
+        excluded.
         """
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)

@@ -38,8 +38,8 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid`` tells whether the
-    request's parameters are the cause, not the model."""
+    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid``: because of the
+    request's own parameters."""
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -81,7 +81,7 @@ class SampleState:
         self.constraint = constraint
         self.mask_may_be_late = False  # whether a step may run without the token if the mask is late
         self._behind: BehindDrafts | ReasoningGate | None = (
-            None  # replaces ``constraint`` in a state that lies ahead
+            None  # in a state made by ``after``: replaces ``constraint``
         )
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
@@ -90,7 +90,7 @@ class SampleState:
         self._vocab_size = vocab_size
         self._listed: Mask | None = None  # mask of params.allowed_token_ids, made at first use
         adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
-        self._asks_nothing = not adjusts and params.logprobs is None  # once min_tokens is reached
+        self._asks_nothing = not adjusts and params.logprobs is None  # True once min_tokens is reached
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
@@ -110,7 +110,7 @@ class SampleState:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether the parameters of later tokens do not depend on the next token."""
+        """Whether the parameters of all later tokens are known without the next token."""
         return self.constraint is None and not self._processors.follows
 
     @property

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # candidates: up to this many are sorted, more are narrowed first
+_SMALL = 4096  # number of candidates that are sorted; more are first narrowed
 _BLOCK = 512  # weights in a block, which is summed first
 _STRIDE_SAMPLE = 512  # values sampled to choose a pivot
 
@@ -109,7 +109,7 @@ def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
         elif len(above):
             taken += mass
             weights = weights[weights <= pivot]
-        else:  # the pivot is the largest: ties prevent narrowing
+        else:  # the pivot is the largest weight, so ties prevent narrowing
             break
         quantile = 0.5
     ordered = np.sort(weights)[::-1]
