@@ -86,14 +86,12 @@ def held_while_generating(settings: EngineConfig, num_tokens: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kv_format", ["bf16", "fp4", "int8"])
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
-def test_twenty_thousand_tokens_hold_a_window(tmp_path: Path, architecture: str, kv_format: str) -> None:
+@pytest.mark.parametrize(("architecture", "kv_format"), [("qwen3", "fp4"), ("mistral", "bf16")])
+def test_five_thousand_tokens_hold_a_window(tmp_path: Path, architecture: str, kv_format: str) -> None:
     """Far beyond the 512 positions of the models. mistral has windows of 12 besides."""
     folder = tiny_models.make_model(tmp_path, architecture, head_dim=32)
-    held = held_while_generating(config(folder, kv_format=kv_format, max_model_len=30_000), 20_000)
-    assert len(held) == 20
+    held = held_while_generating(config(folder, kv_format=kv_format, max_model_len=30_000), 5_000)
+    assert len(held) == 5
     assert max(held) <= 1 + (3 if architecture == "mistral" else 5), "kept, and what a window touches"
 
 

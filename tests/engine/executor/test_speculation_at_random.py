@@ -1,4 +1,4 @@
-"""10,000 random requests with drafts of all kinds: settings, batch mates, preemption, cancellations, formats.
+"""2,000 random requests with drafts of all kinds: settings, batch mates, preemption, cancellations, formats.
 
 Each is served without drafts first, beside others, and then with them, among others that come and go. The
 answers are equal to the bit; of those that were cancelled, what they had said so far.
@@ -29,9 +29,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("every_draft_is_comput
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gemma3_text", "gpt_oss")
 FORMATS = ("bf16", "fp16", "int8", "int4", "fp4", "fp5/fp4")
 PER_ROUND = 50
-PARTS = [("cpu", part, 4) for part in range(9)] + [
-    ("reference", part, 1) for part in range(4)
-]  # rounds of each
+ROUNDS = {"cpu": 6, "reference": 2}
 
 
 @dataclass(slots=True)
@@ -175,11 +173,9 @@ def test_one_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
-@pytest.mark.parametrize(("backend", "part", "rounds"), PARTS)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ROUNDS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_ten_thousand_requests(
-    tmp_path: Path, architecture: str, backend: str, part: int, rounds: int
-) -> None:
-    assert PER_ROUND * len(ARCHITECTURES) * sum(each for _, _, each in PARTS) == 10_000
-    check(tmp_path, architecture, backend, range(part * rounds, (part + 1) * rounds))
+def test_two_thousand_requests(tmp_path: Path, architecture: str, backend: str) -> None:
+    assert PER_ROUND * len(ARCHITECTURES) * sum(ROUNDS.values()) == 2_000
+    check(tmp_path, architecture, backend, range(ROUNDS[backend]))

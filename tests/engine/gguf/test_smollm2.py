@@ -24,12 +24,8 @@ NUM_TOKENS = 16  # of each greedy answer
 CLOSE = 0.5  # nats between the two likeliest tokens: llama.cpp rounds activations to 8 bits
 PROMPTS = (
     "The capital of France is", "Once upon a time there was a", "Water boils at", "def fibonacci(n):",
-    "The three primary colors are", "In 1969, humans first", "The opposite of hot is",
-    "To bake bread, you need", "The largest planet in the solar system", "Shakespeare wrote",
-    "A triangle has three sides, and a square", "The sun rises in the",
-    "Photosynthesis is the process in which",
-    "My favourite season is", "import numpy as np\n", "The meaning of life is", "Dear Sir or Madam,",
-    "1, 2, 3, 4, 5,", "The quick brown fox", "Q: What is the tallest mountain on Earth?\nA:",
+    "In 1969, humans first", "A triangle has three sides, and a square", "1, 2, 3, 4, 5,",
+    "Q: What is the tallest mountain on Earth?\nA:",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.slow
@@ -81,7 +77,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 @pytest.mark.parity
 def test_its_perplexity_is_that_of_mlx_lm_in_float32(llm: LLM) -> None:
-    text = (ROOT / "LICENSE").read_text()[:800]
+    text = (ROOT / "LICENSE").read_text()[:500]
     (output,) = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert output.prompt_logprobs is not None
     scored = output.prompt_logprobs.rest
@@ -90,7 +86,7 @@ def test_its_perplexity_is_that_of_mlx_lm_in_float32(llm: LLM) -> None:
     each = mx.take_along_axis(logits - mx.logsumexp(logits, -1, keepdims=True), mx.array(ids[1:])[:, None], 1)
     ours = math.exp(-sum(entry.logprob for entry in scored) / len(scored))
     reference = math.exp(-float(np.array(each).mean()))
-    assert ours == pytest.approx(reference, rel=0.01)  # bfloat16 activations, over 200 tokens
+    assert ours == pytest.approx(reference, rel=0.01)  # bfloat16 activations, over 130 tokens
 
 
 def test_it_answers_through_its_own_template(llm: LLM) -> None:
@@ -127,7 +123,7 @@ def test_its_perplexity_is_that_of_llama_cpp(
 ) -> None:
     """llama.cpp scores the tokens that it generates: each true token is forced by a bias, which its log
     probabilities leave out."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()[:900]
+    text = (ROOT / "CONTRIBUTING.md").read_text()[:400]
     (output,) = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert output.prompt_logprobs is not None
     scored = output.prompt_logprobs.rest

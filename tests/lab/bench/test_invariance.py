@@ -79,17 +79,16 @@ def test_first_difference() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_draft_is_computed")
-@pytest.mark.parametrize("weights", invariance.FULL_WEIGHTS)
-@pytest.mark.parametrize("pages", invariance.FULL_FORMATS, ids=str)
-def test_the_whole_matrix(weights: Any, pages: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("weights", "pages"), list(zip(invariance.FULL_WEIGHTS, invariance.FULL_FORMATS, strict=True)), ids=str
+)
+def test_all_formats_of_weights_and_pages(weights: Any, pages: dict[str, Any]) -> None:
     report, _ = invariance.compare(EngineConfig(weights=weights, **pages))
     assert (report.different, report.not_reached) == ([], [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "olmo2", "deepseek_v3"]
-)
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt_oss", "deepseek_v3"])
 def test_architectures(architecture: str, tmp_path: Path) -> None:
     folder = make_model(tmp_path / architecture, architecture)
     config = EngineConfig(model=str(folder), kv_format="fp4", residual_pages=1)
@@ -97,8 +96,8 @@ def test_architectures(architecture: str, tmp_path: Path) -> None:
     assert (report.different, report.cases > 0) == ([], True)
 
 
-HYBRIDS = ("qwen3_next", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "kimi_linear", "jamba")
-RECURRENT = ("mamba", "mamba2", "rwkv7", "recurrent_gemma")
+RECURRENT = ("qwen3_next", "falcon_h1", "kimi_linear", "jamba", "rwkv7", "recurrent_gemma")
+"""... one of each kind of state."""
 
 
 def check_recurrent(architecture: str, folder: Path) -> None:
@@ -117,7 +116,7 @@ def test_a_hybrid(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_draft_is_computed")
-@pytest.mark.parametrize("architecture", [name for name in (*HYBRIDS, *RECURRENT) if name != "lfm2"])
+@pytest.mark.parametrize("architecture", RECURRENT)
 def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
     check_recurrent(architecture, tmp_path)
 
