@@ -20,7 +20,7 @@ from .run import Chaos, run_attackers
 from .setups import BEHIND_NGINX, Folder, Server, started
 from .verdict import HEADER, Bounds, Phase
 
-SECONDS = 5.0  # of an attack that could go on for ever
+SECONDS = 3.0  # of an attack that could go on for ever
 TOGETHER = (
     "slow-grammars",
     "giant-texts",

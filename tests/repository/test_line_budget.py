@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_320,
-    "tests": 66_700,
+    "tests": 66_650,
     "tools": 6_060,
 }
 
