@@ -66,8 +66,8 @@ class BackendSelection:
 def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> BackendSelection:
     """Return the requested backend; "auto" takes the best available. Call it on the engine's thread.
 
-    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels;
-    ``exact`` makes attention over 4-bit pages round queries and weights to 15 bits instead of 8. Raises
+    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels; with
+    ``exact``, attention over 4-bit pages rounds queries and weights to 15 bits instead of 8. Raises
     ValueError for an unknown name, a backend that cannot run here, or an invalid ``OCTAVO_CPU_*`` variable.
     """
     if name not in get_args(BackendName):
@@ -111,12 +111,12 @@ def native_instructions() -> tuple[str, int]:
 
 def row_tile(backend_name: str) -> int:
     """Return the tile height of a backend's matrix products, in rows. It is 16 for AMX, where a partial tile
-    takes as long as a full one. It is 1 if time grows with each row, as with AVX-512, or was not measured."""
+    takes as long as a full one. It is 1 if every row takes time, as with AVX-512, or by default."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
-    """Return a clock in seconds that runs while kernels of the backend run; None if it has none."""
+    """Return a clock in seconds that only runs while kernels of the backend run; None if there is none."""
     if backend_name != "cpu":
         return None
     from . import _ext

@@ -10,7 +10,7 @@ w4a8   4 bits with two levels of scales, as in QServe (arXiv:2405.04532): a grou
        ``s`` in 8 bits
 
 Both are stored exactly in MLX's affine format, so every backend can compute with them and packing recognizes
-them. For that, the scales ``s`` of w4a8 are powers of two, so products with ``k`` and ``z k`` fit into
+them. For that, the scales ``s`` of w4a8 are powers of two, so that ``k s`` and ``z k s`` are exact in
 bfloat16.
 
 This is the definition, in MLX operations. Native kernels compute the same bits in parallel
@@ -28,9 +28,9 @@ Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 MIDDLE = 128  # code of the value zero
 LARGEST = 127  # largest distance of a code from MIDDLE
 LARGEST_FACTOR = 16  # largest k of a group; k times 15, the largest code, fits into a byte
-LARGEST_WEIGHT = 115  # largest weight in steps of s, before rounding k and z adds at most 12
+LARGEST_WEIGHT = 115  # largest weight in steps of s, to which rounding k and z adds at most 12
 LEAST_SCALE = 2.0**-24  # smallest scale of float16
-_ROWS = 1024  # rows at once, because a whole vocabulary in float32 would exceed the model's size
+_ROWS = 1024  # rows per operation: a whole vocabulary in float32 would be larger than the model
 
 
 def quantize_channels(weight: mx.array, group_size: int) -> Quantized:

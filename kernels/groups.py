@@ -1,7 +1,7 @@
 """Groups of layers that share page tables.
 
 A layer with a window needs only the pages of its window, so it cannot share page ids with a layer that sees
-everything. No MLX, because the control plane groups layers, too.
+everything. This module imports no MLX, because the control plane groups layers, too.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .formats import page_format
 from .metadata import AttentionMetadata
 from .replay import ReplayablePool
 
-if TYPE_CHECKING:  # the control plane reads the specs below without importing MLX
+if TYPE_CHECKING:  # for type checkers only, because the control plane reads these specs without MLX
     import mlx.core as mx
 
     from .recurrent_kernels import RareRecurrentKernels, RecurrentKernels

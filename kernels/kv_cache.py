@@ -1,7 +1,7 @@
 """The K/V cache of a model: one pool for each group of layers, optionally with residual pages.
 
-Where a row sees only its own chunk of a sequence, attention becomes full attention over shorter sequences:
-the rows of a chunk form a sequence with the chunk's pages and positions. So kernels need no support for it.
+If rows see only their own chunk of a sequence, each chunk is treated as a sequence with its pages and
+positions. Attention over these is full attention, so kernels need no support for chunks.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class SsdParameters:
 @dataclass(frozen=True, slots=True)
 class StateCapture:
     """Capture of recurrent steps. ``programs`` captures kernels. ``bind`` makes the kernels' arguments from
-    int32 arrays [B, 4] and [C, 2], as in ``StateSegments``."""
+    segments [B, 4] and checkpoints [C, 2], int32 as in ``StateSegments``."""
 
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]

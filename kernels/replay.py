@@ -38,7 +38,7 @@ class Programs(Protocol):
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache whose steps, for given shapes, depend on arrays only."""
+    """Pool of a KV cache whose steps, for given shapes, depend on the step only through arrays."""
 
     def step_values(self) -> list[Ints]:
         """Return the indices and flags of the current step, as NumPy arrays."""

@@ -42,7 +42,7 @@ class ResidualSpec:
     quantize_after: int = 0
 
     def window(self, page_size: int) -> int:
-        """Return how many positions up to its own a query reads in 16 bits, at least."""
+        """Return the least number of latest positions, its own included, that a query reads in 16 bits."""
         return (self.residual_pages - 1) * page_size + 1
 
     def kept(self, page_size: int) -> int:
@@ -56,7 +56,7 @@ RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 def default_residual_pages(*formats: str) -> int:
     """Return the default number of a sequence's last pages that are read in 16 bits. It is two if one of the
     page formats (of K, of V) stores a value in five bits or less; else 0."""
-    dim = 128  # a usual row length; others change the scale's share of a value little
+    dim = 128  # a usual row length; with others, scales change the bits per value little
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
     return DEFAULT_RESIDUAL_PAGES if coarse else 0
 

@@ -52,9 +52,7 @@ class CpuPool:
         self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # pages of each layer
-        self._likes = [mx.array(0, mx.float32)] * len(
-            spec.layers
-        )  # arrays with the dtype of the rows written last
+        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # give the dtypes of the rows written last
         self._values: Ints | None = None  # indices of the current step, see ``step_values``
         self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
         self._step: CpuStep | None = None  # made at the first use

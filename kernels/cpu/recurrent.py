@@ -2,7 +2,7 @@
 
 Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and y.
 The old handle is the same memory and must not be used again. Each evaluation advances the states: see
-``StateSegments``. Bits of y and of states depend only on the instruction level and on a sequence's own
+``StateSegments``. y and the states depend, bit for bit, only on the instruction set and on a sequence's own
 tokens.
 """
 

@@ -86,8 +86,7 @@ class PageFormat(ABC):
         return codes, scales
 
     def store(self, rows: ArrayLike) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and storable exactly as a pool stores rows [..., head_dim]. Rows are rotated
-        if the format rotates rows of that length; rows that are not storable become zeros."""
+        """Return codes, scales and storable, as pools store rows [..., head_dim]."""
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         with np.errstate(invalid="ignore", over="ignore"):

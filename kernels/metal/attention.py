@@ -26,8 +26,8 @@ READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after`` is the output of the last
-    kernel on them, if only such outputs order reads after writes."""
+    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after``: output of the last kernel on
+    them, if kernels write in place, which MLX cannot order by itself."""
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
@@ -77,8 +77,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]. The stats are top,
-    the sum of weights, and two unused numbers. ``read``: see ``Attended``."""
+    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]. The stats are top
+    (the largest logit), the sum of weights, and two unused numbers. ``read``: see ``Attended``."""
 
     values: mx.array
     stats: mx.array
@@ -210,8 +210,8 @@ class PagedAttention:
         return Attended(out, _made(read))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
-        """Return the attention of each of ``parts`` to the keys of its tiles, not normalized, V still
-        rotated. Every row counts as a separate sequence with the position, table and visible range in
+        """Return the attention of each of ``parts`` over the keys of its tiles, not normalized and with V
+        still rotated. Every row counts as a separate sequence with the position, table and visible range in
         ``parts``, whatever the layer's window."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         of_layer = self._layer(layer, queries.shape[1], options, ordered=pages.after is not None, parts=parts)

@@ -95,8 +95,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def _values_first(self) -> bool:
-        """Whether tiles of K and V in the chunk kernel are expanded when they are loaded. It is so for
-        formats that would need too many registers otherwise."""
+        """Whether the chunk kernel expands tiles of V before it multiplies K: for formats that would
+        otherwise need too many registers."""
         wide = max(self.layer.head_dim, self.layer.value_dim) > 128
         late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
         return self.k_format in late or self.v_format in late

@@ -49,8 +49,8 @@ class LatentPlan:
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
     """Return the splits of rows that read ``tiles`` tiles of 32 keys, with ``heads_tiles`` tiles of heads.
-    They are at most 2 / ``heads_tiles`` of those in other attention, because every split of a row writes sums
-    of all its heads."""
+    There are at most 2 / ``heads_tiles`` times as many as in other attention, because every split of a row
+    writes sums of all its heads."""
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 

@@ -46,7 +46,7 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled unit; keep it, because finding it again compares its text."""
+    """A compiled unit. Callers keep it, because the library compares whole texts to find it again."""
 
     unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]

@@ -64,8 +64,8 @@ def num_splits(tiles: Ints) -> Ints:
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    """Plan the decode rows of a step. If one row is split, the others are launched as single splits: their
-    bits stay the same, and a step takes no more launches."""
+    """Plan the decode rows of a step. If one row is split, all rows are launched as splits, others as a
+    single one. Their results stay bit-identical, and a step needs no more launches."""
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)

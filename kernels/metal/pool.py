@@ -70,8 +70,8 @@ class MetalPool(ReferencePool):
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
-        """Note that a kernel reading the pages of ``layer`` makes ``read``, which later writes must await.
-        Here MLX's scatter does so by itself."""
+        """Note that a kernel which reads the pages of ``layer`` returns ``read``, for which later writes must
+        wait. Nothing to do here, because MLX's scatter waits by itself."""
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
         """Return partial results; see ``PagedAttention.partials`` and, for rotary,

@@ -1,8 +1,8 @@
 """Recurrent layers on Metal: one launch for all segments of a step, states in slots, written in place.
 
 The functions are those of ``cpu.recurrent``, with the same arguments and results. A kernel writes the slots
-of a pool that MLX takes for an input, so later readers of the pool must wait for y. The device must let
-kernels write their inputs (``in_place.py``), and only one step with states may be in flight.
+of a pool, but for MLX the pool is only an input. So later readers of the pool must wait for y. The device
+must let kernels write their inputs (``in_place.py``), and only one step with states may be in flight.
 """
 
 from __future__ import annotations

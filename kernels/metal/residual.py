@@ -1,8 +1,8 @@
 """Attention over quantized pages and their residual pages on Metal.
 
 A row reads one or two runs of whole pages of either kind. Joined, these runs form a short sequence that is
-seen up to its end. The host rewrites each row's table so, once per step. The split kernel then runs over it
-unchanged; for prompt rows that read the same pages, the chunk kernel does. MLX's own operations join the
+seen up to its end. Once per step, the host rewrites each row's page table to this form, over which the decode
+kernel (for prompt rows that read equal pages, the chunk kernel) runs unchanged. MLX's own operations join the
 partial results of both kinds.
 
 Positions are then not those of the sequence. For layers with a window, the kernels get the first visible
@@ -88,7 +88,7 @@ class _Kind:
     def tiles(self) -> Ints:
         """Number of tiles of 32 keys that each row reads."""
         if self.seen_since is None:
-            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for position -1
+            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for position -1, a row without pages
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
 
 
@@ -212,7 +212,9 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         for pool, run, found, tops in parts:
             share = mx.where(run.live[..., None], _exp2(tops - top[:, None]), 0.0)
             total = total + (share * found.stats[run.index][..., 1]).sum(axis=1)
-            values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)  # 0 * NaN is NaN
+            values = mx.where(
+                run.live[..., None, None], found.values[run.index], 0.0
+            )  # a weight of 0 keeps NaN
             values = (share[..., None] * values).sum(axis=1)
             rotated = pool.rotates_values(layer) if rotary is None else pool.rotates_keys(layer)
             out = out + (hadamard(values) if rotated else values)
@@ -225,8 +227,8 @@ def _exp2(x: mx.array) -> mx.array:
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
     """Plan the reads of each row: quantized pages, then residual pages and the kept pages before them. A page
-    with some kept positions is read of both kinds. In layers with a window, the tables also have pages before
-    the window, which are not read."""
+    in which only some positions are kept is read from both kinds. In layers with a window, the tables also
+    have pages before the window, which are not read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None

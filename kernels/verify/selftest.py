@@ -65,7 +65,7 @@ def _parts(spec: PoolSpec, name: str) -> Parts:
 
 
 def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
-    """Return the places of the step's rows in the residual pages."""
+    """Return where the step's rows are in the residual pages."""
     num_slots, group = np.int32(num_pages * pages.page_size), pages.only_group()
     moved = GroupMetadata(
         slots=(group.slots + np.int32(pages.page_size)) % num_slots,
