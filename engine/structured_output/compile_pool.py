@@ -2,7 +2,7 @@
 
 A source is first compiled in the helper process, under limits of time, memory and stack. If it stays within
 them, it is compiled again here, because a compiled grammar cannot leave its process. llguidance releases the
-interpreter lock meanwhile. The threads are daemons, so they do not delay the end.
+interpreter lock while it compiles. The threads are daemons, so they do not delay the end of the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 
 
 class TenantQueue(Generic[Item]):
-    """First in, first out for each tenant; after its turn a tenant waits for all others. Thread-safe."""
+    """A first-in-first-out queue for each tenant, served in rotation. Thread-safe."""
 
     def __init__(self, *, max_items: int, max_per_tenant: int) -> None:
         self._max_items = max_items
@@ -44,7 +44,7 @@ class TenantQueue(Generic[Item]):
         return self._num_items
 
     def put(self, item: Item, tenant: str) -> None:
-        """Add an item. Raises Overloaded if the queue is full, in all or for this tenant."""
+        """Add an item. Raises Overloaded if there are too many items, in all or of this tenant."""
         with self._changed:
             mine = self._waiting.get(tenant, ())
             for number, most, whose in (
@@ -230,7 +230,7 @@ class CompilePool:
         return Compiled(matcher, mask, vetted.cpu_s)
 
     def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
-        """Vet a source in the helper process; retry once if that was ended for other reasons."""
+        """Vet a source in the helper process; if that was ended for other reasons, retry once."""
         for is_last in (False, True):
             with self._lock:
                 if job.is_cancelled:

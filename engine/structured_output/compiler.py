@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 MAX_CACHED = 64  # number of compiled grammars to cache
 MAX_CACHED_CHARACTERS = (
     2**17
-)  # total characters of cached sources; masks in a string keep about 400 bytes per character
+)  # total characters of cached sources; while inside a string, a mask keeps about 400 bytes per character
 MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each may keep 30 MB
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
-# llguidance's message, which shows the source around the schema: the caller of a tool has not written that.
+# llguidance's message quotes the grammar around the schema, which the caller of a tool has not written.
 _SCHEMA_IN_GRAMMAR = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?) \d+ \| .*", re.DOTALL)
 
 _Key: TypeAlias = tuple[str, str]  # (kind, source)
@@ -45,7 +45,7 @@ _Key: TypeAlias = tuple[str, str]  # (kind, source)
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """Result for one request: ``constraint``, at its start, or the reason for its absence."""
+    """Result for one request: a ``constraint`` at its start, or the reason why there is none."""
 
     constraint: Future[Constraint] = field(default_factory=Future)
 
@@ -124,13 +124,12 @@ class ConstraintCompiler:
                 self.pool.submit(under_way.job, tenant)
                 self._under_way[key] = under_way
             under_way.waiting.add(waits)
-        if is_new:  # outside of the lock, because it may be called at once
+        if is_new:  # without the lock, because the callback may run at once
             under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Note that a request has its result or has left. A compilation without waiting requests is
-        cancelled."""
+        """Note that a request no longer waits. A compilation that no request awaits is cancelled."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:

@@ -71,7 +71,7 @@ class Constraint:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._budget = budget or MaskBudget()
-        self._is_lost = False  # whether a token could not be accepted
+        self._is_lost = False  # whether the library failed to accept a token
         self._lexer = lexer or SharedLexer()
 
     def copy(self) -> Constraint:
@@ -98,7 +98,7 @@ class Constraint:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether another copy's mask takes so long that it is no longer awaited."""
+        """Whether the mask of another copy takes so long that steps no longer wait for it."""
         return self._lexer.num_stuck > 0
 
     @property
@@ -107,8 +107,8 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by tokens that
-        the grammar forces. Call it between ``accept`` and ``prepare``.
+        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by the tokens
+        that the grammar leaves no choice about. Call it between ``accept`` and ``prepare``.
 
         No draft ends the output, because nothing is sampled after one that does.
         """
@@ -154,7 +154,7 @@ class Constraint:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """Return the masks after these accepted drafts, which are the first of those prepared."""
+        """Return the masks after these accepted drafts, the first of those given to ``prepare``."""
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
@@ -203,9 +203,9 @@ class Constraint:
         return self._bits
 
     def accept(self, token: int) -> None:
-        """Advance by the sample's next token; a forbidden one shows in ``allowed``.
+        """Advance by the sample's next token; after a forbidden one, ``allowed`` raises the error.
 
-        The library holds the interpreter lock meanwhile. It takes about as long as the mask before, which is
+        The library holds the interpreter lock for about as long as computing the previous mask took, which is
         bounded.
         """
         assert self._job is None, "a token was accepted before its mask was computed"
@@ -214,7 +214,7 @@ class Constraint:
         self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
-            return  # the next mask reports it
+            return  # computing the next mask reports it
         began = time.thread_time()
         self._matcher.consume_token(token)
         self._budget.charge(time.thread_time() - began)

@@ -1,4 +1,4 @@
-"""Compiled grammars of requests on their way to the core."""
+"""Compiled grammars, kept from a request's validation until its arrival at the core."""
 
 from __future__ import annotations
 

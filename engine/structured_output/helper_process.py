@@ -34,7 +34,7 @@ class HelperProcess:
     """Base of objects that keep one helper process. For one thread at a time, except ``interrupt``."""
 
     _module: str
-    _patience_s = 1.0  # time that a process has to end by itself, because a crash has an exit status
+    _patience_s = 1.0  # seconds for a process to end by itself, which tells how it crashed
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

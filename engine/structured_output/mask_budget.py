@@ -1,8 +1,8 @@
 """Budget for computing the masks of one request.
 
-It is a bucket of CPU seconds: every mask takes its time out of it, and every token adds a little. Wall time
-does not count, because masks that delay the engine would add to it. Masks for drafts have their own bucket:
-when it is empty, the request continues without drafts.
+It is a token bucket of CPU seconds: every mask takes its time out of the bucket, and every token adds a
+little. Wall time does not count, because it grows when other masks delay the engine. Masks for drafts have
+their own bucket: when it is empty, the request continues without drafts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 BURST_S = 0.25  # CPU seconds in a full bucket
 TOKEN_S = 0.0015  # CPU seconds added per token of a request's first sample
 LATE_S = 0.01  # CPU seconds of one mask, after which steps go on without its request
-OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of its other samples
+OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of the request's other samples
 
 
 class MaskBudget:

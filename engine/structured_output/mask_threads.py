@@ -1,10 +1,10 @@
-"""Threads that compute masks during the forward; llguidance releases the interpreter lock meanwhile.
+"""Threads that compute masks during the forward pass, while llguidance releases the interpreter lock.
 
-A step waits for a mask for a bounded time. A mask that takes too long fails its request and is left to its
-thread. There are two threads, and one more for each of the few that are stuck.
+A step waits for a mask for a bounded time. If a mask takes too long, its request fails, and its thread counts
+as stuck until it is done. There are two threads, and one more for each stuck one, up to a limit.
 
-The masks of a request over its budget are put off: they are computed one after the other with pauses, and
-steps continue without the request's rows. All such requests together take ``SPENT_SHARE`` of one CPU.
+Masks of requests over their budget are put off: they are computed one at a time with pauses, and steps
+continue without the rows of these requests. All such requests together take ``SPENT_SHARE`` of one CPU.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_STUCK = 4  # threads that may be stuck in masks that are no longer awaited
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # seconds to wait for one mask, however busy the machine is
 SLOW_MASK_S = 0.005  # CPU seconds of a mask beyond which no masks are computed for drafts
-MAX_WAITS_S = 0.25  # seconds that steps waited for masks, after which half a budget counts as spent
+MAX_WAITS_S = 0.25  # seconds that steps have waited for masks; beyond it, half a budget counts as spent
 SPENT_SHARE = 0.1  # share of one CPU for the masks of all requests that have spent their budgets
-WAITS_SHARE = 0.25  # share of elapsed time that reduces that sum
+WAITS_SHARE = 0.25  # share of elapsed time by which the sum of these seconds falls
 _LOOK_S = 0.005  # seconds between checks of an awaited mask
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
@@ -47,8 +47,8 @@ class MaskLate(Exception):
 class SharedLexer:
     """State shared by copies of a compiled grammar: a lexer behind a lock of the library.
 
-    A mask holds the lock, and accepting a token waits for it with the interpreter lock held. So while a mask
-    of one copy is stuck, the others must not be used.
+    While a mask is computed it holds the lock, and accepting a token waits for that lock with the interpreter
+    lock held. So while a mask of one copy is stuck, the others must not be used.
     """
 
     __slots__ = ("num_stuck",)
@@ -145,7 +145,7 @@ class MaskJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not done and its request must wait for it alone."""
+        """Whether the mask is not done and its request must wait for it alone."""
         if not self.done.locked():
             return False
         return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
@@ -244,7 +244,7 @@ class MaskThreads:
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
         if job.is_put_off and not may_be_late:
-            self._begin(job)  # a step already has its row
+            self._begin(job)  # because a step that is already submitted has its row
         try:
             while not job.done.acquire(timeout=_LOOK_S):
                 if (why := self.has_failed(job)) is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Stage(enum.Enum):
-    OPENING = enum.auto()  # the model may begin with reasoning or with the answer
+    OPENING = enum.auto()  # it is not known yet whether the model begins with reasoning or with the answer
     THINKING = enum.auto()
     CLOSING = enum.auto()  # the budget is spent, so the end mark is forced
     ANSWERING = enum.auto()

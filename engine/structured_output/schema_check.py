@@ -94,7 +94,7 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
 def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
     """Return a ``$ref`` through which every output would be endless; None if outputs can end.
 
-    It is a least fixed point: a reference ends if its target does, given the references known to end.
+    This is a least fixed point: a reference can end if its target can, given the references known to end.
     """
     references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
     targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
@@ -123,7 +123,7 @@ def _resolved(schema: Any, ref: str) -> Any:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether some output of the schema ends, given the references in ``ending``."""
+    """Whether some output of the schema can end, given the references in ``ending``, which can."""
     if not isinstance(schema, dict):
         return True
     if isinstance(ref := schema.get("$ref"), str) and ref not in ending:

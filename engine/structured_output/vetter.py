@@ -25,7 +25,7 @@ class Vetted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused source, with the reason for its sender. ``keeps``: whether the refusal is permanent."""
+    """A refused source, with the reason for its sender. ``keeps``: whether it would be refused again."""
 
     reason: str
     keeps: bool = True
