@@ -17,7 +17,7 @@ Ints = NDArray[np.int32]
 
 
 class GroupMetadata(NamedTuple):
-    """Where a step's rows are stored in the pages of one group of layers.
+    """Locations of a step's rows in the pages of one group of layers.
 
     slots       [T]     target of each row's K/V: ``page * page_size + offset``
     page_table  [B, P]  pages of sequence b; entries past its last page are 0 and never read

@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Where one layer is in a page: the ``span`` of its bytes, with ``head_bytes`` for each KV head."""
+    """Location of one layer in a page: the ``span`` of its bytes, with ``head_bytes`` for each KV head."""
 
     layer: LayerSpec
     span: slice

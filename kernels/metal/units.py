@@ -30,7 +30,7 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Where a page format's Metal code is: a struct in the last of ``files``.
+    """Location of a page format's Metal code: a struct in the last of ``files``.
 
     tile_bytes   bytes of a value in a threadgroup tile; the type holds every code's value (with scales
                  per group, every value; float32 for affine codes)
