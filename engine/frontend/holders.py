@@ -19,7 +19,8 @@ class Holders:
     Lives on the event loop. A holder counts while the block of ``held`` runs, so a count that is not 0 at
     rest is a leak.
 
-    total   holders now; may be read from any thread
+    total       holders now; may be read from any thread
+    num_begun   holders since this count was last set to 0, and ``peak`` the most at a time
     """
 
     def __init__(self, name: str, doing: str, most: int) -> None:
@@ -28,7 +29,7 @@ class Holders:
         self.name = name
         self.most = most
         self._doing = doing
-        self.total = 0
+        self.total = self.num_begun = self.peak = 0
         self._by_tenant: Counter[str] = Counter()
 
     @contextlib.contextmanager
@@ -37,6 +38,8 @@ class Holders:
         self._check(tenant)
         self._by_tenant[tenant.name] += 1
         self.total += 1
+        self.num_begun += 1
+        self.peak = max(self.peak, self.total)
         try:
             yield
         finally:

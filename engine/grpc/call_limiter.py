@@ -88,7 +88,6 @@ class CallLimiter:
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
         self._patience_s = patience_s
-        self._num_served = self._most_calls = 0  # calls since the last burst, and the most at a time
         self._parser = TextExecutor("parse", max_pending=None)  # bounded by the number of calls
 
     def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:
@@ -96,10 +95,12 @@ class CallLimiter:
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
-        """Whether many calls were served and most of those have ended; True once for each burst."""
-        if self._num_served < BURST_CALLS or 2 * self.calls.total > self._most_calls:
+        """Whether many calls, HTTP's included, were served and most of those have ended; True once for each
+        burst."""
+        calls = self.calls
+        if calls.num_begun < BURST_CALLS or 2 * calls.total > calls.peak:
             return False
-        self._num_served = self._most_calls = 0
+        calls.num_begun = calls.peak = 0
         return True
 
     def close(self) -> None:
@@ -130,9 +131,6 @@ class CallLimiter:
             raise asyncio.CancelledError
         is_counted = method.holders is self.calls
         with method.holders.held(self._tenant_of(context) if is_counted else NO_TENANT):
-            if is_counted:
-                self._num_served += 1
-                self._most_calls = max(self._most_calls, self.calls.total)
             return await self._answer(method, context)
 
     async def _answer(self, method: _Method, context: Context) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,8 +14,23 @@ class AnswerModel(BaseModel):
 
     model_config = ConfigDict(protected_namespaces=(), defer_build=True)
 
-    def json_bytes(self) -> bytes:
-        return self.__pydantic_serializer__.to_json(self, exclude_unset=True)
+    def json_bytes(self, **parts: bytes | None) -> bytes:
+        """Return the object as JSON. ``parts``: values of fields that are null or an empty list here, as
+        JSON. Long lists are written in parts, because pydantic's objects take ten times the memory and it
+        keeps the interpreter until it has written all of them."""
+        data = self.__pydantic_serializer__.to_json(self, exclude_unset=True)
+        for name, value in parts.items():
+            if value is not None:  # within a text the quotes would be escaped
+                before, key, after = data.partition(f'"{name}":'.encode())
+                empty = b"[]" if after.startswith(b"[]") else b"null"
+                assert after.startswith(empty), f"{name} must be empty"
+                data = b"".join((before, key, value, after[len(empty) :]))
+        return data
+
+
+def json_list(items: Iterable[bytes]) -> bytes:
+    """Return a list of objects that are JSON already."""
+    return b"[%b]" % b",".join(items)
 
 
 class PromptTokensDetails(AnswerModel):
@@ -40,7 +55,3 @@ def usage_info(usage: Usage) -> UsageInfo:
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
     )
-
-
-PromptLogprobs = list[dict[str, dict[str, Any]] | None]
-"""vLLM's format: a dict per prompt token, from token id to ``logprob``, ``rank`` and ``decoded_token``."""

@@ -6,12 +6,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..api.outputs import Delta
 from ..api.prompt import ChatPrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
-from .answer_models import usage_info
+from .answer_models import json_list, usage_info
 from .chat_reply import AnswerReply, ReplyPart, ReplyReader
 from .chat_types import (
     ChatChoice,
@@ -27,7 +28,7 @@ from .chat_types import (
 )
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange
+from .exchange import Exchange, Take
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
@@ -70,7 +71,8 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
         if request.stream:
             await answer.stream(deltas, exchange)
         else:
-            await exchange.answer(await answer.whole(deltas))
+            with services.answers.held(services.handler.tenant(exchange)) as take:
+                await exchange.answer(await answer.whole(deltas, take))
 
 
 async def prepare(services: Services, request: ChatRequest, exchange: Exchange) -> Conversation:
@@ -201,30 +203,37 @@ class _Answer:
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._usage = Usage()
+        self._prompt_logprobs: bytes | None = None
         self.prompt_fields: dict[str, Any] = {}  # fields of the response, or of its first chunk
 
-    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
-        choices: list[ChatChoice] = []
-        more = dict(self.prompt_fields)
+    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
+        """Return the response; ``take`` counts its bytes."""
+        choices: dict[int, bytes] = {}
         async for _, delta in deltas:
             self._usage.add(0, delta)
-            reader = self._make_reader()
-            part = reader.read(delta)
-            choice = self._choice(delta, reader)
-            choices.append(ChatChoice.model_construct(message=_message(part), **choice))
-            if delta.prompt_logprobs is not None:
-                texts = self._services.texts
-                more["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, texts)
+            choice = await self._services.handler.message_of(delta, partial(self._whole_choice, delta))
+            take(len(choice))
+            choices[delta.index] = choice
         answer = ChatCompletion.model_construct(
             id=self.id,
             object="chat.completion",
             created=self._created,
             model=self._name,
-            choices=sorted(choices, key=lambda choice: choice.index),
+            choices=[],
             usage=usage_info(self._usage),
-            **more,
+            **self.prompt_fields,
         )
-        return answer.json_bytes()
+        written = json_list(choices[index] for index in sorted(choices))
+        return answer.json_bytes(prompt_logprobs=self._prompt_logprobs, choices=written)
+
+    def _whole_choice(self, delta: Delta) -> bytes:
+        if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
+            self._prompt_logprobs = prompt_entries(delta.prompt_logprobs, self._services.texts)
+            self.prompt_fields["prompt_logprobs"] = None
+        reader = self._make_reader()
+        message = _message(reader.read(delta))
+        choice = ChatChoice.model_construct(message=message, **self._choice(delta, reader))
+        return choice.json_bytes(logprobs=self._logprobs(delta))
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
@@ -245,7 +254,7 @@ class _Answer:
                 await exchange.event(plain.event(delta.index, part.content))
                 continue
             choice = ChunkChoice.model_construct(delta=_delta(part, is_first), **self._choice(delta, reader))
-            await exchange.event(self._chunk([choice]))
+            await exchange.event(self._chunk([choice], logprobs=self._logprobs(delta)))
         if options is not None and options.include_usage:
             await exchange.event(self._chunk([], is_last=True))
         await exchange.end_events()
@@ -256,7 +265,9 @@ class _Answer:
         choice = ChunkChoice.model_construct(index=index, delta=delta, logprobs=None, finish_reason=None)
         return self._chunk([choice])
 
-    def _chunk(self, choices: list[ChunkChoice], *, is_last: bool = False) -> bytes:
+    def _chunk(
+        self, choices: list[ChunkChoice], *, is_last: bool = False, logprobs: bytes | None = None
+    ) -> bytes:
         options = self._request.stream_options
         chunk = ChatCompletionChunk.model_construct(
             id=self.id,
@@ -270,25 +281,27 @@ class _Answer:
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             shows = is_last or options.continuous_usage_stats
             chunk.usage = usage_info(self._usage) if shows else None
-        return chunk.json_bytes()
+        return chunk.json_bytes(logprobs=logprobs)
+
+    def _logprobs(self, delta: Delta) -> bytes | None:
+        if not self._request.logprobs:
+            return None
+        return chat_logprobs(
+            shown_logprobs(delta, self._params),
+            self._services.texts,
+            self._params.logprobs or 0,
+            as_ids=bool(self._request.return_tokens_as_token_ids),
+        )
 
     def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
         """Return the fields that both forms of a choice share."""
-        request, logprobs = self._request, None
-        if request.logprobs:
-            logprobs = chat_logprobs(
-                shown_logprobs(delta, self._params),
-                self._services.texts,
-                self._params.logprobs or 0,
-                as_ids=bool(request.return_tokens_as_token_ids),
-            )
         finish = None if delta.finish_reason is None else str(delta.finish_reason.value)
         if finish == "stop" and reader.has_called_tools:
             finish = "tool_calls"
-        fields: dict[str, Any] = {"index": delta.index, "logprobs": logprobs, "finish_reason": finish}
+        fields: dict[str, Any] = {"index": delta.index, "logprobs": None, "finish_reason": finish}
         if finish is not None:
             fields["stop_reason"] = self._services.stop_reason(delta, self._params)
-        if request.return_token_ids:
+        if self._request.return_token_ids:
             fields["token_ids"] = list(delta.token_ids)
         return fields
 

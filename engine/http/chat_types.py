@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from .answer_models import AnswerModel, PromptLogprobs, UsageInfo
-from .logprobs import ChatLogprobs
+from .answer_models import AnswerModel, UsageInfo
 from .request_model import RequestModel, only
 from .sampling import SamplingFields
 
@@ -155,7 +154,7 @@ class ChatChoice(AnswerModel):
 
     index: int
     message: ReplyMessage
-    logprobs: ChatLogprobs | None
+    logprobs: None  # these and the prompt's are written apart
     finish_reason: ChatFinish
     stop_reason: str | int | None
     token_ids: list[int]
@@ -170,7 +169,7 @@ class ChatCompletion(AnswerModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageInfo
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: None
     prompt_token_ids: list[int]
 
 
@@ -179,7 +178,7 @@ class ChunkChoice(AnswerModel):
 
     index: int
     delta: ReplyDelta
-    logprobs: ChatLogprobs | None
+    logprobs: None
     finish_reason: ChatFinish | None
     stop_reason: str | int | None
     token_ids: list[int]

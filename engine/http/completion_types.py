@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .answer_models import AnswerModel, PromptLogprobs, UsageInfo
+from .answer_models import AnswerModel, UsageInfo
 from .logprobs import CompletionLogprobs
 from .request_model import only
 from .sampling import SamplingFields
@@ -36,7 +36,7 @@ class CompletionChoice(AnswerModel):
     stop_reason: str | int | None
     token_ids: list[int]
     prompt_token_ids: list[int]
-    prompt_logprobs: PromptLogprobs
+    prompt_logprobs: None  # written apart
 
 
 class Completion(AnswerModel):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 from ..api.errors import InvalidRequest
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
-from .answer_models import usage_info
+from .answer_models import json_list, usage_info
 from .completion_types import Completion, CompletionChoice, CompletionRequest, PromptField
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange
+from .exchange import Exchange, Take
 from .generation import MAX_PROMPTS, Job, Usage, new_id, run
 from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
 from .plain_events import PlainEvents
@@ -23,6 +24,7 @@ from .prompts import prompt_cut
 from .request_model import only
 
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's default
+_LOGPROB_BYTES = 20  # least bytes of a log probability in an answer
 
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
@@ -43,7 +45,8 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
         if request.stream:
             await answer.stream(deltas, exchange)
         else:
-            await exchange.answer(await answer.whole(deltas))
+            with services.answers.held(services.handler.tenant(exchange)) as take:
+                await exchange.answer(await answer.whole(deltas, take))
 
 
 def prompts_of(name: str, given: PromptField) -> list[Prompt]:
@@ -90,6 +93,9 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
         answer.prompts = list(answer.prompt_ids)
         answer.texts = [await _text_of(services, prompt) for prompt in prompts]
+    if request.echo and asked_logprobs is not None:  # every sample has the prompt's
+        num_prompt = sum(map(len, answer.prompt_ids))
+        services.answers.check(params.n * num_prompt * (1 + asked_logprobs) * _LOGPROB_BYTES)
     return answer
 
 
@@ -143,13 +149,16 @@ class _Answer:
         self._writers: dict[int, CompletionLogprobWriter] = {}
         self._echoed: set[int] = set()  # choices that have begun with their prompt
 
-    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None]) -> bytes:
-        choices = []
+    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
+        """Return the response; ``take`` counts its bytes."""
+        choices: dict[int, bytes] = {}
         async for prompt, delta in deltas:
             self._take(prompt, delta)
-            choices.append(self._choice(prompt, delta))
-        choices.sort(key=lambda choice: choice.index)
-        return self._completion(choices, with_usage=True)
+            write = partial(self._choice, prompt, delta)
+            choice = await self._services.handler.message_of(delta, write)
+            take(len(choice))
+            choices[prompt * self.params.n + delta.index] = choice
+        return self._completion(json_list(choices[index] for index in sorted(choices)), with_usage=True)
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
@@ -164,9 +173,10 @@ class _Answer:
             elif (
                 delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index)
             ):
-                await exchange.event(self._completion([self._choice(prompt, delta)]))
+                choice = await self._services.handler.message_of(delta, partial(self._choice, prompt, delta))
+                await exchange.event(self._completion(json_list([choice])))
         if options is not None and options.include_usage:
-            await exchange.event(self._completion([], with_usage=True))
+            await exchange.event(self._completion(b"[]", with_usage=True))
         await exchange.end_events()
 
     def _take(self, prompt: int, delta: Delta) -> None:
@@ -182,20 +192,20 @@ class _Answer:
     def _plain(self, index: int, text: str) -> bytes:
         """Return the event of a sample that has only text."""
         fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        return self._completion([CompletionChoice.model_construct(**fields)])
+        return self._completion(json_list([CompletionChoice.model_construct(**fields).json_bytes()]))
 
-    def _completion(self, choices: list[CompletionChoice], *, with_usage: bool = False) -> bytes:
+    def _completion(self, choices: bytes, *, with_usage: bool = False) -> bytes:
         completion = Completion.model_construct(
-            id=self.id, object="text_completion", created=self._created, model=self._name, choices=choices
+            id=self.id, object="text_completion", created=self._created, model=self._name, choices=[]
         )
         options = self._request.stream_options
         if with_usage or (options is not None and options.continuous_usage_stats):
             completion.usage = usage_info(self._usage)
         elif options is not None and options.include_usage:
             completion.usage = None
-        return completion.json_bytes()
+        return completion.json_bytes(choices=choices)
 
-    def _choice(self, prompt: int, delta: Delta) -> CompletionChoice:
+    def _choice(self, prompt: int, delta: Delta) -> bytes:
         request = self._request
         index = prompt * self.params.n + delta.index
         echoes = not self._is_echoed(index)
@@ -214,9 +224,11 @@ class _Answer:
                 fields |= {"finish_reason": "length", "stop_reason": None}
         if request.return_token_ids:
             fields |= {"token_ids": list(delta.token_ids), "prompt_token_ids": self.prompt_ids[prompt]}
+        entries: bytes | None = None
         if request.prompt_logprobs is not None and delta.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, self._services.texts)
-        return CompletionChoice.model_construct(**fields)
+            fields["prompt_logprobs"] = None
+            entries = prompt_entries(delta.prompt_logprobs, self._services.texts)
+        return CompletionChoice.model_construct(**fields).json_bytes(prompt_logprobs=entries)
 
     def _logprobs(self, index: int, delta: Delta, *, echoes: bool) -> Any:
         request = self._request

@@ -12,6 +12,8 @@ from .exchange import ABORT
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of one request's headers and path
 MAX_PIPELINED = 8  # requests waiting for the one before them
+MAX_PIECES = 1024  # small chunks and trailers of one body; each takes the event loop some 2 us
+PIECE_BYTES = 64  # bytes of a body for which it may have another chunk
 HEADER_TIMEOUT_S = 10.0  # seconds for headers to arrive completely
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 
@@ -28,6 +30,7 @@ class Connection(HttpToolsProtocol):
         self._since = time.monotonic()  # start of the current state
         self._header_bytes = 0  # bytes of incomplete headers
         self._is_in_headers = True
+        self._num_pieces = self._body_bytes = 0  # of the body being read
         self._unsent = 0  # unsent bytes at the last sweep
         self._unsent_since = self._since
 
@@ -62,12 +65,29 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers = True
         cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:
+            super().on_header(name, value)
+        else:  # a trailer, which no handler reads
+            self._count_piece(0)
+
     def on_headers_complete(self) -> None:
         self._is_in_headers, self._header_bytes = False, 0
+        self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
-            self.transport.abort()
-            return
+            raise ValueError("too many pipelined requests")  # ends the connection, as below
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._count_piece(len(body))
+        super().on_body(body)
+
+    def _count_piece(self, num_bytes: int) -> None:
+        """Raise for a body in too many pieces; the parser then stops, and the connection is closed."""
+        self._num_pieces += 1
+        self._body_bytes += num_bytes
+        if self._num_pieces > MAX_PIECES + self._body_bytes // PIECE_BYTES:
+            raise ValueError("too many small chunks, or trailers")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -10,7 +10,7 @@ from typing import Literal
 from ..api.embedding import check_dimensions, finished
 from ..api.errors import RequestFailed
 from ..api.sampling_params import Pooling, SamplingParams
-from .answer_models import AnswerModel, UsageInfo
+from .answer_models import AnswerModel, UsageInfo, json_list
 from .completion_types import PromptField
 from .completions import prompts_of
 from .endpoint import Services
@@ -77,7 +77,8 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
         priority=request.priority or 0,
         final_only=True,
     )
-    found: dict[int, list[float]] = {}
+    as_text = request.encoding_format == "base64"
+    found: dict[int, bytes] = {}
     usage = Usage()
     deltas = run(services, exchange, job)
     async with aclosing(deltas):
@@ -86,20 +87,19 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
             if delta.embedding is None:
                 raise RequestFailed("the request ended before its embedding was computed")
             normalize = request.normalize is not False
-            found[prompt] = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
-    as_text = request.encoding_format == "base64"
+            vector = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
+            item = EmbeddingItem(
+                object="embedding", index=prompt, embedding=_base64(vector) if as_text else vector
+            )
+            found[prompt] = item.json_bytes()
     answer = EmbeddingAnswer(
         object="list",
-        data=[
-            EmbeddingItem(
-                object="embedding", index=index, embedding=_base64(found[index]) if as_text else found[index]
-            )
-            for index in range(len(prompts))
-        ],
+        data=[],
         model=name,
         usage=UsageInfo(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
     )
-    await exchange.answer(answer.json_bytes())
+    data = json_list(found[index] for index in range(len(prompts)))
+    await exchange.answer(answer.json_bytes(data=data))
 
 
 def _base64(vector: list[float]) -> str:

@@ -14,7 +14,7 @@ from ..frontend.holders import Holders
 from ..grpc.request_handler import RequestHandler
 from ..grpc.vllm.model_files import ModelFiles
 from .errors import ModelNotServed, named
-from .exchange import BodyBudget, ClientGone, Exchange, Receive, Scope, Send
+from .exchange import ByteBudget, ClientGone, Exchange, Receive, Scope, Send
 from .request_model import LONG_BODY, RequestModel, parse
 from .token_texts import TokenTexts
 
@@ -27,13 +27,15 @@ class Services:
 
     handler     entry of requests into the engine, shared with gRPC
     files       settings from the model's folder
-    bodies      budget of bytes of bodies
+    bodies      budget of bytes of bodies that are being read or parsed
+    answers     budget of bytes of whole answers that are being written
     calls       limiter of calls, shared with gRPC
     """
 
     handler: RequestHandler
     files: ModelFiles
-    bodies: BodyBudget
+    bodies: ByteBudget
+    answers: ByteBudget
     texts: TokenTexts
     calls: Holders
 
@@ -114,13 +116,12 @@ class Endpoint(Generic[RequestT]):
 
     async def __call__(self, exchange: Exchange) -> None:
         services = self._services
-        with services.calls.held(services.handler.tenant(exchange)):
-            body = await exchange.body(services.bodies)
-            try:
+        tenant = services.handler.tenant(exchange)
+        with services.calls.held(tenant):
+            with services.bodies.held(tenant) as take:
+                body = await exchange.body(services.bodies, take)
                 request = await self._parsed(body, exchange)
-            finally:
-                services.bodies.give_back(len(body))
-            del body
+                del body
             async with exchange.until_gone():
                 try:
                     await self._serve(services, request, exchange)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
 from ..api.errors import Overloaded, RequestTooLong
+from ..api.tenant import Tenant
 from ..grpc.request_handler import ResponseWriter
 from .errors import HttpRefusal, error_form, headers_of, status_of
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Take: TypeAlias = Callable[[int], None]  # counts bytes of a request
 
 BODY_TIMEOUT_S = 60.0  # seconds for a body to arrive
 PIECE_BYTES = 64 * 2**10  # bytes written at once
@@ -31,35 +34,62 @@ class BodyTooLarge(RequestTooLong):
     """The body is too large and was not read."""
 
 
-class BodyBudget:
-    """Budget of bytes of bodies that are being read or parsed, for all requests together."""
+class ByteBudget:
+    """Budget of bytes that requests hold, such as their bodies, for all together and for each tenant.
 
-    def __init__(self, max_body: int, max_total: int) -> None:
-        self.max_body = max_body
-        self._max_total = max_total
+    total   bytes held now
+    """
+
+    def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
+        """Begin with nothing. ``what`` names what a request may have ``max_one`` bytes of; more is refused
+        with ``status`` and ``remedy``."""
         self.total = 0
+        self._what = what
+        self._max_one = max_one
+        self._max_total = max_total
+        self._status = status
+        self._remedy = remedy
+        self._by_tenant: Counter[str] = Counter()
 
-    def take(self, num_bytes: int) -> None:
-        """Count received bytes; Overloaded if there are too many."""
-        if self.total + num_bytes > self._max_total:
-            raise Overloaded(
-                f"{self.total} bytes of requests are being read and at most {self._max_total} may be; "
-                "try again later",
-                bytes=self.total,
-                max_bytes=self._max_total,
-            )
-        self.total += num_bytes
+    @contextlib.contextmanager
+    def held(self, tenant: Tenant) -> Iterator[Take]:
+        """Yield a function that counts more bytes of one request until the block ends. It raises HttpRefusal
+        if the request has too many, and Overloaded if all requests, or those of the tenant, have."""
+        size = 0
 
-    def give_back(self, num_bytes: int) -> None:
-        self.total -= num_bytes
+        def take(num_bytes: int) -> None:
+            nonlocal size
+            self.check(size + num_bytes)
+            for held, most, whose in (
+                (self.total, self._max_total, ""),
+                (self._by_tenant[tenant.name], tenant.part_of(self._max_total), " of one tenant"),
+            ):
+                if held + num_bytes > most:
+                    raise Overloaded(
+                        f"{held} bytes of {self._what}s{whose} are held and at most {most} may be; "
+                        "try again later",
+                        bytes=held,
+                        max_bytes=most,
+                    )
+            size += num_bytes
+            self.total += num_bytes
+            self._by_tenant[tenant.name] += num_bytes
+
+        try:
+            yield take
+        finally:
+            self.total -= size
+            self._by_tenant[tenant.name] -= size
+            if not self._by_tenant[tenant.name]:
+                del self._by_tenant[tenant.name]  # tenant names come and go
 
     def check(self, num_bytes: int) -> None:
-        """Raise HttpRefusal if a body of this size is too large."""
-        if num_bytes > self.max_body:
+        """Raise HttpRefusal if a request may not have as many bytes."""
+        if num_bytes > self._max_one:
             raise HttpRefusal(
-                413,
-                f"a request must have at most {self.max_body} bytes, got {num_bytes} or more; "
-                "send less at once, or start the server with a larger --max-message-size",
+                self._status,
+                f"a{'n' * (self._what[0] == 'a')} {self._what} must have at most {self._max_one} bytes, got "
+                f"{num_bytes} or more; {self._remedy}",
             )
 
 
@@ -94,9 +124,8 @@ class Exchange:
     def header(self, name: str) -> str:
         return next((value for key, value in self._headers if key == name), "")
 
-    async def body(self, budget: BodyBudget) -> bytes:
-        """Read the body, which must be JSON within the size limit. The caller returns its bytes to the
-        budget."""
+    async def body(self, budget: ByteBudget, take: Take) -> bytes:
+        """Read the body, which must be JSON within the budget; ``take`` counts its bytes."""
         kind = self.header("content-type").partition(";")[0].strip().lower().encode()
         if kind not in JSON_TYPES:
             raise HttpRefusal(
@@ -110,7 +139,6 @@ class Exchange:
         declared = self.header("content-length")
         budget.check(int(declared) if declared.isdigit() else 0)
         pieces: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while True:
@@ -118,20 +146,14 @@ class Exchange:
                     if message["type"] == "http.disconnect":
                         raise ClientGone
                     piece = message.get("body", b"")
-                    budget.check(size + len(piece))
-                    budget.take(len(piece))
-                    size += len(piece)
+                    take(len(piece))
                     pieces.append(piece)
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
-            budget.give_back(size)
             raise HttpRefusal(
                 408, f"a body must come within {BODY_TIMEOUT_S:g} s, it did not; send it at once"
             ) from None
-        except BaseException:
-            budget.give_back(size)
-            raise
 
     @contextlib.asynccontextmanager
     async def until_gone(self) -> AsyncIterator[None]:
@@ -165,6 +187,8 @@ class Exchange:
         headers = [(CONTENT_TYPE, content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, headers)
         for start in range(0, max(len(body), 1), PIECE_BYTES):
+            if start:
+                await asyncio.sleep(0)  # lets the server notice that the client has left
             end = start + PIECE_BYTES
             await self._write_body(body[start:end], more=end < len(body))
 

@@ -5,32 +5,12 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
+from pydantic_core import to_json
+
 from ..api.outputs import Delta, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
-from .answer_models import AnswerModel
-from .answer_models import PromptLogprobs as PromptEntries
+from .answer_models import AnswerModel, json_list
 from .token_texts import TokenTexts
-
-
-class TopLogprob(AnswerModel):
-    """A token that could have been sampled."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatLogprob(TopLogprob):
-    """The sampled token and the likeliest ones."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(AnswerModel):
-    """``logprobs`` of a choice of a chat."""
-
-    content: list[ChatLogprob] | None
-    refusal: None = None
 
 
 class CompletionLogprobs(AnswerModel):
@@ -51,27 +31,23 @@ def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, 
 
 def chat_logprobs(
     entries: tuple[TokenLogprob, ...], texts: TokenTexts, top: int, *, as_ids: bool = False
-) -> ChatLogprobs:
-    """Return log probabilities in the form of chats; ``top``: number of likeliest tokens to show."""
+) -> bytes:
+    """Return log probabilities in the form of chats, as JSON; ``top``: number of likeliest tokens to show."""
 
-    def shown(token_id: int) -> dict[str, Any]:
+    def shown(token_id: int, logprob: float) -> dict[str, Any]:
         text = texts.of(token_id)
         data = None if text.data is None else list(text.data)
-        return {"token": f"token_id:{token_id}" if as_ids else text.text, "bytes": data}
+        return {
+            "token": f"token_id:{token_id}" if as_ids else text.text,
+            "logprob": logprob,
+            "bytes": data,
+        }
 
-    return ChatLogprobs(
-        content=[
-            ChatLogprob(
-                **shown(entry.token_id),
-                logprob=entry.logprob,
-                top_logprobs=[
-                    TopLogprob(**shown(token), logprob=logprob) for token, logprob in entry.top[:top]
-                ],
-            )
-            for entry in entries
-        ],
-        refusal=None,
-    )
+    def written(entry: TokenLogprob) -> bytes:
+        likeliest = [shown(token, logprob) for token, logprob in entry.top[:top]]
+        return _json(shown(entry.token_id, entry.logprob) | {"top_logprobs": likeliest})
+
+    return b'{"content":%b,"refusal":null}' % json_list(map(written, entries))
 
 
 class CompletionLogprobWriter:
@@ -113,9 +89,10 @@ class CompletionLogprobWriter:
         return f"token_id:{token_id}" if self._as_ids else self._texts.of(token_id).escaped
 
 
-def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> PromptEntries:
-    """Return the log probabilities of a prompt's tokens, in vLLM's form; the first has none."""
-    rows: PromptEntries = [None]
+def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> bytes:
+    """Return the log probabilities of a prompt's tokens as JSON, in vLLM's form: for each token a dict from
+    token id to ``logprob``, ``rank`` and ``decoded_token``; the first has none."""
+    rows = [b"null"]
     for entry in found.rest:
         row: dict[str, dict[str, Any]] = {}
         for rank, (token, logprob) in enumerate(entry.top, 1):
@@ -123,5 +100,9 @@ def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> PromptEntries:
         if str(entry.token_id) not in row:
             text = texts.of(entry.token_id).text
             row[str(entry.token_id)] = {"logprob": entry.logprob, "rank": None, "decoded_token": text}
-        rows.append(row)
-    return rows
+        rows.append(_json(row))
+    return json_list(rows)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return to_json(value, inf_nan_mode="null")

@@ -24,7 +24,7 @@ from ..grpc.vllm.model_files import read_model_files
 from .app import Check, Render, make_app
 from .connection import IDLE_TIMEOUT_S, Connection
 from .endpoint import Services
-from .exchange import BodyBudget
+from .exchange import ByteBudget
 from .token_texts import TokenTexts
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
 BODIES = 32  # factor on the largest body: bytes of all bodies being read
+ANSWER_BYTES = 64 * 2**20  # bytes of a whole answer; all of them together may have twice as many
 MAX_CONNECTIONS = 8192  # beyond it, the connections idle for longest are closed
 BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -65,7 +66,20 @@ class HttpServer:
         self.services = Services(
             handler=handler,
             files=read_model_files(engine.info.path),
-            bodies=BodyBudget(max_body_bytes + room, BODIES * max_body_bytes + 4 * room),
+            bodies=ByteBudget(
+                "request",
+                max_body_bytes + room,
+                BODIES * max_body_bytes + 4 * room,
+                status=413,
+                remedy="send less at once, or start the server with a larger --max-message-size",
+            ),
+            answers=ByteBudget(
+                "answer",
+                ANSWER_BYTES,
+                2 * ANSWER_BYTES,
+                status=400,
+                remedy="request fewer log probabilities, samples or prompts at once, or a stream",
+            ),
             texts=TokenTexts(engine.tokenizer),
             calls=calls,
         )
@@ -80,6 +94,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # else every malformed request writes a line
             access_log=False,
             proxy_headers=False,
             timeout_keep_alive=round(IDLE_TIMEOUT_S),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,19 @@ from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.api.reranking import RerankPrompt
 from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.grpc.request_handler import LONG_SCORES
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
 from octavo.engine.http.generation import CONCURRENCY
 from octavo.engine.http.sampling import MAX_ITEMS
+from octavo.engine.http.token_texts import TokenText, TokenTexts
 from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
 
 pytestmark = pytest.mark.server
 
 LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def raw(body: Any, *, path: str = COMPLETIONS, more: str = "") -> bytes:
@@ -141,6 +144,87 @@ async def test_bodies_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
         first.close()
         await eventually(lambda: served.server.services.bodies.total == 0, "it is forgotten")
         await served_still(served)
+
+
+@pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"0\r\n" + b"a: b\r\n" * 500], ids=["chunks", "trailers"])
+@pytest.mark.parametrize("has_token", [True, False], ids=["token", "no-token"])
+async def test_small_chunks_and_trailers_end_the_connection(
+    tmp_path: Path, piece: bytes, has_token: bool
+) -> None:
+    (tmp_path / "tokens").write_text("alice-0123456789\n")
+    head = raw({}, more="authorization: Bearer alice-0123456789\r\n" * has_token)[:-2]
+    async with http_served(security=Security(token_file=tmp_path / "tokens")) as served:
+        reader, writer = await served.connect()
+        writer.write(head.replace(b"content-length: 2", b"transfer-encoding: chunked") + piece)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * connection.MAX_PIECES):
+                writer.write(b"1\r\n \r\n" if piece[:1] == b"1" else b"a: b\r\n" * 10)
+                await writer.drain()
+            await asyncio.wait_for(reader.read(), 10)
+        await eventually(lambda: served.server.num_connections == 0, "it is closed")
+        writer.close()
+
+
+async def test_half_bodies_of_a_tenant_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.http.server.BODIES", 2)
+    (tmp_path / "tokens").write_text("alice alice-0123456789\nmallory mallory-0123456789\n")
+    body = json.dumps({"prompt": "abc", "max_tokens": 3}).encode() + b" " * 700
+    async with http_served(security=Security(token_file=tmp_path / "tokens"), max_body_bytes=1000) as served:
+        _, first = await served.connect()
+        head = raw({}, more="authorization: Bearer mallory-0123456789\r\n").replace(
+            b"length: 2", b"length: 900"
+        )
+        first.write(head + b" " * 700)
+        await eventually(lambda: served.server.services.bodies.total > 500, "most of a body is there")
+        for tenant, status in (("mallory", 429), ("alice", 200)):
+            headers = {"authorization": f"Bearer {tenant}-0123456789"}
+            assert (await served.post(COMPLETIONS, body, **headers)).status == status
+        first.close()
+
+
+async def test_whole_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.http.server.ANSWER_BYTES", 2000)
+    async with http_served() as served:
+        reply = await served.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 20, "n": 8, "logprobs": 2})
+        assert (reply.status, "an answer must have at most 2000 bytes" in reply.body.decode()) == (400, True)
+        assert served.server.services.answers.total == 0
+        echoed = {"prompt": "abc" * 9, "max_tokens": 1, "n": 8, "logprobs": 2, "echo": True}
+        assert served.below is not None
+        calls = served.below.server.handler.num_prompt_tokens
+        assert (await served.post(COMPLETIONS, echoed)).status == 400
+        assert served.below.server.handler.num_prompt_tokens == calls, "it was computed before"
+        await served_still(served)
+
+
+async def test_many_log_probabilities_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def of(_: TokenTexts, token_id: int) -> TokenText:
+        threads.append(threading.current_thread().name)
+        return TokenText(str(token_id), b"x")
+
+    monkeypatch.setattr(TokenTexts, "of", of)
+    asked = {"max_tokens": LONG_SCORES + 1, "ignore_eos": True}
+    chat = asked | {"messages": [{"role": "user", "content": "abc"}], "logprobs": True, "top_logprobs": 2}
+    async with http_served() as served:
+        for path, body in ((COMPLETIONS, asked | {"prompt": "abc", "logprobs": 2}), (CHAT, chat)):
+            assert (await served.post(path, body)).status == 200
+            assert threads, path
+            assert all("octavo-answer" in name for name in threads), path
+            threads.clear()
+
+
+async def test_a_burst_over_http_is_followed_by_giving_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.grpc.call_limiter.BURST_CALLS", 3)
+    async with http_served() as served:
+        assert served.below is not None
+        limiter = served.below.server.limiter
+        for is_over in (False, False, True):
+            await served_still(served)
+            await eventually(lambda: limiter.calls.total == 0, "the call has ended")
+            assert limiter.burst_is_over() is is_over
 
 
 async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
