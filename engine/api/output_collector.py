@@ -107,9 +107,9 @@ def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
     """Return the estimated memory of a delta, with or without its ``prompt_logprobs``."""
     size = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + len(delta.text)
     if delta.logprobs:
-        size += _logprobs_bytes(delta.logprobs)
+        size += logprobs_bytes(delta.logprobs)
     if counts_prompt and delta.prompt_logprobs is not None:
-        size += _logprobs_bytes(delta.prompt_logprobs.rest)
+        size += logprobs_bytes(delta.prompt_logprobs.rest)
     if delta.embedding is not None:
         size += _NUMBER_BYTES * len(delta.embedding)
     return size
@@ -120,6 +120,6 @@ def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
     return _LOGPROB_BYTES * num_prompt * (1 + num_alternatives)
 
 
-def _logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
+def logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
     """Return the memory of log probabilities, which all have as many alternatives as the first."""
     return _LOGPROB_BYTES * len(entries) * (1 + len(entries[0].top)) if entries else 0

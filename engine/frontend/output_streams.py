@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from ..api.config import EngineConfig
 from ..api.engine_request import EngineRequest, News
-from ..api.errors import SlowReader
-from ..api.output_collector import OutputCollector
+from ..api.errors import Overloaded, SlowReader
+from ..api.output_collector import OutputCollector, logprobs_bytes
 from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
@@ -17,6 +17,7 @@ from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 CHUNK_BYTES = (
     256 * 1024
 )  # bytes of memory: most output that a slow reader gets at once. A transport holds one such piece.
+MAX_HELD_LIMITS = 2  # factor on the most unread output: log probabilities that wait for their samples' ends
 
 
 class OutputStreams:
@@ -74,9 +75,12 @@ class OutputStreams:
         for number, delta in news:
             if (stream := self._by_number.get(number)) is not None:  # otherwise its reader is gone
                 stream.push(delta)
-        while self._unread.num_bytes > MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes:
+        most = MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes
+        while self._unread.num_bytes > most:
             if not self._end_least_read():
                 break
+        while self._unread.num_held_bytes > MAX_HELD_LIMITS * most:
+            self._end_longest()
 
     def _end_least_read(self) -> bool:
         """End the stream with the most unread output. Return False, and end none, if its reader has all of it
@@ -94,6 +98,21 @@ class OutputStreams:
             )
         )
         return True
+
+    def _end_longest(self) -> None:
+        """End the stream that holds the most log probabilities until its samples end."""
+        stream = max(self._read, key=lambda stream: stream.num_held_bytes)
+        num_bytes = stream.num_held_bytes
+        assert num_bytes, "no stream holds what is counted"
+        if not stream.ended:
+            self._abort(stream.request)
+        stream.fail(
+            Overloaded(
+                f"{num_bytes} bytes of this request's log probabilities wait for the end of its output, and "
+                "those of all requests are too many; request a stream, or fewer of them",
+                held_bytes=num_bytes,
+            )
+        )
 
     def forget(self, stream: Stream) -> None:
         """Drop a stream that has ended or lost its reader."""
@@ -143,6 +162,7 @@ class Stream:
         self._pending: dict[int, deque[OutputCollector]] = {}
         self.num_pending_bytes = 0  # estimated bytes of pending output
         self._num_given_bytes = 0  # bytes of the delta that was read last
+        self.num_held_bytes = 0  # estimated bytes of log probabilities of unfinished samples
         self._unread = unread or UnreadOutput()
         self._prompt_is_counted = False  # its log probabilities are shared by all samples
         self._error: BaseException | None = None
@@ -177,7 +197,16 @@ class Stream:
         """Return the whole output of a sample that has ended; None before its end."""
         held = self._held.setdefault(delta.index, OutputCollector())
         held.add(delta)
-        return held.take() if held.is_finished else None
+        self._hold_bytes(logprobs_bytes(delta.logprobs))
+        if not held.is_finished:
+            return None
+        whole = held.take()
+        self._hold_bytes(-logprobs_bytes(whole.logprobs))
+        return whole
+
+    def _hold_bytes(self, num_bytes: int) -> None:
+        self.num_held_bytes += num_bytes
+        self._unread.num_held_bytes += num_bytes
 
     def _keep(self, delta: Delta) -> None:
         chunks = self._pending.setdefault(delta.index, deque())
@@ -195,13 +224,14 @@ class Stream:
         """End the stream with an exception that the reader gets at once."""
         self._error = error
         self._drop_pending()
+        self._drop_held()
         self._end()
         self._wake()
 
     def close(self) -> None:
         """Drop unread output, because the reader has left."""
         self._drop_pending()
-        self._held.clear()
+        self._drop_held()
         self._given(0)
 
     async def next(self) -> Delta | None:
@@ -240,6 +270,10 @@ class Stream:
         self._pending.clear()
         self._unread.num_bytes -= self.num_pending_bytes
         self.num_pending_bytes = 0
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._hold_bytes(-self.num_held_bytes)
 
     def _end(self) -> None:
         if not self.ended:

@@ -27,10 +27,11 @@ MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities in memor
 
 
 class UnreadOutput:
-    """Estimated bytes of memory of all unread output."""
+    """Estimated bytes of memory of all unread output, and of log probabilities that wait for the end of
+    their samples."""
 
     def __init__(self) -> None:
-        self.num_bytes = 0
+        self.num_bytes = self.num_held_bytes = 0
 
 
 class RequestLimiter:

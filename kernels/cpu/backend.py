@@ -281,7 +281,6 @@ class CpuBackend:
     writes_in_place = True
     recurrent_kernels: RecurrentKernels = recurrent
     rare_recurrent_kernels: RareRecurrentKernels = recurrent
-    adapter_tables = None
     compiles_at_launch = False
 
     def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:

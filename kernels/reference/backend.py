@@ -311,7 +311,6 @@ class ReferenceBackend:
     writes_in_place = False
     recurrent_kernels = None
     rare_recurrent_kernels = None
-    adapter_tables = None
     compiles_at_launch = False
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:

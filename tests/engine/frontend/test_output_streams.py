@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import small_config
+from octavo.engine.api.engine_request import EngineRequest
+from octavo.engine.api.errors import Overloaded
 from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.frontend.output_streams import Stream
+from octavo.engine.api.stats import Gauges
+from octavo.engine.frontend import output_streams
+from octavo.engine.frontend.output_streams import OutputStreams, Stream
 
 
 class _Request:
@@ -89,3 +95,35 @@ async def test_log_probabilities_of_a_prompt_count_once_for_all_samples() -> Non
     for index in range(16):
         stream.push(Delta(request_id="r", index=index, token_ids=(1,), prompt_logprobs=shared))
     assert prompt_logprobs_bytes(500, 20) <= stream.num_pending_bytes < 2 * prompt_logprobs_bytes(500, 20)
+
+
+async def test_log_probabilities_held_until_the_end_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_streams, "MAX_HELD_LIMITS", 1)
+    monkeypatch.setattr("octavo.engine.frontend.request_limiter.MAX_UNREAD_BYTES", 50_000)
+    aborted: list[EngineRequest] = []
+    streams = OutputStreams(small_config(), abort=aborted.append, gauges=Gauges)
+    few, many = (
+        streams.add(
+            EngineRequest(
+                request_id=name,
+                prompt_ids=[1],
+                params=SamplingParams(n=2, logprobs=20),
+                max_tokens=99,
+                arrived_at=0.0,
+            ),
+            aborted.append,
+            final_only=True,
+        )
+        for name in ("few", "many")
+    )
+    entry = (TokenLogprob(token_id=1, logprob=-1.0, top=((1, -1.0),) * 20),)
+    for number in range(40):
+        delta = Delta(request_id="r", index=number % 2, token_ids=(1,), logprobs=entry)
+        streams.push([(few.request.number, delta)] * (number < 4) + [(many.request.number, delta)])
+    assert aborted == [many.request]
+    with pytest.raises(Overloaded, match="request a stream"):
+        await many.next()
+    assert few.num_held_bytes == streams._unread.num_held_bytes > 0
+    few.push(Delta(request_id="r", index=0, finish_reason=FinishReason.LENGTH))
+    streams.close(few)
+    assert streams._unread.num_held_bytes == 0
