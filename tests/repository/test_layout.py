@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -211,32 +210,3 @@ def test_without_the_laboratory_its_commands_say_how_to_get_it() -> None:
         assert done.returncode == 2
         assert f"octavo {command}" in done.stderr
         assert "pip install ./lab" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_wheel_holds_the_folders_and_the_demo_model(tmp_path: Path) -> None:
-    """Built in an environment of its own by pip, as an installation from source does."""
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("octavo-*.whl")
-    assert wheel.stat().st_size < 20_000_000
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {
-        "octavo/__init__.py",
-        "octavo/py.typed",
-        "octavo/block_manager/__init__.py",
-        "octavo/scheduler/__init__.py",
-        "octavo/kernels/__init__.py",
-        "octavo/engine/cli/__init__.py",
-        "octavo/engine/demo/model.safetensors",
-        "octavo/engine/demo/tokenizer.json",
-        "octavo/engine/demo_hybrid/model.safetensors",
-        "octavo/engine/demo_hybrid/tokenizer.json",
-        "octavo/v1/cache_pb2.py",
-        "octavo/v1/generation_pb2.py",
-    } <= names
-    strangers = [name for name in names if not name.startswith(("octavo/", "octavo-"))]
-    assert not strangers
-    assert not [name for name in names if "csrc" in name or name.endswith((".cpp", ".h"))]
