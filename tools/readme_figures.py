@@ -1,6 +1,6 @@
-"""Write the README's table and chart from a comparison with other engines.
+"""Write documents that are made from data: the README's table and chart, and docs/supported-models.md.
 
-``python tools/readme_figures.py`` (extra ``plot``). The table stands between two comments in README.md.
+``python tools/readme_figures.py`` (extra ``plot``). The table is between two comments in README.md.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import statistics
 
 import matplotlib as mpl
 
+from docs_site import reference
 from docs_site.benchmarks import CHART, README, Comparison, readme_result, readme_with
 
 COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "vLLM": "#b58fb0"}
@@ -40,4 +41,5 @@ if __name__ == "__main__":
     result = readme_result()
     draw(result, "8 bits")
     README.write_text(readme_with(result))
-    print(f"written: {CHART} and the table of {README}")
+    reference.MODELS.write_text(reference.models())
+    print(f"written: {CHART}, {reference.MODELS} and the table of {README}")

@@ -59,6 +59,7 @@ def test_the_python_reference_has_every_name() -> None:
 
 
 def test_supported_models_are_grouped_by_their_type() -> None:
+    assert reference.MODELS.read_text() == reference.models(), "run tools/readme_figures.py"
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.+?) \| (yes)? ?\|$", reference.models(), flags=re.MULTILINE)
     table = {kind: (names, gguf) for kind, names, _, gguf in rows}
     assert "`Qwen/Qwen3-0.6B`" in table["qwen3"][0]
@@ -96,6 +97,12 @@ def test_links_to_files_that_are_no_page_become_their_names() -> None:
     text = pages.page("architecture.md")
     assert "](internals/block-manager.md" in text
     assert "](engine/" not in text
+
+
+@pytest.mark.parametrize("path", [*DOCS, *PACKAGES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_the_repository_lead_to_files(path: Path) -> None:
+    for target in re.findall(r"\]\(([^):#\s]+)(?:#[^)]*)?\)", path.read_text()):
+        assert (path.parent / target).exists(), target
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT / "docs")))
@@ -138,12 +145,6 @@ MEASURED = re.compile(
 def test_guides_have_no_figures_that_were_measured(path: Path) -> None:
     """They are data in ``docs/benchmarks/results``, with machine, date and command."""
     assert not MEASURED.search(path.read_text()), MEASURED.search(path.read_text())
-
-
-def test_links_to_results_lead_to_one() -> None:
-    for path in (*DOCS, ROOT / "README.md", *ROOT.glob("*/README.md")):
-        for link in re.findall(r"\]\(([^)]*benchmarks/results/[^)]+)\)", path.read_text()):
-            assert (path.parent / link).is_file(), f"{path}: {link}"
 
 
 def test_python_in_the_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:

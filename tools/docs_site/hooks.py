@@ -13,6 +13,7 @@ from docs_site import benchmarks, pages, reference
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 GENERATED = {
     "reference/cli.md": reference.cli,
@@ -20,7 +21,6 @@ GENERATED = {
     "reference/metrics.md": reference.metrics,
     "reference/python.md": reference.python,
     "reference/rpc.md": reference.rpc,
-    "supported-models.md": reference.models,
     "benchmarks/index.md": benchmarks.page,
 }
 
@@ -34,3 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in pages.DOCUMENTS:
         files.append(File.generated(config, name, content=pages.page(name)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Return a page's text with links to files of the repository as links to pages."""
+    return pages.linked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

@@ -1,7 +1,8 @@
 """Documents of the repository as pages of the site: one source, two readers.
 
-The site shows the README that somebody finds who opens a folder. Links between such documents become links
-between pages. A link to a file that is no page becomes the file's name.
+The site shows the README of each folder. Links in the sources lead to files of the repository, so that they
+work there, too. On the site, a link to a document, or to the source of a generated page, leads to the page. A
+link to any other file outside of ``docs`` becomes the file's name.
 """
 
 from __future__ import annotations
@@ -24,12 +25,26 @@ DOCUMENTS = {  # page of the site: document of the repository
     "internals/demo-model.md": "tools/demo_model/README.md",
     "benchmarks/peers.md": "tests/bench/peers/README.md",
 }
+SOURCES = {  # file or folder of the repository: the page that is generated from it
+    "docs/benchmarks/results": "benchmarks/index.md",
+    "engine/__init__.py": "reference/python.md",
+    "engine/api/config.py": "reference/configuration.md",
+    "engine/api/sampling_params.py": "reference/configuration.md",
+    "engine/arguments/options.py": "reference/cli.md",
+    "engine/observability/prometheus.py": "reference/metrics.md",
+    "proto/octavo/v1/generation.proto": "reference/rpc.md",
+}
+PAGES = SOURCES | {document: page for page, document in DOCUMENTS.items()}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def page(name: str) -> str:
-    """The text of a page that stands elsewhere in the repository. KeyError for other names."""
-    document = DOCUMENTS[name]
+    """Return the text of a page that is elsewhere in the repository. KeyError for other names."""
+    return linked((ROOT / DOCUMENTS[name]).read_text("utf-8"), DOCUMENTS[name], name)
+
+
+def linked(text: str, document: str, name: str) -> str:
+    """Return the text of a document with links as on its page ``name`` of the site."""
     folder = posixpath.dirname(document)
 
     def link(match: re.Match[str]) -> str:
@@ -38,13 +53,13 @@ def page(name: str) -> str:
         if re.match(r"[a-z]+:", target) or not path:
             return match.group(0)
         found = posixpath.normpath(posixpath.join(folder, path))
-        if found.startswith("docs/"):
+        if found in PAGES:
+            found = PAGES[found]
+        elif found.startswith("docs/"):
             found = found.removeprefix("docs/")
-        elif found in (pages := {document: page for page, document in DOCUMENTS.items()}):
-            found = pages[found]
         else:
             return text if text.startswith("`") else f"{text} (`{found}`)"
         return f"[{text}]({posixpath.relpath(found, posixpath.dirname(name) or '.')}{mark}{anchor})"
 
-    parts = re.split(r"(```.*?```)", (ROOT / document).read_text("utf-8"), flags=re.DOTALL)
+    parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)

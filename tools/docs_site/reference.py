@@ -27,6 +27,7 @@ from octavo.engine.observability.prometheus import Metrics
 from octavo_lab.commands.bench import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
+MODELS = ROOT / "docs" / "supported-models.md"
 PROTOS = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
 
 
