@@ -231,5 +231,5 @@ def refuse_option(backend: str, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise ValueError(
-                f"the {backend} backend has no attention kernel with {name}; the reference backend has"
+                f"the {backend} backend has no attention kernel with {name}; use --backend reference"
             )

@@ -141,15 +141,13 @@ class GroupedKVCache:
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         if options.mask is not None and layer in self._chunked:
-            raise ValueError("a mask counts positions from a sequence's beginning, chunked layers do not")
+            raise ValueError("chunked layers take no mask, because they count positions from a chunk's start")
         cache, index = self._places[layer]
         return cache.attend(index, queries, options)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         if layer in self._chunked:
-            raise ValueError(
-                f"K and V of chunked layer {layer} cannot be gathered: it is attended to by chunks"
-            )
+            raise ValueError(f"K and V of chunked layer {layer} cannot be gathered; it attends within chunks")
         cache, index = self._places[layer]
         return cache.gather(index)
 

@@ -129,7 +129,7 @@ class AttentionMetadata(StepRows):
     def only_group(self) -> GroupMetadata:
         """Return the group of a step that has one. Raises ValueError if it has several."""
         if len(self.groups) != 1:
-            raise ValueError(f"a pool of one group takes the metadata of one group, got {len(self.groups)}")
+            raise ValueError(f"a pool of one group needs metadata of one group, got {len(self.groups)}")
         return self.groups[0]
 
     def check(self, num_pages: int) -> None:

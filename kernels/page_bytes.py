@@ -50,7 +50,7 @@ def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
     """Raise ValueError unless ``data`` holds the bytes of these pages, which must differ."""
     check_read(spec, pages)
     if len(set(pages)) != len(pages):
-        raise ValueError(f"pages {list(pages)} name one twice; each is written once")
+        raise ValueError(f"pages {list(pages)} must be different, because each is written once")
     if data.dtype != np.uint8 or data.shape != (len(pages), spec.page_bytes):
         raise ValueError(
             f"{len(pages)} pages take uint8 bytes {(len(pages), spec.page_bytes)}, "

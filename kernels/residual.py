@@ -70,7 +70,7 @@ def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
                 f"residual pages must be of a 16-bit format ({', '.join(SIXTEEN_BITS)}), got {name}"
             )
     if residual.page_size != spec.page_size or len(residual.layers) != len(spec.layers):
-        raise ValueError("residual pages must have the layers and the page size of the pages beside them")
+        raise ValueError("residual pages must have the layers and the page size of the quantized pages")
     for layer, own in zip(spec.layers, residual.layers, strict=True):
         if _shape(layer) != _shape(own):
             raise ValueError(

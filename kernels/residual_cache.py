@@ -42,7 +42,9 @@ class ResidualCache(Generic[Pool]):
     def _begin(self, metadata: AttentionMetadata) -> AttentionMetadata:
         """Check a step; return it with the starts of its residual pages."""
         if len(metadata.groups) != 2:
-            raise ValueError(f"pages and residual pages are 2 groups, got {len(metadata.groups)}")
+            raise ValueError(
+                f"a step must have quantized and residual pages, got {len(metadata.groups)} groups"
+            )
         pages, residual = metadata.groups
         if pages.page_table.shape != residual.page_table.shape:
             raise ValueError("the tables of a step's pages and of its residual pages must have one shape")

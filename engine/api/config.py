@@ -303,7 +303,7 @@ class EngineConfig:
         if self.kv_format == AUTO or self.speculate == "mtp":
             name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
             raise InvalidConfig(
-                f"{name} must not be {value} with tensor_parallel, which has no such part yet; choose another"
+                f"{name} must not be {value} with tensor_parallel, which cannot do that yet; choose another"
             )
 
     def _check_fairness(self) -> None:

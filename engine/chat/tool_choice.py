@@ -163,7 +163,7 @@ def _schema_of(structured: StructuredOutput) -> Any:
     """Return the schema of an answer that may be a call instead; InvalidRequest for other constraints."""
     if structured.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(
-            f"{structured.kind} must not come with tools that may be called or not; give a JSON "
+            f"{structured.kind} must not come with tools whose calls are optional; give a JSON "
             "schema, or set tool_choice to required or none"
         )
     return {"type": "object"} if structured.json_object else json.loads(structured.source)

@@ -70,7 +70,7 @@ def _decoded(data: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts[: len(ends)] + 1
     if not len(ends) or ends[-1] != len(data) - 1 or (longest := int(lengths.max())) > _MAX_VARINT:
-        raise InvalidRequest("the message cannot be parsed: its token ids are no packed numbers")
+        raise InvalidRequest("the message cannot be parsed: its token ids are not packed numbers")
     found = np.zeros(len(ends), np.uint64)
     for at in range(longest):
         has = lengths > at

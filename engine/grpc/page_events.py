@@ -91,7 +91,7 @@ class PageEventHub:
             return await self._engine.ask(PageEventsSince(number, BATCH))
         except EventsGone as error:
             raise FellBehind(
-                f"events were not read fast enough, and number {number} is gone; read what is cached now, "
+                f"events were not read fast enough, and number {number} is gone; list the cached pages now, "
                 "and watch from there"
             ) from error
 

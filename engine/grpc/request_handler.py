@@ -189,7 +189,7 @@ class RequestHandler:
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
             raise Forbidden(
-                f"only the tenant {OPERATOR!r} may {action}, this token is of another; use a token that the "
+                f"only the tenant {OPERATOR!r} may {action}, but this token has another; use one that the "
                 f"server's file names {OPERATOR!r}"
             )
 
@@ -228,7 +228,7 @@ class RequestHandler:
         InvalidRequest for an adapter that cannot be served."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
-            raise NotConfigured("adapters are loaded from below --lora-dir; start the server with one")
+            raise NotConfigured("adapters are loaded from the folder of --lora-dir; start the server with it")
         folder = (below / path).resolve()
         if not folder.is_relative_to(below.resolve()):
             raise InvalidRequest(

@@ -150,7 +150,7 @@ def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Messa
             ):
                 name, rule = f"{where}.content[{index}]", 'of type "text"'
                 rule = f'{rule} or "image_url"' if takes_images else rule
-                what = "text and images" if takes_images else "text alone"
+                what = "text and images" if takes_images else "only text"
                 raise FieldError(
                     name, f"{name} must be {rule} here, got {part.type!r:.60}; this model reads {what}"
                 )

@@ -176,7 +176,7 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
                 raise FieldError(
                     f"{name}.type",
                     f"{name}.type must be one of a message of the {role} that is served here, got "
-                    f"{kind!r:.60}; this model reads {'text and images' if takes_images else 'text alone'}",
+                    f"{kind!r:.60}; this model reads {'text and images' if takes_images else 'only text'}",
                 )
     found["content"] = content_of(texts, are_pictures)
     if texts or message.role != "user" or not blocks:

@@ -100,7 +100,7 @@ def _one_text(index: int, content: object) -> object:
             raise InvalidRequest(
                 f'content part {place} of message {index} must be of type "text" with a text, got '
                 f"{kind!r:.60}; "
-                "this model reads text alone"
+                "this model reads only text"
             )
     return "".join(part["text"] for part in content)
 

@@ -51,7 +51,7 @@ class PictureReader(HelperProcess):
                 answer, pixels = self._ask({"size": len(data)}, data, limits.seconds)
             except (HelperEnded, HelperLate) as error:
                 self._end()
-                raise InvalidRequest(f"a picture must be decoded in its limits, but {error}") from None
+                raise InvalidRequest(f"a picture must be decoded within its limits, but {error}") from None
         if "refused" in answer:
             raise InvalidRequest(f"a picture cannot be used: {answer['refused']}")
         return PromptImage.of(self.rules, Size(answer["height"], answer["width"]), pixels)

@@ -101,7 +101,7 @@ class CpuPool:
             replace(metadata, groups=(group,)).check(
                 self._spec.num_pages
             )  # slower check that raises with the reason
-            raise AssertionError("indices were refused that AttentionMetadata.check lets pass")
+            raise AssertionError("the native check refuses indices that AttentionMetadata.check accepts")
         self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
         self._flags = None

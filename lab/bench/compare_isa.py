@@ -229,7 +229,7 @@ def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise InvalidConfig(f"the run at {level} ended with {done.returncode}; what it said stands above")
+        raise InvalidConfig(f"the run at {level} ended with {done.returncode}; its output is above")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -182,7 +182,7 @@ def _rates(text: str) -> list[float]:
 
 def _compare_rates(args: argparse.Namespace, model: StepModel) -> list[dict[str, Any]]:
     if args.target_itl is None:
-        raise InvalidRequest("--rates compares a target with fixed chunks: add --target-itl MS")
+        raise InvalidRequest("--rates compares a target with fixed chunks; add --target-itl MS")
     order = (args.order or ["fcfs"])[0]
     service = Service(
         args.num_pages,

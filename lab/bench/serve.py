@@ -105,7 +105,7 @@ def _check(args: argparse.Namespace) -> None:
             f"got {args.shared_prefix_tokens}"
         )
     if args.connect is not None and (settings := given_settings(args)):
-        raise InvalidConfig(f"{engine_flags(settings)[0]} is the server's to choose; drop it or --connect")
+        raise InvalidConfig(f"{engine_flags(settings)[0]} is a setting of the server; drop it or --connect")
     credentials_of(args)  # raises if they are given without --connect
     require_matplotlib(args.plot)
 

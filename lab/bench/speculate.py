@@ -73,13 +73,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise InvalidConfig(f"no text is called {min(unknown)!r}; choose from {', '.join(TEXTS)}")
     if speculate == "off":
         raise InvalidConfig(
-            "speculate is off, and this is about drafts; leave it out, or say ngram, suffix, mtp or "
+            "speculate must not be off in a benchmark of drafts; leave it out, or set ngram, suffix, mtp or "
             "draft:PATH"
         )
     if by_model and texts != [OWN]:
         raise InvalidConfig(
-            f"speculate is {speculate}, and a model cannot guess what is dictated; leave texts out, or "
-            f"say {OWN}"
+            f"texts must be {OWN} with speculate {speculate}, because no model predicts dictated text; leave "
+            "them out"
         )
     counter = DraftCounter()
     config = _config(settings, args)

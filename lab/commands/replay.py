@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     require_matplotlib(args.plot)
     if args.state_bytes is None and args.state_share is not None:
-        raise InvalidRequest("--state-share is about recurrent states; add --state-bytes")
+        raise InvalidRequest("--state-share needs the size of a recurrent state; add --state-bytes")
     requests = read_trace(args.trace, page_size=args.page_size, salt_field=args.salt_field)
     replayed = replay(
         requests,
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if args.state_bytes is not None:
         if args.page_bytes is None or args.num_pages is None:
             raise InvalidRequest(
-                "--state-bytes is about bytes that pages and states share; add --page-bytes and --num-pages"
+                "--state-bytes needs the memory that pages and states share; add --page-bytes and --num-pages"
             )
         found = compare_states(
             requests,

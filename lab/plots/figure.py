@@ -24,7 +24,7 @@ def require_matplotlib(path: Path | None) -> None:
     kinds = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
     if path.suffix and path.suffix[1:].lower() not in kinds:
         raise InvalidConfig(
-            f"--plot {path}: a picture is no {path.suffix} file; end the name in .png or .svg"
+            f"--plot {path}: a picture must be a .png or .svg file, got {path.suffix}; change the name"
         )
     if not path.parent.is_dir():
         raise InvalidConfig(f"--plot {path}: there is no folder {path.parent}; make it first")

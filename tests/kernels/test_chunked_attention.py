@@ -131,7 +131,7 @@ def test_what_chunks_cannot_give_is_refused() -> None:
     cache = cache_of(BACKENDS[0], spec(), residual=False, chunked=True)
     with pytest.raises(ValueError, match="chunked layer 0 cannot be gathered"):
         cache.gather(0)
-    with pytest.raises(ValueError, match="positions from a sequence's beginning"):
+    with pytest.raises(ValueError, match="positions from a chunk's start"):
         run(cache, masked=True)
     with pytest.raises(
         ValueError, match="chunks of 30 positions, which must be a multiple of page_size, got 8"

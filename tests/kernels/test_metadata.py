@@ -64,7 +64,7 @@ def test_a_step_of_several_groups_is_one_of_any_of_them() -> None:
     assert both.select((1,)).only_group() is other
     assert both.select((1, 0)).groups == (other, GOOD.groups[0])
     assert both.row_sequences.tolist() == [0, 1, 1, 1]
-    with pytest.raises(ValueError, match="takes the metadata of one group, got 2"):
+    with pytest.raises(ValueError, match="needs metadata of one group, got 2"):
         both.check(4)
 
 

@@ -110,7 +110,7 @@ def test_what_is_no_page_of_the_pool_is_refused(backend: TestedBackend) -> None:
     wrong: tuple[tuple[list[int], Any, str], ...] = (
         ([0, 7], data, "page 7 lies outside"),
         ([0, -1], data, "page -1 lies outside"),
-        ([1, 1], data, "twice"),
+        ([1, 1], data, "different"),
         ([1], data, r"got uint8 \(2,"),
         ([0, 1], data[:, :-1], "2 pages take"),
         ([0, 1], data.view(np.int8), "got int8"),

@@ -129,7 +129,7 @@ def test_a_step_of_another_number_of_groups_is_refused() -> None:
     spec = case.spec("fp4", "fp4")
     cache = BACKENDS[0].create().create_residual_pool(spec, residual_spec(case, spec, window=1, keep=0))
     step = build_metadata(case.sequences, [np.arange(1, dtype=np.int32)], case.page_size)
-    with pytest.raises(ValueError, match="are 2 groups, got 1"):
+    with pytest.raises(ValueError, match="residual pages, got 1 groups"):
         cache.begin_step(step)
     with pytest.raises(ValueError, match="call begin_step first"):
         cache.gather(0)

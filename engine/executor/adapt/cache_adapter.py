@@ -173,7 +173,7 @@ class LayerCache:
         needs another mask."""
         del return_array
         if num_tokens != 1:
-            raise HookError(f"the model wants a mask for {num_tokens} tokens per row instead of 1")
+            raise HookError(f"the model needs a mask for {num_tokens} tokens per row instead of 1")
         if window_size is not None and window_size != self.spec.window:
             raise HookError(
                 f"the model masks a window of {window_size} where its cache says {self.spec.window}"
@@ -233,9 +233,9 @@ def _paged_attention(
     if not isinstance(values, PagedKV) or values.shim is not keys.shim:
         raise HookError("the model attends over K and V of different caches")
     if keys.is_value or not values.is_value:
-        raise HookError("the model attends over K in the place of V, or V in the place of K")
+        raise HookError("the model uses K as V, or V as K")
     if keys.tiles != values.tiles or (keys.tiles > 1 and sinks is not None):
-        raise HookError("the model repeats the heads of K otherwise than those of V")
+        raise HookError("the model repeats the heads of K and of V in different ways")
     rows = queries.squeeze(2)
     if keys.tiles > 1:
         return _tiled_attention(rows, keys, scale=scale)[:, :, None, :]

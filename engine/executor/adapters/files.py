@@ -120,7 +120,7 @@ def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.arr
         path, _, leaf = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
         if leaf not in _LEAVES or ((leaf == leaf.lower()) == peft and leaf != "lora_magnitude_vector"):
             raise InvalidRequest(
-                f"{file} must have factors of linear layers alone, got {name}; train without it, or fuse the "
+                f"{file} must have factors of linear layers only, got {name}; train without it, or fuse the "
                 "adapter and serve it as a model"
             )
         parts.setdefault(path, {})[_LEAVES[leaf]] = _array(file, name, tensor)

@@ -163,7 +163,7 @@ class AdapterSlots:
         for path, factors in file.layers.items():
             if (layer := self._layers.get(path)) is None:
                 raise InvalidRequest(
-                    f"{folder} must have factors of the model's linear layers alone, got {path}; embeddings "
+                    f"{folder} must have factors of the model's linear layers only, got {path}; embeddings "
                     "and output heads cannot be adapted"
                 )
             each, size = layer.made(path, factors)

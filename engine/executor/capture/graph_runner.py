@@ -71,7 +71,7 @@ class GraphRunner:
         except CannotCapture as error:
             if self.strict:
                 raise
-            log.warning("steps of this shape are built anew each time: %s", error)
+            log.warning("the graph of such steps is built again in every step: %s", error)
             return EagerStep(build, len(values))
 
     def _remember(self, key: object, step: CapturedStep | EagerStep) -> None:

@@ -148,7 +148,7 @@ def _checked_fusion(
 
     fusion = check_fusion(create, lambda on: fusing.set_fused(loaded.model, on), layout.vocab_size)
     if fusion.not_fused:
-        log.warning("%s runs module by module: %s", loaded.architecture, fusion.not_fused)
+        log.warning("%s runs without fused operations: %s", loaded.architecture, fusion.not_fused)
         fusing.unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning(
@@ -157,5 +157,5 @@ def _checked_fusion(
             fusion.not_replayed,
         )
     if fusion.stores_logits:
-        log.info("%s stores the logits of greedy tokens: %s", loaded.architecture, fusion.stores_logits)
+        log.info("%s stores all logits of greedy tokens: %s", loaded.architecture, fusion.stores_logits)
     return fusion

@@ -145,7 +145,7 @@ class NativeOps:
             model, exact=exact, fuse=fuse, observed=seen, between=lambda: refer(not untouched)
         )
         kept = dict(Counter(each.type for each in report.kept))
-        log.info("native layers: %s; MLX's own, besides: %s", report.replaced, kept or "none")
+        log.info("native layers: %s; layers that stay MLX's: %s", report.replaced, kept or "none")
         model.update(tree_map(_ext.copy_of, model.parameters()))  # the others may still be mapped
         return report
 

@@ -141,7 +141,7 @@ def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:
         if not modules:
-            raise MixerError("a recurrent cache is touched outside every module")
+            raise MixerError("the model uses a recurrent cache outside of its modules")
         touching[id(modules[-1])] = modules[-1]
     inner = {id(m) for outer in touching.values() for m in _modules(outer) if m is not outer}
     return tuple(_mixer(names[key], module, observed) for key, module in touching.items() if key not in inner)
@@ -151,7 +151,7 @@ def _mixer(name: str, module: Module, observed: Observed) -> Mixer:
     touched = [(i, e) for i, e, modules in observed.states if any(m is module for m in modules)]
     states = {index for index, _ in touched}
     if len(states) != 1:
-        raise MixerError(f"{name} touches the states of several layers")
+        raise MixerError(f"{name} uses the states of several layers")
     within = list(_modules(module))
     home = type(module).__module__.rsplit(".", 1)[-1]
     return Mixer(

@@ -98,7 +98,7 @@ class RecurrentLayers:
         for mixer in mixers:
             if not mixer.has_cut_points:
                 self.release()
-                raise MixerError(f"{mixer.name} keeps a state that its cut points do not hold")
+                raise MixerError(f"{mixer.name} has state outside of its recurrence and convolution")
             self._bend_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:

@@ -195,7 +195,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         salt, hub = self._handler.tenant_salt(context), self._handler.page_events
         async with hub.watching(self._handler.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
-                raise EventsGone("the server has restarted since: its events begin anew; watch from now on")
+                raise EventsGone("the server has restarted, and earlier events are gone; watch from now on")
             number = request.start_number if request.HasField("start_number") else its.number
             await hub.check_kept(number)
             write = partial(self._handler.writer.write, context)
@@ -215,7 +215,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
             return await self._engine.encode(prompt), salt
         if prefix.cache_salt:
-            raise InvalidRequest("cache_salt goes with text, token_ids and chat; a request has its own")
+            raise InvalidRequest("cache_salt must be left out with request_id; a request has its own salt")
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt

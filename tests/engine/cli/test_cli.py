@@ -139,7 +139,7 @@ def test_a_picture_of_no_known_kind(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     code, _, err = _run(capsys, "replay", "t.jsonl", "--plot", "x.xyz")
     assert (code, err.count("\n")) == (2, 1)
-    assert "a picture is no .xyz file; end the name in .png or .svg" in err
+    assert "a picture must be a .png or .svg file, got .xyz; change the name" in err
 
 
 def test_a_plot_without_matplotlib(
@@ -255,7 +255,7 @@ def test_generate_puts_pictures_before_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "this model reads text alone"),
+        ([], "this model reads only text"),
         (["--vision"], "vision must be left out for"),
         (["--connect", "127.0.0.1:9"], "--image needs a model in this process"),
     ],

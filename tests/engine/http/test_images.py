@@ -82,6 +82,6 @@ async def test_wrong_pictures_cost_one_error(url: str, message: str) -> None:
 async def test_a_text_model_refuses_pictures_of_chats_and_says_so_in_agents_conversations() -> None:
     async with http_served(core(None), config=small_config()) as its:
         reply = await chat(its, openai_parts(CAT))
-        assert (reply.status, "reads text alone" in reply.json["error"]["message"]) == (400, True)
+        assert (reply.status, "reads only text" in reply.json["error"]["message"]) == (400, True)
         reply = await messages(its, [{"type": "image", "source": {"type": "base64", "data": ""}}])
         assert reply.status == 200

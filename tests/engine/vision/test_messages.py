@@ -78,7 +78,7 @@ def test_other_parts_beside_pictures_are_refused() -> None:
 
 
 def test_a_text_model_refuses_pictures() -> None:
-    with pytest.raises(InvalidRequest, match="reads text alone"):
+    with pytest.raises(InvalidRequest, match="reads only text"):
         ChatTemplate("", {}).render(chat({"type": "image_url", "image_url": {"url": URL}}))
 
 

@@ -146,8 +146,8 @@ def test_configurations_of_peft_that_are_refused(tmp_path: Path, changes: dict[s
             {"x.lora_a": A.astype(mx.int32), "x.lora_b": B},
             r"must be F32, F16 or BF16 numbers, got I32 \[8, 2\]",
         ),
-        ({"x.lora_a": A, "x.lora_b": B, "x.bias": B}, "must have factors of linear layers alone, got x.bias"),
-        ({"x.lora_A": A, "x.lora_B": B}, "must have factors of linear layers alone, got x.lora_A"),
+        ({"x.lora_a": A, "x.lora_b": B, "x.bias": B}, "must have factors of linear layers only, got x.bias"),
+        ({"x.lora_A": A, "x.lora_B": B}, "must have factors of linear layers only, got x.lora_A"),
     ],
 )
 def test_tensors_that_are_refused(tmp_path: Path, weights: dict[str, mx.array], said: str) -> None:
