@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -237,14 +236,14 @@ deltas = st.builds(
 
 @given(deltas)
 def test_deltas_survive_the_wire(delta: Delta) -> None:
-    sent = messages.response_of(delta, Counter()).SerializeToString()
+    sent = messages.Responses().of(delta).SerializeToString()
     assert messages.delta_of(pb.GenerateResponse.FromString(sent)) == delta
 
 
 @given(deltas, st.text(min_size=1, max_size=8))
 def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
     failed = replace(delta, finish_reason=FinishReason.ERROR, error=error)
-    response = messages.response_of(failed, Counter())
+    response = messages.Responses().of(failed)
     assert response.error.code == grpc.StatusCode.INTERNAL.value[0]
     assert messages.delta_of(pb.GenerateResponse.FromString(response.SerializeToString())) == failed
 
@@ -275,3 +274,20 @@ def test_prompts_survive_the_wire() -> None:
 def test_negative_token_ids_do_not_even_leave_the_client() -> None:
     with pytest.raises(InvalidRequest, match="token ids"):
         make_request([1, -1], SamplingParams())
+
+
+def test_log_probabilities_of_a_prompt_are_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TokenLogprob] = []
+    convert = messages._prompt_logprob
+
+    def note(entry: TokenLogprob) -> pb.PromptLogprob:
+        made.append(entry)
+        return convert(entry)
+
+    monkeypatch.setattr(messages, "_prompt_logprob", note)
+    found = PromptLogprobs(1, (TokenLogprob(token_id=2, logprob=-1.0, top=((2, -1.0),)),) * 3)
+    responses = messages.Responses()
+    for index in range(4):
+        delta = Delta(request_id="r", index=index, token_ids=(1,), prompt_logprobs=found)
+        assert messages.delta_of(responses.of(delta)).prompt_logprobs == found
+    assert len(made) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
@@ -41,10 +40,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        failure, num_generated = "", Counter[int]()
+        failure, responses = "", messages.Responses()
         async with aclosing(self._serve(request, context)) as deltas:
             async for delta in deltas:
-                make = functools.partial(messages.response_of, delta, num_generated)
+                make = functools.partial(responses.of, delta)
                 response = await self._handler.message_of(delta, make)
                 failure = failure or response.error.message
                 await self._handler.writer.write(context, response)
@@ -77,11 +76,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
 
         async def serve(request: pb.GenerateRequest) -> None:
-            num_generated = Counter[int]()
+            responses = messages.Responses()
             try:
                 async with aclosing(self._serve(request, context)) as deltas:
                     async for delta in deltas:
-                        make = functools.partial(messages.response_of, delta, num_generated)
+                        make = functools.partial(responses.of, delta)
                         await output.put(await self._handler.message_of(delta, make))
             except Exception as error:
                 fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)

@@ -153,35 +153,46 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
     return mode == pb.OUTPUT_MODE_FINAL
 
 
-def response_of(delta: Delta, num_generated: Counter[int]) -> pb.GenerateResponse:
-    """Return the message of one delta; ``num_generated`` counts the request's tokens by sample.
+class Responses:
+    """Writes the messages of one request's deltas.
 
-    It is made for every token, so fields are set one by one, which takes half the time of the constructor.
+    A message is made for every token, so fields are set one by one, which takes half the time of the
+    constructor. The prompt's log probabilities are made once and copied for the other samples, in a tenth of
+    the time.
     """
-    response = pb.GenerateResponse()
-    response.request_id = delta.request_id
-    response.index = delta.index
-    response.token_ids.extend(delta.token_ids)
-    response.text = delta.text
-    usage = response.usage
-    usage.prompt_tokens = delta.prompt_tokens
-    usage.cached_tokens = delta.cached_tokens
-    num_generated[delta.index] += len(delta.token_ids)
-    usage.generated_tokens = num_generated[delta.index]
-    if delta.logprobs:
-        response.logprobs.extend(map(_logprob_message, delta.logprobs))
-    if delta.prompt_logprobs is not None:
-        response.prompt_logprobs.add(token_id=delta.prompt_logprobs.first_id)
-        response.prompt_logprobs.extend(_prompt_logprob(entry) for entry in delta.prompt_logprobs.rest)
-    if delta.finish_reason is not None:
-        response.finish_reason = _FINISH[delta.finish_reason]
-    if isinstance(delta.stop_match, str):
-        response.stop_string = delta.stop_match
-    elif delta.stop_match is not None:
-        response.stop_id = delta.stop_match
-    if delta.error is not None:
-        response.error.CopyFrom(error_message(RequestFailed(delta.error)))
-    return response
+
+    def __init__(self) -> None:
+        self._num_generated: Counter[int] = Counter()  # tokens by sample
+        self._prompt: pb.GenerateResponse | None = None  # with the prompt's log probabilities only
+
+    def of(self, delta: Delta) -> pb.GenerateResponse:
+        response = pb.GenerateResponse()
+        response.request_id = delta.request_id
+        response.index = delta.index
+        response.token_ids.extend(delta.token_ids)
+        response.text = delta.text
+        usage = response.usage
+        usage.prompt_tokens = delta.prompt_tokens
+        usage.cached_tokens = delta.cached_tokens
+        self._num_generated[delta.index] += len(delta.token_ids)
+        usage.generated_tokens = self._num_generated[delta.index]
+        if delta.logprobs:
+            response.logprobs.extend(map(_logprob_message, delta.logprobs))
+        if delta.prompt_logprobs is not None:
+            if self._prompt is None:
+                self._prompt = pb.GenerateResponse()
+                self._prompt.prompt_logprobs.add(token_id=delta.prompt_logprobs.first_id)
+                self._prompt.prompt_logprobs.extend(map(_prompt_logprob, delta.prompt_logprobs.rest))
+            response.MergeFrom(self._prompt)
+        if delta.finish_reason is not None:
+            response.finish_reason = _FINISH[delta.finish_reason]
+        if isinstance(delta.stop_match, str):
+            response.stop_string = delta.stop_match
+        elif delta.stop_match is not None:
+            response.stop_id = delta.stop_match
+        if delta.error is not None:
+            response.error.CopyFrom(error_message(RequestFailed(delta.error)))
+        return response
 
 
 def error_message(error: Exception) -> pb.Error:
