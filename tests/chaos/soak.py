@@ -42,6 +42,7 @@ CALLERS = 16
 FILLING = (
     17_000  # prompts that fill histories of a fixed size before the run: of events, evictions and snapshots
 )
+GRAMMARS = 128  # different ones that fill the cache of compiled grammars, up to 14 MiB
 PERIOD_S = 12.0  # all callers call together for a part of each, so that the pool is short of pages
 COUNTERS = (
     "octavo_generated_tokens_total",
@@ -128,12 +129,15 @@ async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
 
 
 async def fill(address: str) -> None:
-    """Serve prompts of two pages, no two of which are the same."""
+    """Serve prompts of two pages, and grammars, no two of which are the same."""
 
     async def loop(first: int) -> None:
         async with Client(address) as client:
             for number in range(first, FILLING, CALLERS):
                 await client.stub.Generate(request_of(f"{number:06} " * 6, max_tokens=1)).read()
+            for number in range(first, GRAMMARS, CALLERS):
+                structured = pb.Structured(regex=f"({number}|ab|c)+")
+                await count(Counter(), client.stub.Generate(request_of(structured=structured, max_tokens=40)))
 
     await asyncio.gather(*(loop(first) for first in range(CALLERS)))
 
