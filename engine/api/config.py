@@ -227,7 +227,7 @@ class EngineConfig:
         "else none", kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     lora_tenants: tuple[str, ...] = setting(
-        (), "tenants that may use an adapter, one in each pair; an adapter that is not named is for all",
+        (), "pairs of an adapter and a tenant that may use it; all may use an adapter without a pair",
         shown="none", kind="pairs", metavar="NAME=TENANT",
     )  # fmt: skip
     lora_dir: Path | None = setting(
@@ -243,7 +243,7 @@ class EngineConfig:
         kind="size", metavar="SIZE", low=0, needs="vision",
     )  # fmt: skip
     max_image_pixels: int = setting(
-        1024 * 1024, "pixels to which larger pictures are scaled down, where the model does not say fewer",
+        1024 * 1024, "pixels to which larger pictures are scaled down, unless the model has a lower limit",
         kind="int", metavar="N", low=1, needs="vision",
     )  # fmt: skip
     save_dir: Path | None = setting(

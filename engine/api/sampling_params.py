@@ -112,11 +112,11 @@ class SamplingParams:
         shown="no limit", kind="int", metavar="N", low=0, remedy="0 makes the model answer at once",
     )  # fmt: skip
     logprobs: int | None = parameter(
-        None, "return log probabilities of each output token and of the K likeliest in its place",
+        None, "return log probabilities of each output token and of the K likeliest at its position",
         shown="none", kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
     )  # fmt: skip
     prompt_logprobs: int | None = parameter(
-        None, "return log probabilities of each prompt token and of the K likeliest in its place",
+        None, "return log probabilities of each prompt token and of the K likeliest at its position",
         shown="none", kind="int", metavar="K", low=0, high=MAX_LOGPROBS,
         more="The whole prompt is computed, even if the prefix cache has a part of it.",
     )  # fmt: skip

@@ -82,7 +82,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Help formatter that shows only meaningful defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, "", []):
+        if action.default is True or action.default in (None, False, "", []):
             return action.help
         return super()._get_help_string(action)
 

@@ -107,8 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
         default=[], metavar="NAME=HOST:PORT",
-        help="address on which vLLM's gRPC service has a LoRA adapter as its model, for routers; the adapter "
-        "may be loaded later")  # fmt: skip
+        help="serve a LoRA adapter as the model of vLLM's gRPC service on another address, for routers; the "
+        "adapter may be loaded later")  # fmt: skip
     add_http_arguments(parser)
     add_kv_event_arguments(parser)
     add_security_arguments(parser)
@@ -212,8 +212,8 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     add("--api-key", type=_key, metavar="KEY",
         help="bearer token that clients must send, or one of --auth-token-file (none)")  # fmt: skip
     add("--allowed-origins", type=_origin, nargs="+", default=[], metavar="ORIGIN",
-        help="origins whose pages may ask from a browser, such as http://localhost:3000; * allows all pages "
-        "(none)")  # fmt: skip
+        help="origins of web pages that may call this server from a browser, such as http://localhost:3000; "
+        "* allows all (none)")  # fmt: skip
 
 
 def _key(text: str) -> str:
@@ -243,10 +243,10 @@ def _port(text: str) -> int:
 
 
 def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("KV events over ZMQ, for routers that read vLLM's").add_argument
+    add = parser.add_argument_group("KV events over ZMQ, in vLLM's format, for routers").add_argument
     add("--kv-events-endpoint", metavar="ADDRESS",
-        help="publish every change of the prefix cache: tcp://*:PORT and ipc://PATH are bound, "
-        "tcp://HOST:PORT is connected to, as in vLLM (extra `zmq`; nowhere)")  # fmt: skip
+        help="address to publish changes of the prefix cache on; as in vLLM, tcp://*:PORT and ipc://PATH are "
+        "bound, and tcp://HOST:PORT is connected to; needs the extra `zmq` (none)")  # fmt: skip
     add("--kv-events-replay-endpoint", metavar="ADDRESS",
         help="address of a socket from which readers request events that they missed (none)")  # fmt: skip
     add("--kv-events-topic", metavar="TEXT", default="",
