@@ -35,7 +35,12 @@ LEAVE_S = 120.0  # from the end of the last test to that of the process
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LONGEST_FIRST = (
-    "tests/kernels/cpu/test_pages.py",  # it builds the emulated extension, on all cores
+    "tests/kernels/cpu/test_pages.py",  # among the slow ones it builds the emulated extension, on all cores
+    "tests/engine/executor/parallel/test_ranks.py",
+    "tests/engine/executor/test_models_levels.py",
+    "tests/engine/executor/test_mlx_lm_alone.py",
+    "tests/engine/executor/test_speculation_at_random.py",
+    "tests/engine/gguf/test_smollm2.py",
     "tests/kernels/metal/test_attention.py",
     "tests/engine/executor/native/test_linear.py",
     "tests/kernels/metal/test_traffic.py",

@@ -18,7 +18,7 @@ from octavo.engine.kv_store.page_files import read_run
 from oracle import alone
 from page_shards import bytes_of, make_kind
 
-HOW_OFTEN = pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
+HOW_OFTEN = pytest.mark.parametrize("kills", [6, pytest.param(40, marks=pytest.mark.slow)])
 
 
 @HOW_OFTEN

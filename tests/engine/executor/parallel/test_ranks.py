@@ -90,7 +90,7 @@ def test_four_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kv_format": "int8"}, {"kv_format": "fp5/fp4"}, {"num_pages": 14}, {"speculate": "ngram"},
+        {"kv_format": "fp5/fp4"}, {"num_pages": 14, "speculate": "ngram"},
         {"weights": "int8", "max_kv_size": 24},
     ],
     ids=str,
