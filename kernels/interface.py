@@ -20,7 +20,7 @@ from .replay import ReplayablePool
 if TYPE_CHECKING:  # for type checkers only, because the control plane reads these specs without MLX
     import mlx.core as mx
 
-    from .recurrent_kernels import RareRecurrentKernels, RecurrentKernels
+    from .recurrent_kernels import RareRecurrence, RecurrentKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def rare_recurrent_kernels(self) -> RareRecurrentKernels | None:
+    def rare_recurrence(self) -> RareRecurrence | None:
         """Kernels of recurrences that few models have; None if there are only ``recurrent_kernels``."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import mlx.core as mx
 
@@ -137,72 +137,19 @@ class RecurrentKernels(Protocol):
         ...
 
 
-class RareRecurrentKernels(Protocol):
-    """Kernels of recurrences that few models have; pools and steps are those of ``RecurrentKernels``."""
+RareRecurrence: TypeAlias = Callable[
+    [str, mx.array, Any, list[mx.array], Sequence[float]], tuple[mx.array, mx.array]
+]
+"""Kernels of recurrences that few models have: (name, pool, step, inputs, options) -> (new handle, y). Pools
+and steps are those of ``RecurrentKernels``, states float32. Inputs are rows of the step, then float32
+parameters. y has the dtype of the first input, if nothing else is said.
 
-    def takes_lightning(self, key_dim: int, value_dim: int) -> bool: ...
-
-    def takes_selective_scan(self, state_dim: int) -> bool: ...
-
-    def takes_wkv7(self, head_dim: int) -> bool: ...
-
-    def lightning(
-        self,
-        pool: mx.array,
-        step: Any,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        *,
-        log_decay: mx.array,
-        scale: float,
-    ) -> tuple[mx.array, mx.array]:
-        """Compute lightning attention: ``recurrent_gla`` of mlx-lm, with its layout of states. pool float32
-        [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv]; log_decay [H]. y has the dtype of v."""
-        ...
-
-    def selective_scan(
-        self,
-        pool: mx.array,
-        step: Any,
-        x: mx.array,
-        d: mx.array,
-        B: mx.array,
-        C: mx.array,
-        *,
-        A: mx.array,
-        D: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-1's recurrence, its skip D x included. pool float32 [N, W, Ds]; x, d [T, W], d after
-        its softplus; B, C [T, Ds]; A [W, Ds] is -exp(A_log), made once; D [W]. y has the dtype of x."""
-        ...
-
-    def rg_lru(
-        self,
-        pool: mx.array,
-        step: Any,
-        x: mx.array,
-        input_gate: mx.array,
-        a_gate: mx.array,
-        *,
-        c: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        """Compute RecurrentGemma's recurrence with its gates; a sequence's first token is not scaled. pool
-        float32 [N, W]; x, input_gate, a_gate [T, W], gates before their sigmoid; c [W] is -8 softplus of the
-        layer's parameter, made once. y has the dtype of x."""
-        ...
-
-    def wkv7(
-        self,
-        pool: mx.array,
-        step: Any,
-        r: mx.array,
-        w: mx.array,
-        k: mx.array,
-        v: mx.array,
-        a: mx.array,
-        b: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        """Compute RWKV-7's recurrence; ``reference.recurrent.wkv7`` has the formula. pool float32 [N, H, D,
-        D]; the others [T, H, D], w the decay. y has the dtype of r."""
-        ...
+lightning        ``recurrent_gla`` of mlx-lm. pool [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv], the dtype of
+                 y; log_decay [H]; option: scale
+selective_scan   Mamba-1, its skip D x included. pool [N, W, Ds]; x, d [T, W], d after its softplus; B, C
+                 [T, Ds]; A [W, Ds], -exp(A_log); D [W]
+rg_lru           RecurrentGemma; a sequence's first token is not scaled. pool [N, W]; x, input gate, a gate
+                 [T, W], gates before their sigmoid; c [W], -8 softplus of the layer's parameter
+wkv7             RWKV-7; ``reference.recurrent.wkv7`` has the formula. pool [N, H, D, D]; r, w, k, v, a, b
+                 [T, H, D], w the decay
+"""

@@ -19,11 +19,11 @@ from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, Poo
 from ..masks import check_mask
 from ..metadata import AttentionMetadata, GroupMetadata, Ints
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
-from ..recurrent_kernels import RareRecurrentKernels, RecurrentKernels
+from ..recurrent_kernels import RareRecurrence, RecurrentKernels
 from ..replay import ReplayablePool
+from ..residual_cache import ResidualCache
 from . import recurrent
 from .programs import CpuPrograms
-from .residual import CpuResidualCache
 
 FEWEST_COLUMNS = 64
 """Smallest width of page tables. Widths grow in steps (64, 256, 1024) and are padded with zeros, so that step
@@ -280,7 +280,6 @@ class CpuBackend:
     takes_masks = True
     writes_in_place = True
     recurrent_kernels: RecurrentKernels = recurrent
-    rare_recurrent_kernels: RareRecurrentKernels = recurrent
     compiles_at_launch = False
 
     def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:
@@ -288,8 +287,54 @@ class CpuBackend:
         if threads is not None:
             _ext.set_threads(threads)
 
+    @property
+    def rare_recurrence(self) -> RareRecurrence:
+        return recurrent.recurrence
+
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         return CpuResidualCache(CpuPool(spec, exact=self._exact), CpuPool(residual, exact=self._exact))
+
+
+class CpuResidualCache(ResidualCache[CpuPool]):
+    """Attends over both pools with the kernels of their formats and joins the partial results."""
+
+    quantized: CpuPool
+    residual: CpuPool
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        metadata = self._begin(metadata)
+        pages, residual = metadata.groups
+        self.quantized.begin_group(metadata, pages)
+        self.residual.begin_group(metadata, residual)
+
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        quantized, residual = self.quantized, self.residual
+        step, spec, beside = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
+        if queries.shape[0] != step.num_tokens:
+            raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
+        mask = check_mask(
+            options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
+        )
+        return _ext.attend_residual(
+            *quantized.pages(layer),
+            *residual.pages(layer),
+            _ext.shortcut(queries),
+            step.page_table,
+            residual.step.page_table,
+            step.q_start,
+            step.kv_len,
+            residual.step.starts,
+            options.scale,
+            spec.window or 0,
+            spec.keep,
+            beside.window or 0,
+            beside.keep,
+            options.softcap or 0.0,
+            options.sinks,
+            mask,
+            options.rotary,
+            quantized.exact,
+        )

@@ -72,18 +72,11 @@ def takes_ssd(state_dim: int) -> bool:
     return state_dim % KEY_DIM_MULTIPLE == 0 and state_dim > 0
 
 
-def takes_lightning(key_dim: int, value_dim: int) -> bool:
-    return key_dim % 2 == 0 and value_dim % KEY_DIM_MULTIPLE == 0
-
-
-takes_selective_scan = takes_ssd
-takes_wkv7 = takes_ssd
-
-
-def _recurrence(
+def recurrence(
     name: str, pool: mx.array, step: StateArrays, inputs: list[mx.array], options: Sequence[float] = ()
 ) -> tuple[mx.array, mx.array]:
-    """Return the pool's new handle and y; ``csrc/recurrent/recurrences.cpp`` has the shapes of inputs."""
+    """Return the pool's new handle and y; see ``RareRecurrence``. ``csrc/recurrent/recurrences.cpp`` has the
+    shapes of inputs."""
     return _ext.recurrence(name, pool, step.segments, step.checkpoints, inputs, list(options))
 
 
@@ -105,7 +98,7 @@ def gated_delta(
             raise ValueError(f"gates of {gates.kind} need A_log and dt_bias")
         parameters = [gates.dt_bias, gates.A_log]
     options = [float(_GATES.index(gates.kind)), gates.lower_bound, gates.beta_scale]
-    return _recurrence("gated_delta", pool, step, [q, k, v, a, b, *parameters], options)
+    return recurrence("gated_delta", pool, step, [q, k, v, a, b, *parameters], options)
 
 
 def causal_conv(
@@ -119,7 +112,7 @@ def causal_conv(
 ) -> tuple[mx.array, mx.array]:
     """Compute a causal convolution; see ``RecurrentKernels.causal_conv``."""
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    return _recurrence("causal_conv", pool, step, inputs, [float(silu)])
+    return recurrence("causal_conv", pool, step, inputs, [float(silu)])
 
 
 def ssd(
@@ -134,54 +127,4 @@ def ssd(
 ) -> tuple[mx.array, mx.array]:
     """Compute Mamba-2's recurrence; see ``RecurrentKernels.ssd``."""
     inputs = [x, B, C, dt, parameters.A_log, parameters.dt_bias, parameters.D]
-    return _recurrence("ssd", pool, step, inputs, [parameters.lowest, parameters.highest])
-
-
-def lightning(
-    pool: mx.array,
-    step: StateArrays,
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    log_decay: mx.array,
-    scale: float,
-) -> tuple[mx.array, mx.array]:
-    """Compute lightning attention; see ``RareRecurrentKernels.lightning``."""
-    return _recurrence("lightning", pool, step, [q, k, v, log_decay], [scale])
-
-
-def selective_scan(
-    pool: mx.array,
-    step: StateArrays,
-    x: mx.array,
-    d: mx.array,
-    B: mx.array,
-    C: mx.array,
-    *,
-    A: mx.array,
-    D: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """Compute Mamba-1's recurrence; see ``RareRecurrentKernels.selective_scan``."""
-    return _recurrence("selective_scan", pool, step, [x, d, B, C, A, D])
-
-
-def rg_lru(
-    pool: mx.array, step: StateArrays, x: mx.array, input_gate: mx.array, a_gate: mx.array, *, c: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Compute RecurrentGemma's recurrence; see ``RareRecurrentKernels.rg_lru``."""
-    return _recurrence("rg_lru", pool, step, [x, input_gate, a_gate, c])
-
-
-def wkv7(
-    pool: mx.array,
-    step: StateArrays,
-    r: mx.array,
-    w: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    b: mx.array,
-) -> tuple[mx.array, mx.array]:
-    """Compute RWKV-7's recurrence; see ``RareRecurrentKernels.wkv7``."""
-    return _recurrence("wkv7", pool, step, [r, w, k, v, a, b])
+    return recurrence("ssd", pool, step, inputs, [parameters.lowest, parameters.highest])

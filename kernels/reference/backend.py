@@ -310,7 +310,7 @@ class ReferenceBackend:
     takes_masks = True
     writes_in_place = False
     recurrent_kernels = None
-    rare_recurrent_kernels = None
+    rare_recurrence = None
     compiles_at_launch = False
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:

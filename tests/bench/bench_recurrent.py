@@ -195,7 +195,7 @@ def scan(sequences: int, tokens: int) -> Subject:
         mx.float32,
         sequences,
         tokens,
-        lambda pool, step: recurrent.selective_scan(pool, step, x, d, B, C, A=A, D=D),
+        lambda pool, step: recurrent.recurrence("selective_scan", pool, step, [x, d, B, C, A, D]),
     )
     xs, ds, bs, cs = (part.reshape(sequences, tokens, -1) for part in (x, d, B, C))
 
@@ -223,7 +223,7 @@ def lightning(sequences: int, tokens: int) -> Subject:
         mx.float32,
         sequences,
         tokens,
-        lambda pool, step: recurrent.lightning(pool, step, q, k, v, log_decay=log_decay, scale=D**-0.5),
+        lambda pool, step: recurrent.recurrence("lightning", pool, step, [q, k, v, log_decay], [D**-0.5]),
     )
     q4, k4, v4 = (x.reshape(sequences, tokens, H, D).swapaxes(1, 2) for x in (q, k, v))
 
@@ -248,7 +248,7 @@ def rg_lru(sequences: int, tokens: int) -> Subject:
         mx.float32,
         sequences,
         tokens,
-        lambda pool, step: recurrent.rg_lru(pool, step, x, input_gate, a_gate, c=c),
+        lambda pool, step: recurrent.recurrence("rg_lru", pool, step, [x, input_gate, a_gate, c]),
     )
     xs, inputs, gates = (part.reshape(sequences, tokens, W) for part in (x, input_gate, a_gate))
 
@@ -275,7 +275,7 @@ def wkv7(sequences: int, tokens: int) -> Subject:
         mx.float32,
         sequences,
         tokens,
-        lambda pool, step: recurrent.wkv7(pool, step, r, w, k, v, a, b),
+        lambda pool, step: recurrent.recurrence("wkv7", pool, step, [r, w, k, v, a, b]),
     )
     parts = [x.reshape(sequences, tokens, H, D) for x in (r, w, k, v, a, b)]
     step: Any = mlx_lm_rwkv7._wkv7_step_ops

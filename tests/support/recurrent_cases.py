@@ -212,7 +212,7 @@ def lightning_cases(kernels: Any) -> Iterator[Case]:
         slope = _array(-rng.uniform(0.01, 2, H), mx.float32)
 
         def kernel(pool: mx.array, step: Any, *parts: mx.array, slope: mx.array = slope) -> Any:
-            return kernels.lightning(pool, step, *parts, log_decay=slope, scale=0.25)
+            return kernels.recurrence("lightning", pool, step, [*parts, slope], [0.25])
 
         def reference(states: Array, step: StateSegments, *parts: Array, slope: mx.array = slope) -> Array:
             return truth.lightning(states, step, *parts, log_decay=floats(slope), scale=0.25)
@@ -230,7 +230,7 @@ def scan_cases(kernels: Any) -> Iterator[Case]:
         A, D = _array(-rng.uniform(0.1, 4, (W, Ds)), mx.float32), _array(rng.standard_normal(W), mx.float32)
 
         def kernel(pool: mx.array, step: Any, *parts: mx.array, A: mx.array = A, D: mx.array = D) -> Any:
-            return kernels.selective_scan(pool, step, *parts, A=A, D=D)
+            return kernels.recurrence("selective_scan", pool, step, [*parts, A, D])
 
         def reference(
             states: Array, step: StateSegments, *parts: Array, A: mx.array = A, D: mx.array = D
@@ -255,7 +255,7 @@ def lru_cases(kernels: Any) -> Iterator[Case]:
         c = _array(-rng.uniform(0.5, 8, W), mx.float32)
 
         def kernel(pool: mx.array, step: Any, *parts: mx.array, c: mx.array = c) -> Any:
-            return kernels.rg_lru(pool, step, *parts, c=c)
+            return kernels.recurrence("rg_lru", pool, step, [*parts, c])
 
         def reference(states: Array, step: StateSegments, *parts: Array, c: mx.array = c) -> Array:
             return truth.rg_lru(states, step, *parts, c=floats(c))
@@ -278,7 +278,7 @@ def wkv_cases(kernels: Any) -> Iterator[Case]:
             mx.float32,
             rows,
             kernels.arrays,
-            kernels.wkv7,
+            lambda pool, step, *parts: kernels.recurrence("wkv7", pool, step, list(parts)),
             truth.wkv7,
         )
 

@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.recurrent_kernels import (
     DeltaGates,
-    RareRecurrentKernels,
+    RareRecurrence,
     RecurrentKernels,
     SsdParameters,
 )
@@ -25,6 +25,7 @@ from octavo.kernels.recurrent_kernels import (
 Arguments = dict[str, Any]
 
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
+WIDTH_MULTIPLE = 16  # of the last dimension of states, for rare recurrences
 
 _NAMES = {
     "gated_delta_update": ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "mask"),
@@ -60,7 +61,7 @@ class Advance:
 class Recurrences:
     """Kernels for cut points; methods return None if no kernel fits the arguments."""
 
-    def __init__(self, kernels: RecurrentKernels, rare: RareRecurrentKernels | None = None) -> None:
+    def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
         self.kernels = kernels
         self._rare = rare
         self._arrays: dict[int, tuple[Module, mx.array]] = {}  # a module and its array by the module's id
@@ -158,7 +159,7 @@ class Recurrences:
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
     """Return a backend's recurrent kernels, or None if it has none."""
     kernels = backend.recurrent_kernels
-    return None if kernels is None else Recurrences(kernels, backend.rare_recurrent_kernels)
+    return None if kernels is None else Recurrences(kernels, backend.rare_recurrence)
 
 
 def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
@@ -176,7 +177,7 @@ def _lru_decay(module: Any) -> mx.array:
     return -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
 
 
-def _rg_lru(kernels: RareRecurrentKernels, module: Any, x: mx.array, c: mx.array) -> Advance | None:
+def _rg_lru(rare: RareRecurrence, module: Any, x: mx.array, c: mx.array) -> Advance | None:
     """Return the kernel call for recurrent_gemma's recurrence; its gates are computed before the kernel."""
     if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
         return None
@@ -189,50 +190,50 @@ def _rg_lru(kernels: RareRecurrentKernels, module: Any, x: mx.array, c: mx.array
     a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
 
     def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return kernels.rg_lru(pool, step, x, input_gate, a_gate, c=c)
+        return rare("rg_lru", pool, step, [x, input_gate, a_gate, c], ())
 
     return Advance(Entry((x.shape[1],), mx.float32), run, lambda y: y[None])
 
 
-def _gla(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+def _gla(rare: RareRecurrence, given: Arguments) -> Advance | None:
     q, k, v = (x.swapaxes(0, 1) for x in _rows_of(given, "q", "k", "v"))
     decay = given["g"].reshape(-1)
-    if not kernels.takes_lightning(k.shape[-1], v.shape[-1]) or decay.size != q.shape[1]:
+    if k.shape[-1] % 2 or v.shape[-1] % WIDTH_MULTIPLE or decay.size != q.shape[1]:
         return None
 
     def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return kernels.lightning(pool, step, q, k, v, log_decay=decay, scale=given["scale"])
+        return rare("lightning", pool, step, [q, k, v, decay], [given["scale"]])
 
     state = (q.shape[1], k.shape[-1], v.shape[-1])
     return Advance(Entry(state, mx.float32), run, lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
 
 
-def _selective_scan(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+def _selective_scan(rare: RareRecurrence, given: Arguments) -> Advance | None:
     x, d, B, C = _rows_of(given, "x", "d", "B", "C")
     A, D = given["A"], given["D"]
     x = x.astype(mx.result_type(x, A))  # the dtype of mlx-lm's y
-    if not kernels.takes_selective_scan(B.shape[-1]) or any(r.dtype not in FLOATS for r in (x, d, B, C)):
+    if B.shape[-1] % WIDTH_MULTIPLE or any(r.dtype not in FLOATS for r in (x, d, B, C)):
         return None
 
     def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return kernels.selective_scan(pool, step, x, d, B, C, A=A, D=D)
+        return rare("selective_scan", pool, step, [x, d, B, C, A, D], ())
 
     return Advance(Entry((x.shape[1], B.shape[-1]), mx.float32), run, lambda y: y[None])
 
 
-def _wkv7(kernels: RareRecurrentKernels, given: Arguments) -> Advance | None:
+def _wkv7(rare: RareRecurrence, given: Arguments) -> Advance | None:
     rows = _rows_of(given, "r", "w", "k", "v", "a", "b")
     _, heads, size = rows[0].shape
-    if not kernels.takes_wkv7(size) or any(x.dtype not in FLOATS for x in rows):
+    if size % WIDTH_MULTIPLE or any(x.dtype not in FLOATS for x in rows):
         return None
 
     def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return kernels.wkv7(pool, step, *rows)
+        return rare("wkv7", pool, step, rows, ())
 
     return Advance(Entry((heads, size, size), mx.float32), run, lambda y: y[None])
 
 
-_RARE_FUNCTIONS: dict[str, Callable[[RareRecurrentKernels, Arguments], Advance | None]] = {
+_RARE_FUNCTIONS: dict[str, Callable[[RareRecurrence, Arguments], Advance | None]] = {
     "recurrent_gla": _gla,
     "selective_scan": _selective_scan,
     "_wkv7": _wkv7,

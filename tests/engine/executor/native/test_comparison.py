@@ -290,23 +290,35 @@ def heads_reversed(plain: Any, pool: Any, step: Any, q: Any, k: mx.array, *rest:
     return plain(pool, step, q, k[:, ::-1], *rest, **named)
 
 
-def swapped(first: int) -> Callable[..., Any]:
-    """Return calls with an argument behind the step and the next one swapped."""
+def rare(name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
+    """Let one of the rare recurrences give ``other(the function, its arguments)``."""
 
-    def call(plain: Any, pool: Any, step: Any, *args: Any, **named: Any) -> Any:
-        rows = list(args)
-        rows[first], rows[first + 1] = rows[first + 1], rows[first]
-        return plain(pool, step, *rows, **named)
+    def call(plain: Any, given: str, *args: Any) -> Any:
+        return other(plain, given, *args) if given == name else plain(given, *args)
+
+    return computes(recurrent, "recurrence", call)
+
+
+def swapped(first: int) -> Callable[..., Any]:
+    """Return calls with an input and the next one swapped."""
+
+    def call(plain: Any, name: str, pool: Any, step: Any, inputs: list[mx.array], options: Any) -> Any:
+        inputs[first], inputs[first + 1] = inputs[first + 1], inputs[first]
+        return plain(name, pool, step, inputs, options)
 
     return call
 
 
-def last_scaled(plain: Any, *args: Any) -> Any:
-    return plain(*args[:-1], args[-1] * 0.9)
+def last_scaled(plain: Any, name: str, pool: Any, step: Any, inputs: list[mx.array], options: Any) -> Any:
+    return plain(name, pool, step, [*inputs[:-1], inputs[-1] * 0.9], options)
 
 
 def more_scale(plain: Any, *args: Any, scale: float, **named: Any) -> Any:
     return plain(*args, scale=scale * 1.05, **named)
+
+
+def more_rare_scale(plain: Any, *args: Any) -> Any:
+    return plain(*args[:-1], [1.05 * args[-1][0]])
 
 
 KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
@@ -322,11 +334,11 @@ KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
     "heads": (
         "qwen3_next", computes(recurrent, "gated_delta", heads_reversed), r"linear_attn\.gated_delta_update",
     ),
-    "B and C": ("mamba", computes(recurrent, "selective_scan", swapped(2)), r"mixer\.selective_scan"),
-    "scale": ("bailing_moe_linear", computes(recurrent, "lightning", more_scale), r"attention\.recurrent"),
-    "K and V": ("bailing_moe_linear", computes(recurrent, "lightning", swapped(1)), r"attention\.recurrent"),
-    "gates": ("recurrent_gemma", computes(recurrent, "rg_lru", swapped(1)), r"temporal_block\.child0"),
-    "b": ("rwkv7", computes(recurrent, "wkv7", last_scaled), r"attn\._wkv7"),
+    "B and C": ("mamba", rare("selective_scan", swapped(2)), r"mixer\.selective_scan"),
+    "scale": ("bailing_moe_linear", rare("lightning", more_rare_scale), r"attention\.recurrent"),
+    "K and V": ("bailing_moe_linear", rare("lightning", swapped(1)), r"attention\.recurrent"),
+    "gates": ("recurrent_gemma", rare("rg_lru", swapped(1)), r"temporal_block\.child0"),
+    "b": ("rwkv7", rare("wkv7", last_scaled), r"attn\._wkv7"),
 }  # fmt: skip
 """Mistakes in kernels of recurrent layers: architecture, what is planted, and the layer."""
 
