@@ -79,10 +79,6 @@ class EngineConfig:
         "auto", "parser of the model's tool calls, such as json_tools (hermes), qwen3_coder or mistral; "
         "auto detects it from the chat template, none leaves tool calls in the text", metavar="NAME",
     )  # fmt: skip
-    fuse: bool = setting(
-        True, "run projections and other operations of a layer as fused kernels", shown="yes", kind="switch",
-        more="A fusion is used only if its outputs passed the comparison at load.",
-    )  # fmt: skip
     tensor_parallel: int = setting(
         1, "number of processes that compute the model together, each with a part of its heads", kind="int",
         metavar="N", low=1, aliases=("--tensor-parallel-size",),
@@ -185,11 +181,6 @@ class EngineConfig:
     max_pinned_pages: int = setting(
         0, "maximum number of pages that `octavo cache pin` may keep from eviction", kind="int", metavar="N",
         low=0, remedy="0 refuses every pin", needs="prefix_cache",
-    )  # fmt: skip
-    tenant_share: float = setting(
-        0.5, "largest share of the queue, of calls, pinned pages and watch streams that one tenant may "
-        "take while there are several", kind="float", metavar="SHARE", low=0, above=True, high=1,
-        remedy="1 lets one tenant take all",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
         "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; "

@@ -21,5 +21,7 @@ class Tenant:
         return min(max(1, int(total * self.share)), total)
 
 
+TENANT_SHARE = 0.5
+"""Share of each tenant where there are several."""
 NO_TENANT = Tenant()
 """Tenant of all requests on a server without tenants."""

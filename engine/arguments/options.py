@@ -32,7 +32,7 @@ _GROUPS = {  # first setting of each group of options -> the group's heading
     "max_running": "scheduling and limits",
     "speculate": "speculation and overlap",
     "prefix_cache": "prefix cache",
-    "tenant_share": "tenants",
+    "schedule_policy": "tenants",
     "cache_dir": "memory and disk besides the page pool",
 }
 _PARAMETERS = {

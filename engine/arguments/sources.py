@@ -32,6 +32,9 @@ DELETED = {  # deleted options, and their replacements
     "v-format": "give both formats as --kv-format K/V",
     "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
     "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
+    "fuse": "leave it out; kernels are fused where that changes no result",
+    "no-fuse": "leave it out; kernels are fused where that changes no result",
+    "tenant-share": "leave it out; where there are several tenants, each may take half",
 }
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
 _OF_SERVICES = re.compile(

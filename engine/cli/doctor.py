@@ -33,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "quantized while loading")  # fmt: skip
     add("--exact", action="store_const", const=True, help="refuse kernels and formats that round more "
         "than the checkpoint does")  # fmt: skip
-    add("--no-fuse", dest="fuse", action="store_const", const=False,
-        help="run the model's layers without fused kernels")  # fmt: skip
     add_json_argument(parser)
 
 
@@ -72,11 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _model_config(args: argparse.Namespace) -> EngineConfig | None:
     """Return the configuration for the named model; InvalidConfig before anything else is done."""
-    given = {name: v for name in ("weights", "exact", "fuse") if (v := getattr(args, name)) is not None}
+    given = {name: v for name in ("weights", "exact") if (v := getattr(args, name)) is not None}
     if args.model is None:
-        if loading := [name for name in given if name != "exact"]:  # exact also applies to the self-test
-            flag = loading[0].replace("fuse", "no-fuse")
-            raise InvalidConfig(f"--{flag} must come with a model, got none; add --model")
+        if "weights" in given:
+            raise InvalidConfig("--weights must come with a model, got none; add --model")
         return None
     from ..memory.model_files import resolve_model
 

@@ -25,11 +25,9 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
     ops = model_ops(choice.backend)
     loaded = load_model(path, weights=config.weights, ops=ops)
     layout = discover_layout(loaded.model, loaded.architecture)
-    ready = make_ready(loaded, layout, choice, exact=config.exact, fuse=config.fuse)
+    ready = make_ready(loaded, layout, choice, exact=config.exact)
     result, report, fusion = ready.result, ready.report, ready.fusion
-    unfused = "asked not to fuse"
-    if ops.fusion is None:
-        unfused = f"the {choice.backend.name} backend runs MLX's own modules"
+    unfused = f"the {choice.backend.name} backend runs MLX's own modules"
     recurrent = result.recurrent
     native = [] if recurrent is None else [id(module) for module in recurrent.native_modules()]
     covered = {name for name, module in loaded.model.named_modules() if id(module) in native}

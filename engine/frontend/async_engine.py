@@ -27,8 +27,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .input_processor import InputProcessor, check_params
 from .notifier import Notifier
 from .output_streams import OutputStreams
-from .request_limiter import refusal_label
-from .tenant_share import TenantShares
+from .request_limiter import TenantShares, refusal_label
 from .text_executor import TextExecutor, call_on_daemon
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]

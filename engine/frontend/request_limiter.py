@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ..api import config as settings
 from ..api.config import EngineConfig
@@ -17,8 +18,8 @@ from ..api.errors import (
     RequestTooLong,
 )
 from ..api.output_collector import prompt_logprobs_bytes
-from ..api.stats import Gauges
-from .waiting_prompts import WaitingPrompts
+from ..api.stats import NO_PROMPTS, Gauges
+from ..api.tenant import Tenant
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # bytes of unread output, beyond which requests are refused
 MAX_UNREAD_LIMITS = 2  # factor on MAX_UNREAD_BYTES, beyond which streams end
@@ -178,3 +179,94 @@ def refusal_label(error: Exception) -> str:
         if isinstance(error, kind):
             return label
     return "dead"
+
+
+class TenantShares:
+    """The unfinished requests of each tenant, and limits on them. Lives on the event loop.
+
+    A tenant may have its share of unfinished requests and of waiting prompt tokens even while others are
+    idle, so that their next requests find a place.
+    """
+
+    def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
+        self._waiting = waiting
+        self._max_requests = config.max_running + config.max_waiting
+        self._max_tokens = settings.MAX_WAITING_TOKENS
+        self._num_samples: Counter[str] = Counter()  # samples of unfinished requests, by tenant
+
+    @contextlib.contextmanager
+    def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
+        """Count an unfinished request, once for each sample, until the block ends. Raises Overloaded if its
+        tenant exceeds its share. A tenant's only request is admitted with any number of samples."""
+        count = self._num_samples[tenant.name]
+        most = tenant.part_of(self._max_requests)
+        if tenant.share < 1 and count and count + num_samples > most:
+            raise Overloaded(
+                f"{count} requests of this tenant are unfinished (each sample counts), but at most {most} "
+                f"may be, its share of {self._max_requests}; try again later",
+                unfinished_requests=count,
+                max_unfinished_requests=most,
+            )
+        self._num_samples[tenant.name] += num_samples
+        try:
+            yield
+        finally:
+            self._num_samples[tenant.name] -= num_samples
+            if not self._num_samples[tenant.name]:
+                del self._num_samples[tenant.name]
+
+    def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
+        """Raise Overloaded if ``num_prompt`` more prompt tokens exceed the tenant's share. A tenant's only
+        waiting prompt is admitted whatever its length."""
+        if tenant.share >= 1:
+            return
+        waiting = self._waiting.num_tokens_of(tenant.name)
+        most = tenant.part_of(self._max_tokens)
+        if waiting and waiting + num_prompt > most:
+            raise Overloaded(
+                f"{waiting} prompt tokens of this tenant are waiting, and the {num_prompt} of this request "
+                f"would exceed {most}, its share of {self._max_tokens}; try again later",
+                waiting_tokens=waiting,
+                max_waiting_tokens=most,
+            )
+
+
+class WaitingPrompts:
+    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop. A query costs
+    nothing until the engine's gauges change, because every request asks before its admission."""
+
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+        self._gauges = gauges
+        self._begun: Mapping[int, int | None] = NO_PROMPTS  # prompts begun, as of the last query
+        self._waiting: dict[int, EngineRequest] = {}
+        self._num_tokens: Counter[str] = Counter()  # by tenant; "" is the tenant without a name
+
+    def add(self, request: EngineRequest) -> None:
+        self._waiting[request.number] = request
+        self._num_tokens[request.namespace.tenant] += request.num_prompt
+
+    def forget(self, number: int) -> None:
+        """Stop counting a request, if it still waits."""
+        if (request := self._waiting.pop(number, None)) is not None:
+            tenant = request.namespace.tenant
+            self._num_tokens[tenant] -= request.num_prompt
+            if not self._num_tokens[tenant]:
+                del self._num_tokens[tenant]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of waiting prompt tokens of all tenants."""
+        self._update()
+        return self._num_tokens.total()
+
+    def num_tokens_of(self, tenant: str) -> int:
+        """Number of a tenant's waiting prompt tokens."""
+        self._update()
+        return self._num_tokens[tenant]
+
+    def _update(self) -> None:
+        begun = self._gauges().prompts_left
+        if begun is not self._begun:
+            self._begun = begun
+            for number in self._waiting.keys() & begun.keys():
+                self.forget(number)

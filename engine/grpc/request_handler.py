@@ -23,7 +23,7 @@ from ..api.errors import (
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
-from ..api.tenant import Tenant
+from ..api.tenant import TENANT_SHARE, Tenant
 from ..frontend.text_executor import TextExecutor
 from .interface import Caller, Engine, Writable
 from .page_events import PageEventHub
@@ -162,7 +162,7 @@ class RequestHandler:
         """Return the tenant of a call, with its share of common resources."""
         name, tokens = self.tenant_of(context), self.security.tokens
         is_shared = tokens is not None and tokens.num_tenants > 1
-        return Tenant(name, self.engine.config.tenant_share if is_shared else 1.0)
+        return Tenant(name, TENANT_SHARE if is_shared else 1.0)
 
     def tenant_salt(self, context: Caller) -> bytes:
         """Return the prefix of the caller's salts; b"" on a server without tokens."""

@@ -122,7 +122,7 @@ class PrefixCacheInspector:
                 f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you and "
                 f"{self._pins.num_pages} in all, so this pin would exceed your limit of {limit.max_pages} "
                 f"or the total of {most}; unpin "
-                "something, or start the server with a larger --max-pinned-pages or --tenant-share"
+                "something, or start the server with a larger --max-pinned-pages"
             )
         if kept is None:
             raise Overloaded(

@@ -13,6 +13,7 @@ how fast the same core reads memory; the medians say how far a step is from read
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from pathlib import Path
@@ -24,7 +25,9 @@ import numpy as np
 from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.executor.load import load
 from octavo.engine.executor.load.loader import observe_caches
+from octavo.engine.executor.load.prepare import make_ready
 from octavo.kernels.cpu.recurrent import zeros
 
 SHORT, LONG = 5, 21  # tokens
@@ -89,10 +92,10 @@ def main() -> None:
     if args.floor:
         compare_with_floor(settings, counts, args.rounds)
         return
-    with (
-        LLM(EngineConfig(**settings, fuse=False)) as separate,
-        LLM(EngineConfig(**settings)) as recorded,
-    ):
+    vars(load)["make_ready"] = functools.partial(make_ready, fuse=False)
+    separate = LLM(EngineConfig(**settings))
+    vars(load)["make_ready"] = make_ready
+    with separate, LLM(EngineConfig(**settings)) as recorded:
         for sequences in counts:
             times: dict[str, list[float]] = {"module by module": [], "recorded": []}
             for _ in range(args.rounds):

@@ -105,13 +105,7 @@ def load_paged_runner(
     size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     if part is not None:
         num_pages = part.smallest(num_pages)
-    ready = make_ready(
-        loaded,
-        probed,
-        choice,
-        exact=config.exact,
-        fuse=config.fuse,
-    )
+    ready = make_ready(loaded, probed, choice, exact=config.exact)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
     bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))

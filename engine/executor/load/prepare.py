@@ -83,7 +83,7 @@ def make_ready(
     choice: BackendSelection,
     *,
     exact: bool,
-    fuse: bool,
+    fuse: bool = True,
 ) -> ReadyModel:
     """Read the weights, replace modules and probe; ModelLoadError if steps compute wrong results."""
     model, ops = loaded.model, model_ops(choice.backend)

@@ -16,8 +16,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 import octavo.engine
 from fakes import byte_tokenizer
 from octavo.engine.api.errors import RequestTooLong
-from octavo.engine.tokenizer.text_length import UNPROVEN_CHARACTERS, longest_token
-from octavo.engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.engine.tokenizer.tokenizer import UNPROVEN_CHARACTERS, Tokenizer, load_tokenizer, longest_token
 
 DEMO = load_tokenizer(Path(octavo.engine.__file__).parent / "demo")
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()

@@ -392,7 +392,7 @@ async def test_calls_of_one_tenant_leave_places_for_others(
     monkeypatch.setattr(grpc_server, "MAX_OTHER_CALLS", 2)
     tokens = tmp_path / "tokens"
     tokens.write_text("alice alice-0123456789\nmallory mallory-0123456789\n")
-    config = small_config(max_running=1, max_waiting=1, tenant_share=0.5)
+    config = small_config(max_running=1, max_waiting=1)
     async with served(config=config, security=Security(token_file=tokens)) as its:
         mallory, alice = ([("authorization", f"Bearer {name}-0123456789")] for name in ("mallory", "alice"))
         idle = [its.client.stub.GenerateMany(metadata=mallory) for _ in range(5)]

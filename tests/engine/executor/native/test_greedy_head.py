@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch, Wanted
 from octavo.engine.executor.forward_outputs import Outputs
 from octavo.engine.executor.load import load as startup
+from octavo.engine.executor.load.prepare import make_ready
 from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState, greedy_samples
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
@@ -100,7 +102,9 @@ def test_heads_do_not_choose_when_nothing_is_to_be_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_models.make_model(tmp_path / "model", "llama")
-    fused, plain = load(folder), load(folder, fuse=False)
+    fused = load(folder)
+    monkeypatch.setattr(startup, "make_ready", functools.partial(make_ready, fuse=False))
+    plain = load(folder)
     compute = plain._model.forward
 
     def not_greedy(batch: Batch, wanted: Wanted) -> Outputs:

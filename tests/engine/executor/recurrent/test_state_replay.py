@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import build
 from octavo.engine.executor.batch import Batch, Wanted
 from octavo.engine.executor.capture.graph_runner import GraphRunner
+from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
+from octavo.engine.executor.load.prepare import make_ready
 from octavo.engine.executor.model_runner import PagedRunner
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, StateMetadata
 
@@ -219,7 +222,9 @@ def test_requests_get_the_same_tokens_and_scores(
         assert [o.outputs for o in both[:5]] == [o.outputs for o in alone]
         return [o.outputs for o in both]
 
-    plain = serve(fuse=False)
+    with monkeypatch.context() as unfused:
+        unfused.setattr(startup, "make_ready", functools.partial(make_ready, fuse=False))
+        plain = serve()
     assert replays[-1] is None
     for changes in ({}, {"threads": 2, "max_step_tokens": 7}, {"speculate": "ngram"}):
         assert serve(**changes) == plain, changes

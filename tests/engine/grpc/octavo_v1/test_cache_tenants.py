@@ -142,7 +142,7 @@ async def test_a_tenant_may_pin_its_share_and_leaves_room_for_the_others(tmp_pat
             await say(client, PROMPT)
         await say(its.client, other)
         await its.client.cache.pin("one", prefix_of(token_ids=PROMPT))
-        with pytest.raises(Overloaded, match=r"5 pages are pinned by you and 5 in all.*--tenant-share"):
+        with pytest.raises(Overloaded, match=r"5 pages are pinned by you and 5 in all.*--max-pinned-pages"):
             await its.client.cache.pin("two", prefix_of(token_ids=other))
         assert (await bob.cache.pin("one", prefix_of(token_ids=PROMPT))).pinned_pages == 10
         await its.client.cache.unpin("one")
