@@ -20,13 +20,11 @@ from ..tokenizer.tokenizer import Tokenizer
 from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .gauge_source import GaugeSource
-from .grammars import Grammars
 from .image_part import ImagePart
 from .live_samples import Draws, LiveSamples
 from .overlap import may_overlap
-from .prompt_parts import PromptEmbeddings, PromptScores
-from .request import Request, Update
-from .request_builder import RequestBuilder
+from .prompt_parts import Grammars, PromptEmbeddings, PromptScores
+from .request import Request, RequestBuilder, Update
 from .step_parts import NONE_HELD, NOTHING_ASKED, AskedRows, StepPart, StepParts
 from .step_stats import StepStats
 

@@ -10,10 +10,11 @@ import contextlib
 import json
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, socket
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,10 +34,47 @@ from ..api.address import Address, port_in_use
 from ..api.engine_info import EngineInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
-from .shared_answer import SharedAnswer
-from .store_metrics import StoreCollector, SwapCollector
-from .tenant_metrics import TenantMetrics
+from .store_metrics import StoreCollector, SwapCollector, TenantMetrics
 from .vllm_mirror import DraftCounts, render_mirror, render_vllm
+
+AnswerT = TypeVar("AnswerT")
+
+
+class SharedAnswer(Generic[AnswerT]):
+    """Calls ``make`` for several threads, one call at a time and at least ``interval_s`` apart.
+
+    An answer is never older than its query: its computation began after the caller arrived.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], AnswerT],
+        interval_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._make = make
+        self._interval_s = interval_s
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._made: tuple[float, AnswerT] | None = None  # the latest answer, and the start of its computation
+
+    def __call__(self) -> AnswerT:
+        came = self._clock()
+        with self._lock:
+            if self._made is not None:
+                began, answer = self._made
+                if began > came:
+                    return answer
+                if (rest := began + self._interval_s - self._clock()) > 0:
+                    self._sleep(rest)
+            began = self._clock()
+            answer = self._make()
+            self._made = began, answer
+            return answer
+
 
 # Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
 # at 5 ms would hide every improvement below.

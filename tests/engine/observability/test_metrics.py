@@ -31,7 +31,7 @@ from octavo.engine.api.stats import (
 from octavo.engine.api.store_counters import DROP_REASONS, StoreCounts, SwapCounts
 from octavo.engine.observability import vllm_mirror
 from octavo.engine.observability.prometheus import Metrics, MetricsServer
-from octavo.engine.observability.tenant_metrics import MAX_TENANTS
+from octavo.engine.observability.store_metrics import MAX_TENANTS
 from served import METRIC_NAMES
 
 RECORD = StepRecord(

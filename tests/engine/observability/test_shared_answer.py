@@ -6,7 +6,7 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from octavo.engine.observability.shared_answer import SharedAnswer
+from octavo.engine.observability.prometheus import SharedAnswer
 
 CALLERS = 20
 

@@ -10,9 +10,8 @@ from unittest import mock
 
 import pytest
 
-from octavo.engine.speculation.allotment import allot, least_hold
 from octavo.engine.speculation.drafter import Proposal
-from octavo.engine.speculation.drafting import Drafting, Speculation, num_drafts
+from octavo.engine.speculation.drafting import Drafting, Speculation, allot, least_hold, num_drafts
 from octavo.engine.speculation.hold_rates import FORCED, HoldRates
 from octavo.scheduler import Sequence as Served
 
