@@ -14,10 +14,8 @@ from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
-CHUNK_BYTES = (
-    256 * 1024
-)  # bytes of memory: most output that a slow reader gets at once. A transport holds one such piece.
-MAX_HELD_LIMITS = 2  # factor on the most unread output: log probabilities that wait for their samples' ends
+CHUNK_BYTES = 256 * 1024  # most output handed to a slow reader at once; a transport buffers one such piece
+MAX_HELD_LIMITS = 2  # log probabilities may wait for their samples' ends up to this multiple of unread output
 
 
 class OutputStreams:

@@ -21,8 +21,8 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import NO_PROMPTS, Gauges
 from ..api.tenant import Tenant
 
-MAX_UNREAD_BYTES = 64 * 1024**2  # bytes of unread output, beyond which requests are refused
-MAX_UNREAD_LIMITS = 2  # factor on MAX_UNREAD_BYTES, beyond which streams end
+MAX_UNREAD_BYTES = 64 * 1024**2  # above this much unread output, requests are refused
+MAX_UNREAD_LIMITS = 2  # above this multiple of MAX_UNREAD_BYTES, streams are ended
 MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels of unfinished requests; a single request is always admitted
 MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities in memory, about 64 MiB as a message
 
@@ -232,8 +232,8 @@ class TenantShares:
 
 
 class WaitingPrompts:
-    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop. A query costs
-    nothing until the engine's gauges change, because every request asks before its admission."""
+    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop. Every request
+    queries it before admission, so a query is computed only when the engine's gauges have changed."""
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges

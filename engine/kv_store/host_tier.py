@@ -85,7 +85,7 @@ class HostTier:
         count = self._blocks.num_findable(digests)
         needed = self._needed(count)
         if (num_bytes := self._bytes_of(needed)) > self._max_bytes:
-            most = count * self._max_bytes // num_bytes  # then only its first pages
+            most = count * self._max_bytes // num_bytes  # keep only the first pages that fit
             count = self._blocks.num_findable(digests[:most])
             needed = self._needed(count)
         new = [part for part in needed if (digests[part[1]], part[0]) not in self._pages]

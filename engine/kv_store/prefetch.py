@@ -175,8 +175,8 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # factor of a transfer's weight after each later one: a mean over about fifty transfers
-HOPE = 0.9  # factor of the measured time each time it decides against the store
+FADING = 0.98  # each transfer multiplies the weights of earlier ones by this; the mean spans about fifty
+HOPE = 0.9  # each refused transfer multiplies the measured time by this, so that one is tried again
 
 
 class Rate:
