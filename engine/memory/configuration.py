@@ -12,11 +12,11 @@ _WHOLE_NUMBERS = re.compile(
     r"(num|n)_\w+|\w+_(size|dim|rank|layers?|heads?|experts?|id|positions|embeddings|window|len|length|ctx|inner)"
 )
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
-_SCALED_ALREADY = ("gemma3", "gemma3_text")  # max_position_embeddings counts scaled positions
-_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # kinds of scaling that depend on the length before it
+_SCALED_ALREADY = ("gemma3", "gemma3_text")  # their max_position_embeddings already includes the RoPE scaling
+_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # types of RoPE scaling that need the unscaled length
 _WINDOWS_IF_ASKED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _WINDOWS_IN_ALL_LAYERS = (*_WINDOWS_IF_ASKED, "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
-_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")  # that have ``rope_parameters`` by kind only
+_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")  # ``rope_parameters`` only by layer type
 _OWN_OF_ROPE = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
 # Defaults of transformers that change a model's results, where mlx-lm's differ and shapes do not show it.
 _DEFAULTS: dict[str, dict[str, Any]] = {

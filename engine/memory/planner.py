@@ -154,8 +154,8 @@ class _Drafts:
             self._layers = (replace(head_layer(layers), window=None),)
 
     def beside(self, pair: FormatPair) -> Callable[[int], int]:
-        """Return a function from a number of pages to the drafter's bytes in this format. Raises
-        InvalidConfig if the format does not fit."""
+        """Return a function that maps a number of pages to the bytes of the drafter's pages and states.
+        Raises InvalidConfig if the drafter cannot use the format."""
         if not self._layers:  # a draft model with only recurrent states
             return lambda _: self._state_bytes
         size = sizing(

@@ -16,8 +16,8 @@ from .suffix import NgramDrafter, SuffixDrafter
 _TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
 _TRY_SELDOM = 4096  # steps between trials in the end, if they stay too expensive
 _TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
-_CHEAP = 0.1  # largest cost of a draft, as a share of a step of one sequence, if rows are cheap
-_TRY_GAIN = 1.3  # factor in tokens per second that makes a trial worthwhile there
+_CHEAP = 0.1  # a trial assumes that a draft costs this share of a step of one sequence
+_TRY_GAIN = 1.3  # factor by which a trial must raise tokens per second at that cost
 
 
 class Grammar(Protocol):
@@ -105,8 +105,8 @@ class Drafting:
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
         """Return how many drafts of a draft model are worth their cost; call ``look`` next. ``cost``: as in
-        ``num_drafts``, including the draft model's time. Now and then the result is 1 although none pays,
-        because the acceptance rate is only learned from computed drafts."""
+        ``num_drafts``, including the draft model's time. Now and then returns 1 although no draft pays,
+        because only computed drafts show the acceptance rate."""
         self._compare(tokens)
         most = min(self._most, room - 1)
         if most < 1:
@@ -327,6 +327,6 @@ def allot(
 
 
 def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    """Return the smallest probability of the likeliest draft at which ``allot`` would choose any. It assumes
-    that all drafts are as likely as the first."""
+    """Return the smallest acceptance probability at which ``allot`` would choose any draft, if all drafts
+    had the same probability."""
     return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

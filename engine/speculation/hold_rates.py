@@ -14,8 +14,8 @@ _NUM_LENGTHS = 6  # number of kinds that depend on the length of the match
 _SHORT = tuple(
     sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4])
 )  # kinds by length of the match
-_PRIOR = 2.0  # weight of the prior in drafts, for a sample
-_MEMORY = 20.0  # memory of a sample, in drafts of a kind
+_PRIOR = 2.0  # weight of the engine's rate in a sample's, in drafts
+_MEMORY = 20.0  # a sample's rate of a kind follows about its last 20 drafts
 _ENGINE_LEARNING = 0.02  # final weight of the latest draft of any sample
 
 
