@@ -178,6 +178,38 @@ class KVPool(PageStorage, PagedKVCache, Protocol):
         ...
 
 
+MAX_TABLE_LAYERS = 4
+"""Most layers of an ``AdapterTable``: a kernel of five layers could need more than Metal's 31 buffers."""
+
+
+class AdapterTable(Protocol):
+    """Low-rank adapters in the slots of layers that read one input. Factors ``a`` [rank, inputs] and ``b``
+    [rank, outputs] add ``scale * (x @ a.T) @ b``; with a gain, y becomes gain (y - bias + sum) + bias."""
+
+    def put(
+        self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
+        bias: mx.array | None,
+    ) -> None:  # fmt: skip
+        """Put the factors of one layer into a slot from 1 on; ``gain`` and ``bias``: float32 [outputs]."""
+        ...
+
+    def clear(self, slot: int) -> None: ...
+
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> list[mx.array]:
+        """Return ``ys``, the layers' outputs [T, outputs] for x [T, inputs], plus those of the adapters.
+        ``slots``: int32 [T], 0 for rows without an adapter."""
+        ...
+
+
+class MakeAdapterTable(Protocol):
+    """Creates an empty table for at most ``MAX_TABLE_LAYERS`` layers with these outputs; ``dtype``: of
+    factors, bfloat16 or float32."""
+
+    def __call__(
+        self, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
+    ) -> AdapterTable: ...
+
+
 class AttentionBackend(Protocol):
     """Kernels of one device. ``name`` is shown to users: "reference", "cpu" or "metal"."""
 
@@ -209,6 +241,12 @@ class AttentionBackend(Protocol):
     @property
     def rare_recurrence(self) -> RareRecurrence | None:
         """Kernels of recurrences that few models have; None if there are only ``recurrent_kernels``."""
+        ...
+
+    @property
+    def adapter_tables(self) -> MakeAdapterTable | None:
+        """Maker of tables of adapters. None if MLX's operations add adapters, or with ``has_model_ops`` the
+        native extension."""
         ...
 
     @property

@@ -280,6 +280,7 @@ class CpuBackend:
     takes_masks = True
     writes_in_place = True
     recurrent_kernels: RecurrentKernels = recurrent
+    adapter_tables = None
     compiles_at_launch = False
 
     def __init__(self, threads: int | None = None, *, exact: bool = False) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property, partial
 
-from ..interface import PagedKVCache, PoolSpec
+from ..interface import MakeAdapterTable, PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
+from .adapters import MetalAdapterTable, adapter_problem
 from .in_place import InPlacePool, copies_pages, overlaps_steps
 from .launch import KernelLibrary
 from .pool import MetalPool
@@ -56,6 +58,15 @@ class MetalBackend:
                     problem,
                 )
         return self._recurrences
+
+    @cached_property
+    def adapter_tables(self) -> MakeAdapterTable | None:
+        """Return the maker of tables of adapters, or None if its kernels fail their self-test."""
+        problem = adapter_problem(self._library)
+        if problem is None:
+            return partial(MetalAdapterTable, self._library)
+        log.warning("MLX's operations add adapters: the Metal kernels fail their self-test (%s)", problem)
+        return None
 
     def create_pool(self, spec: PoolSpec) -> MetalPool:
         kind = InPlacePool if self._writes_in_place else MetalPool

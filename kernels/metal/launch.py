@@ -108,3 +108,9 @@ def padded(array: NDArray[Any]) -> mx.array:
     if missing > 0:
         array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)])
     return mx.array(array)
+
+
+def wide(array: mx.array) -> mx.array:
+    """Return the array with at least 8 elements: as it is, or flat with zeros at the end."""
+    missing = MIN_ELEMENTS - array.size
+    return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ..recurrent_kernels import READY, DeltaGates, SsdParameters
 from ..reference import recurrent as truth
 from ..state_segments import NO_STATE, StateSegments
-from .launch import Kernel, KernelLibrary, Launch, padded
+from .launch import Kernel, KernelLibrary, Launch, padded, wide
 from .recurrent_units import CONV_THREADS, MatrixState, conv_unit, delta_unit, ssd_unit, takes_width
-from .units import MIN_ELEMENTS, KernelSource
+from .units import KernelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class MetalRecurrences:
         state: MatrixState | None,
     ) -> tuple[mx.array, mx.array]:
         """Run a kernel; y has the shape and dtype of ``like``, and the pool is returned unchanged."""
-        given = {name: _wide(array) for name, array in inputs.items()}
+        given = {name: wide(array) for name, array in inputs.items()}
         given |= {"pool": pool, "to_pool": pool, "segments": step.segments, "checkpoints": step.checkpoints}
         threads = CONV_THREADS if state is None else 32 * state.simdgroups
         launch = Launch(
@@ -226,12 +226,6 @@ class MetalRecurrences:
         if (low, high) not in self._numbers:
             self._numbers[low, high] = padded(np.array([low, high], np.float32))
         return self._numbers[low, high]
-
-
-def _wide(array: mx.array) -> mx.array:
-    """Pad to at least 8 elements, like every input of a kernel."""
-    missing = MIN_ELEMENTS - array.size
-    return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))
 
 
 def _check(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype | None = None) -> None:

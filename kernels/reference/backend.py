@@ -311,6 +311,7 @@ class ReferenceBackend:
     writes_in_place = False
     recurrent_kernels = None
     rare_recurrence = None
+    adapter_tables = None
     compiles_at_launch = False
 
     def create_pool(self, spec: PoolSpec) -> ReferencePool:

@@ -30,10 +30,18 @@ octavo.kernels._ext = sys.modules[spec.name] = importlib.util.module_from_spec(s
 spec.loader.exec_module(octavo.kernels._ext)
 """
 
-at_every_level = pytest.mark.parametrize(
-    "level", [pytest.param(level, marks=pytest.mark.timeout(900)) for level in LEVELS]
-)
-"""A test's ``level``, for `run_at_level`; the first to be emulated may wait for a build."""
+FLAGS = {"generic": "", "avx2": "avx2", "avx512": "avx512_bf16", "amx": "amx_bf16"}
+
+
+def _marks(level: str) -> list[pytest.MarkDecorator]:
+    """A level that is emulated is slow: the first such test builds kernels for minutes."""
+    cpu = Path("/proc/cpuinfo")
+    emulated = cpu.exists() and FLAGS[level] not in cpu.read_text()
+    return [pytest.mark.timeout(900), *([pytest.mark.slow] if emulated else [])]
+
+
+at_every_level = pytest.mark.parametrize("level", [pytest.param(each, marks=_marks(each)) for each in LEVELS])
+"""A test's ``level``, for `run_at_level`."""
 
 
 def load_extension() -> None:

@@ -1,12 +1,14 @@
 """Adaptation of the layers of a loaded model.
 
 A layer is adapted in place: its object gets a subclass of its class (MLX's own, native or quantized) that
-adds the adapters' outputs to its rows. A step without adapters computes as before.
+adds the adapters' outputs to its rows. A step without adapters computes what it did before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -37,8 +39,9 @@ class Table(Protocol):
 
     def clear(self, slot: int) -> None: ...
 
-    def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-        """Return y plus the adapters' outputs for x; with experts, ``slots`` has slot * experts + expert."""
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
+        """Return ``ys`` plus the adapters' outputs for x. They are one array, unless the table is that of a
+        ``Together``. For experts, ``slots`` has slot * experts + expert."""
         ...
 
 
@@ -83,37 +86,87 @@ class MakeTable(Protocol):
     def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
 
 
-def adapt_layers(model: Module, rows: RowInputs, make_table: MakeTable, native: bool) -> dict[str, Layer]:
+class Together:
+    """Layers that read one input: the first one that is called computes all, with the adapters of one table.
+    A layer called with another input computes all of them again, so results do not depend on the choice."""
+
+    def __init__(self, members: Sequence[Any], table: Table) -> None:
+        """``members``: layers that are not adapted yet."""
+        self.table = table
+        self._compute = [partial(type(module).__call__, module) for module in members]
+        self._input: mx.array | None = None
+        self._outputs: dict[int, mx.array] = {}  # of layers that were not called yet
+
+    def output(self, index: int, x: mx.array, slots: mx.array) -> mx.array:
+        """Return the output of layer ``index``."""
+        if index not in self._outputs or not self._same_input(x):
+            self._input = copy.copy(x)
+            self._outputs = dict(enumerate(self.table.add([each(x) for each in self._compute], x, slots)))
+        y = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return y
+
+    def _same_input(self, x: mx.array) -> bool:
+        from octavo.kernels import _ext  # groups are observed by it
+
+        return self._input is not None and bool(_ext.same_array(self._input, x))
+
+
+def adapt_layers(
+    model: Module,
+    rows: RowInputs,
+    make_table: MakeTable,
+    *,
+    native: bool,
+    groups: Sequence[Sequence[Any]] | None = None,
+) -> dict[str, Layer]:
     """Adapt every linear layer of ``model`` and its experts, except the output head; return the layers by
-    name."""
+    name. ``groups``: layers that read one input, which share a table; None if tables are of one layer."""
     layers: dict[str, Layer] = {}
-    groups: dict[int, Table] = {}
-    for path, module in _candidates(model):
+    tables: dict[int, Table] = {}
+    candidates = list(_candidates(model))
+    if groups is not None:
+        dense = {id(module): path for path, module in candidates if not isinstance(module, _SWITCH)}
+        groups = [group for group in groups if all(id(module) in dense for module in group)]
+        grouped = {id(module) for group in groups for module in group}
+        alone = [(module,) for _, module in candidates if id(module) in dense and id(module) not in grouped]
+        for group in (*groups, *alone):
+            shapes = [_shape(module) for module in group]
+            together = Together(group, make_table(shapes, _dtype(group[0])))
+            for index, (module, shape) in enumerate(zip(group, shapes, strict=True)):
+                path = dense[id(module)]
+                _adapt(module, path, together.table, rows, _member, together=together, index=index)
+                layers[path] = Layer(module, shape, together.table, index)
+        candidates = [(path, module) for path, module in candidates if path not in layers]
+    for path, module in candidates:
         shape = _shape(module)
         merged = getattr(module, "merged", None)
         if merged is None:
             table = make_table([shape], _dtype(module))
-            _adapt(module, path, table, rows, native=native)
+            _adapt(module, path, table, rows, _kind_of(module, native=native))
             layers[path] = Layer(module, shape, table, 0)
             continue
-        if id(merged) not in groups:  # group members share one product
+        if id(merged) not in tables:  # group members share one product
             table = make_table([_shape(member) for member in merged.members], _dtype(module))
-            _adapt(merged.whole, path, table, rows, native=native)
-            groups[id(merged)] = table
-        layers[path] = Layer(module, shape, groups[id(merged)], module.index)
+            _adapt(merged.whole, path, table, rows, _kind_of(merged.whole, native=native))
+            tables[id(merged)] = table
+        layers[path] = Layer(module, shape, tables[id(merged)], module.index)
     return layers
 
 
-def padded_bytes(model: Module, *, num_slots: int, max_rank: int) -> int:
-    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted; call it before
-    adapting.
+def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
+    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted, or its layers of
+    experts alone; call it before adapting.
     """
-    return 4 * (num_slots + 1) * max_rank * num_values(model)
+    return 4 * (num_slots + 1) * max_rank * num_values(model, experts_only=experts_only)
 
 
-def num_values(model: Module) -> int:
-    """Return the size of a rank-1 adapter for every layer of ``model`` that may be adapted, in numbers."""
-    modules = (module for _, module in model.named_modules() if isinstance(module, (*_LINEAR, *_SWITCH)))
+def num_values(model: Module, *, experts_only: bool = False) -> int:
+    """Return the size of a rank-1 adapter for every layer of ``model`` that may be adapted, or its layers of
+    experts alone, in numbers."""
+    kinds = _SWITCH if experts_only else (*_LINEAR, *_SWITCH)
+    modules = (module for _, module in model.named_modules() if isinstance(module, kinds))
     return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
 
 
@@ -171,28 +224,46 @@ def _subclass(kind: Any, make: Any) -> type:
     return _CLASSES[kind, make]
 
 
-def _adapt(module: Any, path: str, table: Table, rows: RowInputs, *, native: bool) -> None:
-    object.__setattr__(module, "adapters", table)
-    object.__setattr__(module, "adapted_path", path)
-    object.__setattr__(module, "row_inputs", rows)
+def _adapt(module: Any, path: str, table: Table, rows: RowInputs, kind: Any, **more: object) -> None:
+    for name, value in {"adapters": table, "adapted_path": path, "row_inputs": rows, **more}.items():
+        object.__setattr__(module, name, value)
+    module.__class__ = _subclass(type(module), kind)
+
+
+def _kind_of(module: Any, *, native: bool) -> Any:
     if isinstance(module, _SWITCH):
-        module.__class__ = _subclass(type(module), _expert)
-    else:
-        has_multiply = native and hasattr(module, "multiply")
-        module.__class__ = _subclass(type(module), _multiply if has_multiply else _linear)
+        return _expert
+    return _multiply if native and hasattr(module, "multiply") else _linear
 
 
-def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]. Raises ModelLoadError if x has
-    other rows."""
+def _check_rows(module: Any, x: mx.array, slots: mx.array) -> None:
+    """Raise ModelLoadError if x [T, ..., inputs] has other rows than the step."""
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(
             f"{module.adapted_path} must compute the {count} rows of a step to have adapters, got "
             f"{list(x.shape)}; serve this model without --lora-modules, --lora-dir and --lora-memory"
         )
-    table: Table = module.adapters
-    return table.add(y, x, slots)
+
+
+def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
+    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]."""
+    _check_rows(module, x, slots)
+    (y,) = module.adapters.add([y], x, slots)
+    return y
+
+
+def _member(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        slots = self.row_inputs.get(SLOTS)
+        if slots is None:
+            y: mx.array = kind.__call__(self, x)
+            return y
+        _check_rows(self, x, slots)
+        together: Together = self.together
+        return together.output(self.index, x, slots)
+
+    return {"__call__": __call__}
 
 
 def _linear(kind: Any) -> dict[str, Any]:
@@ -243,7 +314,7 @@ def _expert(kind: Any) -> dict[str, Any]:
             y = kind.__call__(self, x, indices, sorted_indices=sorted_indices)
             return y
         y = kind.__call__(self, x, indices % self.num_experts)  # sorted by slot before expert
-        y = self.adapters.add(y, x, indices)
+        (y,) = self.adapters.add([y], x, indices)
         return y
 
     return {"__call__": __call__}

@@ -7,13 +7,15 @@ more adapters than slots, the least recently used one without requests loses its
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+
+from octavo.kernels.interface import MAX_TABLE_LAYERS, AdapterTable, AttentionBackend
 
 from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
@@ -46,12 +48,41 @@ class NativeTable:
     def clear(self, slot: int) -> None:
         self._table.clear(slot)
 
-    def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
+        (y,) = ys
         if self._experts > 1:
-            return self._ext.add_expert_adapters(y, x, slots, self._table)
+            return [self._ext.add_expert_adapters(y, x, slots, self._table)]
         if x.shape[0] == slots.shape[0]:
             slots = slots.reshape(-1, *[1] * (x.ndim - 1))
-        return self._ext.add_adapters(y, x, slots, self._table)
+        return [self._ext.add_adapters(y, x, slots, self._table)]
+
+
+class KernelTable:
+    """``Table`` of a backend's kernels, for layers without experts."""
+
+    def __init__(self, table: AdapterTable, dtype: mx.Dtype) -> None:
+        self._table, self._dtype = table, dtype
+
+    def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
+        a, b = (mx.contiguous(each[0].astype(self._dtype)) for each in (factors.a, factors.b))
+        bias = None if gain is None or bias is None else bias.astype(mx.float32)
+        mx.eval(a, b, gain, bias)
+        nbytes = sum(array.nbytes for array in (a, b, gain, bias) if array is not None)
+        return (a, b, factors.scale, gain, bias), nbytes
+
+    def put(self, slot: int, part: int, made: Any) -> None:
+        self._table.put(slot, part, *made)
+
+    def clear(self, slot: int) -> None:
+        self._table.clear(slot)
+
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
+        flat = x.reshape(-1, x.shape[-1])
+        slots = slots.reshape(-1)
+        if flat.shape[0] != slots.shape[0]:
+            slots = mx.repeat(slots, flat.shape[0] // slots.shape[0])
+        added = self._table.add([y.reshape(-1, y.shape[-1]) for y in ys], flat, slots)
+        return [new.reshape(y.shape) for new, y in zip(added, ys, strict=True)]
 
 
 class MLXTable:
@@ -97,7 +128,11 @@ class MLXTable:
                 self._gain[slot] = 1
             self._used.discard(slot)
 
-    def add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
+        (y,) = ys
+        return [self._add(y, x, slots)]
+
+    def _add(self, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
         if self._experts > 1:
             z = mx.gather_mm(x.astype(mx.float32), self._a, rhs_indices=slots)
             return (y + mx.gather_mm(z, self._b, rhs_indices=slots)).astype(y.dtype)
@@ -112,13 +147,17 @@ class MLXTable:
         return mx.where(has_gain, adapted, sums + z).reshape(y.shape).astype(y.dtype)
 
 
-def table_maker(*, native: bool, num_slots: int, max_rank: int) -> Any:
+def table_maker(backend: AttentionBackend, *, num_slots: int, max_rank: int) -> Any:
     """Return the factory of tables for ``adapt_layers``."""
 
     def make(shapes: list[Shape], dtype: mx.Dtype) -> Table:
-        if native:
+        if backend.has_model_ops:
             return NativeTable(shapes, dtype, num_slots)
-        return MLXTable(shapes, num_slots, max_rank)
+        if backend.adapter_tables is None or shapes[0].experts > 1:
+            return MLXTable(shapes, num_slots, max_rank)
+        outputs = [shape.outputs for shape in shapes]
+        kernels = backend.adapter_tables(shapes[0].inputs, outputs, num_slots=num_slots, dtype=dtype)
+        return KernelTable(kernels, dtype)
 
     return make
 
@@ -245,16 +284,28 @@ class AdapterSlots:
             table.clear(slot)
 
 
+def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
+    """Return the groups of layers of ``model`` that read one input. There are none without the native
+    extension, which compares inputs."""
+    try:
+        from ..native.merged import observe
+    except ImportError:
+        return []
+    groups = observe(lambda: model(mx.array([[0, 1]]))).groups
+    return [group for group in groups if len(group) <= MAX_TABLE_LAYERS]
+
+
 def load_adapters(
-    config: EngineConfig, model: Module, rows: RowInputs, *, native: bool
+    config: EngineConfig, model: Module, rows: RowInputs, backend: AttentionBackend
 ) -> AdapterSlots | None:
     """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters. Raises
-    InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows; ``native``:
-    native kernels compute the layers."""
+    InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows; ``backend``: the
+    one that computes it."""
     if not config.lora_bytes:
         return None
-    make_table = table_maker(native=native, num_slots=config.max_loras, max_rank=config.max_lora_rank)
-    layers = adapt_layers(model, rows, make_table, native=native)
+    make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)
+    groups = None if backend.adapter_tables is None else _observed_groups(model)
+    layers = adapt_layers(model, rows, make_table, native=backend.has_model_ops, groups=groups)
     slots = AdapterSlots(
         layers, num_slots=config.max_loras, max_rank=config.max_lora_rank, max_bytes=config.lora_bytes
     )

@@ -94,8 +94,16 @@ def load_paged_runner(
         config = config.without_residual()
     adapter_bytes = 0 if is_draft else config.lora_bytes
     if adapter_bytes and not choice.backend.has_model_ops:
-        log.info("%s: MLX's own operations compute adapters on this backend", config.model)
-        adapter_bytes += padded_bytes(loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank)
+        has_kernels = choice.backend.adapter_tables is not None
+        padded = padded_bytes(
+            loaded.model, num_slots=config.max_loras, max_rank=config.max_lora_rank, experts_only=has_kernels
+        )
+        if padded:
+            log.info(
+                "%s: MLX's own operations compute adapters%s on this backend", config.model,
+                " of experts" if has_kernels else "",
+            )  # fmt: skip
+        adapter_bytes += padded + (adapter_bytes if has_kernels else 0)  # kernels read copies
     beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
     available //= config.tensor_parallel  # all ranks share this machine's memory
@@ -138,11 +146,7 @@ def load_paged_runner(
         recurrent=result.recurrent,
         states=pool,
     )
-    adapters = (
-        None
-        if is_draft
-        else (load_adapters(config, loaded.model, model.row_inputs, native=choice.backend.has_model_ops))
-    )
+    adapters = None if is_draft else (load_adapters(config, loaded.model, model.row_inputs, choice.backend))
     images = None
     if rules is not None:
         images = load_encoder(config, path, loaded.model, model.row_inputs, rules)
