@@ -16,8 +16,8 @@ class AnswerModel(BaseModel):
 
     def json_bytes(self, **parts: bytes | None) -> bytes:
         """Return the object as JSON. ``parts``: values of fields that are null or an empty list here, as
-        JSON. Long lists are written in parts, because pydantic's objects take ten times the memory and it
-        keeps the interpreter until it has written all of them."""
+        JSON. Long lists are passed as JSON, because pydantic's objects take ten times the memory, and
+        pydantic does not release the interpreter lock while it writes them."""
         data = self.__pydantic_serializer__.to_json(self, exclude_unset=True)
         for name, value in parts.items():
             if value is not None:  # within a text the quotes would be escaped

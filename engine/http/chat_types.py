@@ -36,7 +36,7 @@ class CalledFunction(RequestModel):
 
 
 class EarlierCall(RequestModel):
-    """A call in a message. ``index``: its place in the stream that a client has joined."""
+    """A call in a message. ``index``: its index in the stream from which the client took it."""
 
     id: str | None = None
     type: str | None = None
@@ -154,7 +154,7 @@ class ChatChoice(AnswerModel):
 
     index: int
     message: ReplyMessage
-    logprobs: None  # these and the prompt's are written apart
+    logprobs: None  # inserted as JSON, see AnswerModel.json_bytes
     finish_reason: ChatFinish
     stop_reason: str | int | None
     token_ids: list[int]

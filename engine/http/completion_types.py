@@ -36,7 +36,7 @@ class CompletionChoice(AnswerModel):
     stop_reason: str | int | None
     token_ids: list[int]
     prompt_token_ids: list[int]
-    prompt_logprobs: None  # written apart
+    prompt_logprobs: None  # inserted as JSON, see AnswerModel.json_bytes
 
 
 class Completion(AnswerModel):

@@ -11,9 +11,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .exchange import ABORT
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of one request's headers and path
-MAX_PIPELINED = 8  # requests waiting for the one before them
+MAX_PIPELINED = 8  # requests that wait until an earlier one is answered
 MAX_PIECES = 1024  # small chunks and trailers of one body; each takes the event loop some 2 us
-PIECE_BYTES = 64  # bytes of a body for which it may have another chunk
+PIECE_BYTES = 64  # a body may have one more chunk for every 64 bytes
 HEADER_TIMEOUT_S = 10.0  # seconds for headers to arrive completely
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 
@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers, self._header_bytes = False, 0
         self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")  # ends the connection, as below
+            raise ValueError("too many pipelined requests")  # closes the connection, see _count_piece
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -121,7 +121,7 @@ def message_error_body(error: Exception) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """Form of errors. ``event``: their name in a stream, which ``last`` ends."""
+    """Form of errors. ``event``: name of their event in a stream; ``last``: end of that stream."""
 
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""

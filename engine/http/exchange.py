@@ -41,8 +41,8 @@ class ByteBudget:
     """
 
     def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
-        """Begin with nothing. ``what`` names what a request may have ``max_one`` bytes of; more is refused
-        with ``status`` and ``remedy``."""
+        """Create an empty budget. A request for more than ``max_one`` bytes is refused with ``status`` and
+        ``remedy``; ``what`` names these bytes in messages."""
         self.total = 0
         self._what = what
         self._max_one = max_one
@@ -84,7 +84,7 @@ class ByteBudget:
                 del self._by_tenant[tenant.name]  # tenant names come and go
 
     def check(self, num_bytes: int) -> None:
-        """Raise HttpRefusal if a request may not have as many bytes."""
+        """Raise HttpRefusal if a request may not have so many bytes."""
         if num_bytes > self._max_one:
             raise HttpRefusal(
                 self._status,
@@ -118,7 +118,7 @@ class Exchange:
         self._sent_headers: list[tuple[bytes, bytes]] = []
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """The headers, in the place of gRPC's metadata."""
+        """The headers, in the form of gRPC's metadata."""
         return self._headers
 
     def header(self, name: str) -> str:
@@ -229,7 +229,7 @@ class Exchange:
         """Close the connection at once and drop unsent data."""
         if (abort := self.scope.get(ABORT)) is not None:
             abort()
-        await asyncio.sleep(0)  # lets the server notice it first
+        await asyncio.sleep(0)  # lets the server notice the closed connection first
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True

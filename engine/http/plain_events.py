@@ -11,8 +11,8 @@ _QUOTED = to_json(_MARK)
 
 
 class PlainEvents:
-    """Cache of one event per sample, written by the models and split around its text; later events reuse both
-    halves. ``write``: returns the event of a sample, by its index, for a text."""
+    """Cache of one event per sample, split before and after its text; later events reuse both halves.
+    ``write``: returns the event of a sample, by its index, for a text."""
 
     def __init__(self, write: Callable[[int, str], bytes]) -> None:
         self._write = write

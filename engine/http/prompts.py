@@ -13,7 +13,7 @@ from .errors import FieldError
 from .exchange import Exchange
 
 Side: TypeAlias = Literal["left", "right"]
-TEXT_LENGTHS = 4  # factor on the model's length: limit of text encoded at once, however much of it is kept
+TEXT_LENGTHS = 4  # most text encoded at once, as a multiple of the model's length, even if less of it is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from .errors import FieldError
 
 ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
-LONG_BODY = 64 * 2**10  # bytes, beyond which values are counted before any is made
+LONG_BODY = 64 * 2**10  # bytes; the values of a longer body are counted before it is parsed
 MAX_VALUES = 32_768  # values of a long body without numbers: strings, keys, objects, lists, booleans, null
 MAX_NUMBERS = 262_144  # commas of a long body outside of texts; a number takes up to 90 bytes while parsed
 _SHOWN = 60  # characters of a wrong value
@@ -126,12 +126,12 @@ def _paired(found: re.Match[bytes]) -> bytes:
 
 
 def _check_values(body: bytes) -> None:
-    """Refuse many small values, which take up to a hundred times their bytes once they are parsed."""
+    """Refuse too many small values, because parsed values take up to a hundred times their bytes."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     count, num_items = plain.count(b'"') // 2, 0
     if count <= MAX_VALUES:
         outside = b"".join(plain.split(b'"')[::2])
-        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: of true and false
+        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: true and false; n: null
         num_items = outside.count(b",")
     for number, most, what in (
         (count, MAX_VALUES, "strings, objects and lists"),
