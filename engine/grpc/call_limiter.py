@@ -1,4 +1,4 @@
-"""Limits on concurrent calls, which count from their headers on, and receipt of their messages."""
+"""Limits on concurrent calls, which are counted once their headers arrive, and receipt of their messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .status import Context, abort_with, errors_as_status
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: calls need no token and count against no share
 MAX_NAMING_BYTES = 4096  # bytes of a message that only names a service or a type
 _NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
-BURST_CALLS = 256  # calls after which freeing memory is worthwhile
+BURST_CALLS = 256  # so many ended calls make it worthwhile to return memory to the system
 MAX_HEALTH_CALLS = 64  # concurrent health streams
 PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 
@@ -187,7 +187,7 @@ class CallLimiter:
 
 
 class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Puts a limiter before the methods of one server."""
+    """Interceptor that lets a limiter admit each call of one server."""
 
     def __init__(self, limiter: CallLimiter) -> None:
         self._limiter = limiter

@@ -123,7 +123,7 @@ class PageEventHub:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))
-            except EventsGone:  # events were lost even here, so watchers that need them fall behind
+            except EventsGone:  # events were lost even here; watchers that need them get FellBehind
                 self._forget()
                 self._next = (await self._engine.ask(SubscribeEvents())).number
                 self._news.send()

@@ -221,8 +221,8 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return list(found.tokens), found.salt
 
 
-KEEP_S = 1.0  # seconds for which a tree is at least reused
-REST = 10  # times the build time for which a tree is reused, so building takes at most a tenth of a thread
+KEEP_S = 1.0  # a tree is reused for at least this many seconds
+REST = 10  # a tree is reused for ten times its build time, so building takes at most a tenth of a thread
 PREVIEW_TOKENS = 24
 
 

@@ -26,7 +26,7 @@ from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream; each may be large
-TEXT_LENGTHS = 4  # times the model's length: limit of one Tokenize or Detokenize call
+TEXT_LENGTHS = 4  # longest text of one Tokenize or Detokenize call, as a multiple of the model's length
 
 BatchItem = pb.GenerateResponse | Exception | None
 
