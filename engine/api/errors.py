@@ -12,7 +12,7 @@ OctavoError
 ├── InvalidConfig       the operator's mistake: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
 ├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
-│   ├── QueueTimeout    ... as it turned out
+│   ├── QueueTimeout    ... because it has waited too long in the queue
 │   └── SlowReader      ... because the client does not read what it gets
 ├── RequestFailed       this request only: gRPC INTERNAL
 └── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody

@@ -44,7 +44,7 @@ class ImageRules:
 
     @property
     def side(self) -> int:
-        """Pixels of the side of the square that one row stands for."""
+        """Side, in pixels, of the square of the image that one row represents."""
         return self.patch * self.merge
 
     def size_for(self, size: Size) -> Size:

@@ -21,7 +21,7 @@ budget                     it was evicted, because other pages were used more re
 class StoreCounts:
     """Counts since the start, and the bytes on disk now.
 
-    hits, misses    requests whose first page missing in memory was, or was not, on disk
+    hits, misses    requests by whether the first page not found in memory was on disk
     loaded, written pages read from and written to disk
     dropped         pages by reason, see DROP_REASONS
     num_bytes       bytes of all pages on disk now, as far as this server knows

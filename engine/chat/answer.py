@@ -20,8 +20,8 @@ from .text_source import Malformed, Steps, TextSource, Unfinished
 
 
 class AnswerReader:
-    """Parses one answer. ``add`` the text during generation, then ``finish``; both return events that are
-    certain. All events together are the answer, however the text was cut.
+    """Parses one answer. ``add`` the text during generation, then ``finish``; both return events that
+    later text cannot change. All events together are the answer, however the text was cut.
 
     No mark is part of any text. Incomplete calls are not completed: arguments are exactly what the model
     wrote.

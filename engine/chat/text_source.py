@@ -34,7 +34,7 @@ class TextSource:
         self._taken: list[str] = []
 
     def mark(self, opened: str = "") -> None:
-        """Reset ``taken``, with a text that was already consumed."""
+        """Start ``taken`` anew, with ``opened``: text that was consumed before."""
         self._taken = [opened]
 
     @property

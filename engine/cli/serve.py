@@ -50,7 +50,7 @@ DEATH_LINGER_S = 10.0
 GRACE_S = 5.0  # seconds after the drain timeout, after which the process is ended
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
-HANG_S = 120.0  # seconds of a step that counts as hanging
+HANG_S = 120.0  # a step that takes longer counts as hanging
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -320,7 +320,7 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """Answers of the metrics port, from its own threads, from before loading to the end."""
+    """Answers requests to the metrics port on its own threads, from before the model loads to the end."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None  # set once it serves
