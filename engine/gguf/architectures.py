@@ -6,6 +6,7 @@ Source of the metadata keys and tensor names: the GGUF specification and the con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +81,11 @@ class Architecture:
 
 
 def _granite(meta: Metadata) -> dict[str, Any]:
+    if not meta.of("rope.scaling.finetuned", True):  # llama.cpp then computes granite without rotation
+        raise ModelLoadError(
+            f"{meta.architecture}.rope.scaling.finetuned must be true, got false: mlx-lm's model always "
+            "rotates; give a folder of the model in safetensors"
+        )
     return {
         "attention_bias": False,
         "mlp_bias": False,
@@ -111,9 +117,7 @@ def _qwen3_moe(meta: Metadata) -> dict[str, Any]:
 
 def _gemma3(meta: Metadata) -> dict[str, Any]:
     heads, width = meta.of("attention.head_count"), meta.of("embedding_length")
-    is_27b = (
-        meta.of("block_count") == 62
-    )  # its queries are scaled by width / heads, see gemma.cpp's Gemma3_27B
+    is_27b = meta.of("block_count") == 62  # its queries are scaled by width / heads, as in gemma.cpp
     return {
         "sliding_window": meta.of("attention.sliding_window"),
         "sliding_window_pattern": 6,
@@ -174,17 +178,16 @@ def architecture_of(meta: Metadata) -> Architecture:
     if name not in ARCHITECTURES:
         raise ModelLoadError(
             f"a GGUF file's architecture must be one of {', '.join(sorted(ARCHITECTURES))}, got {name!r}; "
-            "give a "
-            "folder of the model in safetensors"
+            "give a folder of the model in safetensors"
         )
     known, architecture = _KNOWN_KEYS, ARCHITECTURES[name]
     for key, value in meta.values.items():
         rest = key.removeprefix(f"{name}.")
-        if rest != key and rest not in known | architecture.keys and value not in (0, False, [], None):
+        usual = (True,) if rest == "attention.causal" else (0, False, [], None)
+        if rest != key and rest not in known | architecture.keys and value not in usual:
             raise ModelLoadError(
                 f"{key} = {str(value)[:60]} has no counterpart in mlx-lm's {architecture.model_type!r}; "
-                "give a folder of "
-                "the model in safetensors"
+                "give a folder of the model in safetensors"
             )
     return architecture
 
@@ -206,8 +209,7 @@ def config_of(
         if meta.of(key, head_dim) != head_dim and architecture.model_type != "phi3":
             raise ModelLoadError(
                 f"{meta.architecture}.{key} must be the head size {head_dim}, got {meta.of(key)}; give a "
-                "folder of the "
-                "model in safetensors"
+                "folder of the model in safetensors"
             )
     config = {
         "model_type": architecture.model_type,
@@ -237,7 +239,15 @@ def _rope_scaling(
     kind = meta.of("rope.scaling.type", "none")
     factor = meta.of("rope.scaling.factor", 1.0)
     trained = meta.of("rope.scaling.original_context_length", config["max_position_embeddings"])
-    if "rope_factors_long.weight" in tensors:
+    is_long, usual = "rope_factors_long.weight" in tensors, 1.0
+    if is_long and (ratio := config["max_position_embeddings"] / trained) > 1:
+        usual = math.sqrt(1 + math.log(ratio) / math.log(trained))
+    if not math.isclose(given := meta.of("rope.scaling.attn_factor", usual), usual, rel_tol=1e-3):
+        raise ModelLoadError(
+            f"{meta.architecture}.rope.scaling.attn_factor must be {usual:.4g}, got {given:.4g}; give a "
+            "folder of the model in safetensors"
+        )
+    if is_long:
         config["original_max_position_embeddings"] = trained
         return {
             "type": "longrope",
@@ -257,8 +267,7 @@ def _rope_scaling(
         return {"type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
     raise ModelLoadError(
         f"{meta.architecture}.rope.scaling.type must be none, linear or yarn, got {kind!r}; give a folder "
-        "of the model in "
-        "safetensors"
+        "of the model in safetensors"
     )
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -97,7 +98,7 @@ def as_dtype(array: Array, dtype: str) -> Array:
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # version of the conversion; folders of another version are not used
+_VERSION = 2  # version of the conversion; folders of another version are not used
 _SHARD = 1 << 30  # bytes of tensors per file, so that one file's tensors are in memory at a time
 
 
@@ -130,6 +131,10 @@ def model_folder(file: Path) -> Path:
             raise ModelLoadError(
                 f"{file} cannot be converted into {home}: {error}; free space there"
             ) from error
+    except ModelLoadError:
+        raise
+    except Exception as error:  # metadata may hold anything
+        raise ModelLoadError(f"{file} cannot be converted ({error!r:.200}); download it again") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
     log.info("%s: converted into %s; delete that folder to convert it again", file, folder)
@@ -140,9 +145,15 @@ def _open(file: Path) -> Any:
     from gguf import GGUFReader
 
     try:
-        return GGUFReader(file)
+        reader = GGUFReader(file)
     except Exception as error:  # a damaged file may make the reader raise anything
         raise ModelLoadError(f"{file} is not a readable GGUF file ({error}); download it again") from error
+    if reader.byte_order == "S":
+        raise ModelLoadError(
+            f"{file} must be {sys.byteorder}-endian as this machine is, got the other order; convert it with "
+            f"gguf-convert-endian {file} native"
+        )
+    return reader
 
 
 def _convert(reader: Any, folder: Path) -> None:
@@ -163,7 +174,7 @@ def _convert(reader: Any, folder: Path) -> None:
     architecture = architecture_of(meta)
     if "token_embd.weight" not in shapes:
         raise ModelLoadError("the GGUF file has no tensor token_embd.weight; give a file of a whole model")
-    config = config_of(meta, ropes, shapes)
+    config, tokenizer = config_of(meta, ropes, shapes), tokenizer_of(meta)
     has_bf16 = any(tensor.tensor_type.name == "BF16" for tensor in tensors.values())
     dtype = "bfloat16" if has_bf16 else architecture.dtype
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -197,7 +208,7 @@ def _convert(reader: Any, folder: Path) -> None:
         ("tokenizer_config.json", settings_of(meta)),
     ):
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    tokenizer_of(meta).save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     kept = Counter(tensor.tensor_type.name for tensor in tensors.values())
     wide = {name: count for name, count in kept.items() if name not in (*AFFINE, "F32", "F16", "BF16")}
     if wide:

@@ -42,12 +42,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, app
     "tekken": (_cased(r"\p{N}", ""),),
     "gpt-4o": (_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),),
 }
-_WHOLE_TOKENS_FIRST = {
-    "llama-bpe",
-    "llama3",
-    "llama-v3",
-    "tekken",
-}  # tokenizers that do not merge a word that is a token
+_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # do not merge a word that is a token
 _END_OF_TURN = {  # tokens that end an answer whatever eos_token_id says, as in llama.cpp
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<|return|>", "<EOT>",
@@ -109,7 +104,7 @@ def end_ids(meta: Metadata) -> list[int]:
     tokens: Sequence[str] = meta.get("tokenizer.ggml.tokens")
     named = (meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return sorted(
-        {id for id in named if id is not None}
+        {id for id in named if id is not None and id < len(tokens)}
         | {id for id, text in enumerate(tokens) if text in _END_OF_TURN}
     )
 
@@ -119,10 +114,13 @@ def _byte_level(meta: Metadata, tokens: Sequence[str]) -> Tokenizer:
     if name not in _PATTERNS:
         raise ModelLoadError(
             f"tokenizer.ggml.pre must be one of {', '.join(sorted(_PATTERNS))}, got {name!r}; give a "
-            "folder of the model in "
-            "safetensors"
+            "folder of the model in safetensors"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges") or []]
+    if meta.get("tokenizer.ggml.merges") is None:
+        raise ModelLoadError(
+            "the GGUF file has no tokenizer.ggml.merges; convert the model again with its tokenizer"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges")]
     vocab = {token: id for id, token in enumerate(tokens)}
     model = BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=name in _WHOLE_TOKENS_FIRST)
     built = Tokenizer(model)

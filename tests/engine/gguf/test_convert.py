@@ -7,6 +7,7 @@ conversion does.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten as _tree_flatten
 from mlx_lm.utils import load_model
@@ -119,8 +120,10 @@ def write(
     tied: bool,
     metadata: dict[str, Any] | None = None,
     tensors: dict[str, Any] | None = None,
+    fields: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model as llama.cpp's conversion would. ``tensors`` replaces or adds some."""
+    """Write a model as llama.cpp's conversion would. ``tensors`` and ``fields`` replace or add some; a field
+    of None is left out."""
     head_dim = WIDTH // HEADS if name in NO_HEAD_DIM else HEAD_DIM
     writer = GGUFWriter(path, name)
     facts = {
@@ -146,6 +149,10 @@ def write(
     writer.add_token_types([2, 3, 3, *[1] * (VOCAB - 3)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for key, value in (fields or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            writer.add_key_value(key, value, GGUFValueType.get_type(value))
     names = {**NAMES, **(GEMMA if name == "gemma3" else {})}
     for key, value in tree_flatten(model.parameters()):
         base, _, kind = key.rpartition(".")
@@ -273,6 +280,8 @@ def test_a_file_of_a_repository_is_downloaded_alone(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
+        ({"attention.causal": 0}, "llama.attention.causal = 0"),
+        ({"rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor must be 1, got 2"),
         ({"expert_count": 8}, "llama.expert_count = 8"),
         ({"rope.scaling.type": "longrope"}, "rope.scaling.type must be none, linear or yarn"),
         ({"rope.dimension_count": 16}, "llama.rope.dimension_count must be the head size 32, got 16"),
@@ -287,6 +296,34 @@ def test_settings_without_a_counterpart_are_refused(
     with pytest.raises(ModelLoadError, match=text):
         model_folder(file)
     assert list((tmp_path / "cache" / "octavo" / "gguf").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("granite", {"granite.rope.scaling.finetuned": False}, "finetuned must be true, got false"),
+        ("llama", {"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
+        ("llama", {"tokenizer.ggml.model": "gpt2"}, "no tokenizer.ggml.merges"),
+        ("llama", {"tokenizer.ggml.token_type": [1]}, "cannot be converted"),
+        ("llama", {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["q z"]}, "cannot be converted"),
+        ("llama", {"llama.attention.head_count": 0}, "cannot be converted"),
+    ],
+)  # fmt: skip
+def test_files_with_broken_metadata_are_refused_in_one_line(
+    name: str, fields: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    model = random_model(name, tied=True)
+    file = write(tmp_path / "model.gguf", name, model, tied=True, fields=fields)
+    with pytest.raises(ModelLoadError, match=rf"^.*{text}.*\Z"):
+        model_folder(file)
+
+
+def test_files_of_the_other_byte_order_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = functools.partial(GGUFWriter, endianess=GGUFEndian.BIG)
+    monkeypatch.setattr(f"{__name__}.GGUFWriter", big)
+    file = write(tmp_path / "model.gguf", "llama", random_model("llama", tied=True), tied=True)
+    with pytest.raises(ModelLoadError, match="must be little-endian as this machine is"):
+        model_folder(file)
 
 
 def test_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
