@@ -41,4 +41,4 @@ else
     [ $# -gt 0 ] || set -- tests/kernels/cpu tests/engine/executor/native
 fi
 LD_PRELOAD=$preload TEST_EXTENSION=$(realpath "$built") \
-    "$python" -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 "$@"  # reports are not captured
+    "$python" -m pytest -q -p no:cacheprovider --capture=sys --timeout 1800 -o faulthandler_timeout=1800 "$@"  # reports are not captured

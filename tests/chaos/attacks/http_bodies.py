@@ -28,6 +28,22 @@ BODIES: tuple[tuple[str, bytes], ...] = (
     ),
     ("/tokenize", json.dumps({"prompt": "\ufffd" * 100_000}).encode()),
     ("/v1/completions", b'{"prompt": "a", "logit_bias": {' + b'"1":1,' * 50_000 + b'"2":1}}'),
+    (
+        "/v1/completions",
+        json.dumps({"prompt": [7] * 3000, "n": 64, "max_tokens": 1, "logprobs": 20, "echo": True}).encode(),
+    ),
+    (
+        "/v1/chat/completions",
+        json.dumps(
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "n": 64,
+                "max_tokens": 400,
+                "logprobs": True,
+                "top_logprobs": 20,
+            }
+        ).encode(),
+    ),
 )
 
 

@@ -16,7 +16,18 @@ HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/js
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    kinds = (_slow_headers, _slow_body, _giant_body, _pipelined, _never_read, _half_closed, _leaves)
+    kinds = (
+        _slow_headers,
+        _slow_body,
+        _giant_body,
+        _small_chunks,
+        _trailers,
+        _half_body,
+        _pipelined,
+        _never_read,
+        _half_closed,
+        _leaves,
+    )
     async with asyncio.TaskGroup() as tasks:
         for kind in kinds:
             for _ in range(CONNECTIONS):
@@ -61,6 +72,28 @@ async def _giant_body(target: Target, _: asyncio.StreamReader, writer: asyncio.S
     for _number in range(200):
         writer.write(b"10000\r\n" + b"[" * 2**16 + b"\r\n")
         await writer.drain()
+
+
+async def _small_chunks(target: Target, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await _chunked(target, writer, b"1\r\n \r\n")
+
+
+async def _trailers(target: Target, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await _chunked(target, writer, b"a: bcd\r\n", first=b"1\r\n \r\n0\r\n")
+
+
+async def _chunked(target: Target, writer: asyncio.StreamWriter, piece: bytes, first: bytes = b"") -> None:
+    head = f"{HEAD}authorization: Bearer {target.token}\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head.encode() + first)
+    for _number in range(200):
+        writer.write(piece * 10_000)
+        await writer.drain()
+
+
+async def _half_body(target: Target, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    head = f"{HEAD}authorization: Bearer {target.token}\r\ncontent-length: 1000000\r\n\r\n"
+    writer.write(head.encode() + b" " * 999_999)
+    await asyncio.sleep(target.seconds)
 
 
 async def _pipelined(target: Target, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
