@@ -86,7 +86,7 @@ class Load:
 
 
 @every_queue
-@pytest.mark.parametrize("n", [SLOTS, 64])
+@pytest.mark.parametrize("n", [SLOTS, 24])
 @pytest.mark.parametrize("begun", [1, 2, 30])
 def test_the_first_token_of_another_tenant_takes_at_most_two_steps(queue: str, n: int, begun: int) -> None:
     load = Load.of(queue)
@@ -144,7 +144,7 @@ def test_parallel_samples_are_not_forked_into_slots_that_others_claim() -> None:
 def test_requests_one_after_another_do_not_preempt_each_time() -> None:
     """What computes a preempted sample again is paid by its tenant: so it is bounded."""
     load = Load.of()
-    load.add("mallory", 64, max_tokens=400)
+    load.add("mallory", 64, max_tokens=100)
     load.step()
     load.step()
     preempted = 0
