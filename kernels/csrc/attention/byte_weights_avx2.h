@@ -12,7 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr float kLargestWeight = 254;  // 255 minus one, which a passed-on rounding error may add
+constexpr float kLargestWeight = 254;  // so that at most 255 with the rounding error passed on
 
 // Returns the limit of a stretch's sum of weights; each lane may round up by half a unit, hence the margin.
 template <class Code>

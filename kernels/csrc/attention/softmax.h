@@ -56,8 +56,8 @@ struct Span {
   }
 
   // Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
-  // sum. It adds in two partial sums if the row sees the whole tile, else in one, whatever kFirst and kEnd
-  // are.
+  // sum. Rows that see the whole tile have two partial sums, others one. The number must not depend
+  // on kFirst and kEnd, because other rows determine those.
   static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
     Vec total[2] = {};
 #pragma GCC unroll 16

@@ -43,8 +43,8 @@ class WeightedSum {
 
 // ---- rows of bytes: integer products, exact in any order ----
 //
-// Up to 16 rows with two bytes per value (kParts 2: high bytes, then low bytes), or up to 32 rows with one
-// byte.
+// One call takes up to 16 rows with two bytes per value (kParts = 2: all high bytes, then all low bytes), or
+// up to 32 rows with one byte per value (kParts = 1).
 
 constexpr int kByteRows = 16;  // rows of a tile
 constexpr int kByteProducts =

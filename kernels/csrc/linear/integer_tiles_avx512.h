@@ -71,7 +71,7 @@ class Fetch {
   }
 
  private:
-  static constexpr int kMost = 4;  // most lines per step, the number that a step reads itself
+  static constexpr int kMost = 4;  // most lines to prefetch per step: as many as a step reads
   const uint8_t* from_;
   int steps_, lines_, per_step_ = 1;
 };

@@ -56,8 +56,8 @@ class WritePages : public PagePrimitive {
     args.slots = view_ints(inputs[4]);
     args.num_tokens = inputs[4].shape(0);
     dispatch([args] {
-      // A block is worth a thread from about 16 rows of K and V on; longer blocks let the next rows be
-      // prefetched.
+      // Blocks of fewer than about 16 rows of K and V cost more than a thread saves. Within longer blocks the
+      // next rows can be prefetched.
       const int tokens = std::max({1, 16 / args.layout.num_heads, args.num_tokens / (8 * num_threads())});
       parallel_for((args.num_tokens + tokens - 1) / tokens, [&](int block) {
         attention_kernels().write(args, block * tokens, std::min(args.num_tokens, (block + 1) * tokens));
