@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from .endpoint import Services
 from .exchange import Exchange
 from .request_model import RequestModel
@@ -28,13 +26,10 @@ async def serve_load(services: Services, request: LoadRequest, exchange: Exchang
     info = await services.handler.load_adapter(
         request.lora_name, request.lora_path, context=exchange, replace=request.load_inplace
     )
-    answer = {"object": "adapter", "id": info.name, "rank": info.rank, "bytes": info.nbytes}
-    await exchange.answer(json.dumps(answer).encode())
+    await exchange.answer({"object": "adapter", "id": info.name, "rank": info.rank, "bytes": info.nbytes})
 
 
 async def serve_unload(services: Services, request: UnloadRequest, exchange: Exchange) -> None:
     """Unload an adapter that no request uses."""
     await services.handler.unload_adapter(request.lora_name, context=exchange)
-    await exchange.answer(
-        json.dumps({"object": "adapter", "id": request.lora_name, "deleted": True}).encode()
-    )
+    await exchange.answer({"object": "adapter", "id": request.lora_name, "deleted": True})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,12 +19,11 @@ import octavo
 from .adapters import LoadRequest, UnloadRequest, serve_load, serve_unload
 from .chat import serve_chat
 from .chat_types import ChatRequest
-from .completion_types import CompletionRequest
-from .completions import serve_completions
+from .completions import CompletionRequest, serve_completions
 from .embeddings import EmbeddingRequest, serve_embeddings
 from .endpoint import Endpoint, Route, Services
 from .errors import HttpRefusal, ModelNotServed, error_form
-from .exchange import Exchange
+from .exchange import Exchange, json_of
 from .messages import serve_count, serve_messages
 from .messages_types import CountRequest, MessagesRequest
 from .rerank import RerankRequest, serve_rerank
@@ -83,7 +81,7 @@ def _refuse(request: Request, error: Exception) -> Response:
     text = f"there is no {path:.200} here; see the HTTP reference"
     if error.status_code == 405:
         text = f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another')}"
-    body = json.dumps(error_form(path).body(HttpRefusal(error.status_code, text)))
+    body = json_of(error_form(path).body(HttpRefusal(error.status_code, text)))
     return Response(body, error.status_code, dict(error.headers or {}), "application/json")
 
 
@@ -99,24 +97,24 @@ class _Status:
     async def health(self, exchange: Exchange) -> None:
         reason = self._check()
         body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
-        await exchange.answer(json.dumps(body).encode(), status=200 if reason is None else 503)
+        await exchange.answer(body, status=200 if reason is None else 503)
 
     async def version(self, exchange: Exchange) -> None:
-        await exchange.answer(json.dumps({"version": octavo.__version__}).encode())
+        await exchange.answer({"version": octavo.__version__})
 
     async def metrics(self, exchange: Exchange) -> None:
         kind, body = await asyncio.to_thread(self._render)
-        await exchange.answer(body, content_type=kind.encode())
+        await exchange.answer_bytes(body, content_type=kind.encode())
 
     async def models(self, exchange: Exchange) -> None:
         data = [self._card(name) for name in self._services.names(exchange)]
-        await exchange.answer(json.dumps({"object": "list", "data": data}).encode())
+        await exchange.answer({"object": "list", "data": data})
 
     async def model(self, exchange: Exchange) -> None:
         name = exchange.scope["path_params"]["name"]
         if name not in self._services.names(exchange):
             raise ModelNotServed(f"model {name!r:.200} is not served here; see /v1/models")
-        await exchange.answer(json.dumps(self._card(name)).encode())
+        await exchange.answer(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
         engine = self._services.handler.engine

@@ -3,63 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..api.outputs import Delta
-from ..api.prompt import ChatPrompt, Message, Prompt
-from ..api.sampling_params import SamplingParams
-from .answer_models import json_list, usage_info
-from .chat_reply import AnswerReply, ReplyPart, ReplyReader
-from .chat_types import (
-    ChatChoice,
-    ChatCompletion,
-    ChatCompletionChunk,
-    ChatMessage,
-    ChatRequest,
-    ChunkChoice,
-    ConversationFields,
-    ReplyDelta,
-    ReplyMessage,
-    ToolCall,
-)
+from ..api.outputs import Delta, FinishReason
+from ..api.prompt import ChatPrompt, Message
+from ..chat.answer import AnswerReader
+from ..chat.events import CallArguments, CallBegin, CallEnd, CallMalformed, ContentText, ReasoningText
+from .chat_types import ChatMessage, ChatRequest, ConversationFields
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange, Take
+from .exchange import Exchange, Take, json_list, json_of
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
-from .plain_events import PlainEvents
 from .prompts import prompt_cut
 from .request_model import only
-from .turns import NO_THINKING, check_parts, content_of, prepare_turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A request for the engine, and the parser of its output."""
-
-    prompt: Prompt
-    params: SamplingParams
-    make_reader: Callable[[], ReplyReader]
+from .turns import NO_THINKING, Turn, check_parts, content_of, prepare_turn
 
 
 async def serve_chat(services: Services, request: ChatRequest, exchange: Exchange) -> None:
     """Answer a request, whole or as a stream."""
     name = services.check_model(request.model, exchange)
-    conversation = await prepare(services, request, exchange)
+    turn = await _turn(services, request, exchange)
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
-    prompt: Prompt = conversation.prompt
-    answer = _Answer(services, request, conversation, name)
+    prompt, answer = turn.prompt, _Answer(services, request, turn, name)
     if request.return_token_ids:
         prompt = encoded = await services.handler.engine.prepare(prompt)
         answer.prompt_fields["prompt_token_ids"] = encoded.ids
     job = Job(
         prompts=[prompt],
-        params=conversation.params,
+        params=turn.params,
         model=name,
         request_id=request.request_id or exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
@@ -72,10 +48,10 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
             await answer.stream(deltas, exchange)
         else:
             with services.answers.held(services.handler.tenant(exchange)) as take:
-                await exchange.answer(await answer.whole(deltas, take))
+                await exchange.answer_bytes(await answer.whole(deltas, take))
 
 
-async def prepare(services: Services, request: ChatRequest, exchange: Exchange) -> Conversation:
+async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
     """Return the engine's request. Raises InvalidRequest for unsupported fields."""
     max_tokens = _max_tokens(request)
     cut = prompt_cut(
@@ -87,7 +63,7 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
         logprobs=_num_logprobs(request),
         structured=request.structured(),
     )
-    turn = await prepare_turn(
+    return await prepare_turn(
         services,
         conversation_prompt(request, takes_images=services.takes_images),
         params,
@@ -95,13 +71,6 @@ async def prepare(services: Services, request: ChatRequest, exchange: Exchange) 
         tools=request.tools,
         choice=request.tool_choice,
         is_parallel=request.parallel_tool_calls is not False,
-    )
-    return Conversation(
-        prompt=turn.prompt,
-        params=turn.params,
-        make_reader=lambda: AnswerReply(
-            turn.reader(), shows_reasoning=request.include_reasoning is not False
-        ),
     )
 
 
@@ -192,19 +161,19 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 class _Answer:
     """Writes the response to one request."""
 
-    def __init__(
-        self, services: Services, request: ChatRequest, conversation: Conversation, name: str
-    ) -> None:
+    def __init__(self, services: Services, request: ChatRequest, turn: Turn, name: str) -> None:
         self._services = services
         self._request = request
-        self._params = conversation.params
-        self._make_reader = conversation.make_reader
+        self._turn = turn
         self._name = name
         self.id = new_id("chatcmpl")
         self._created = int(time.time())
         self._usage = Usage()
         self._prompt_logprobs: bytes | None = None
         self.prompt_fields: dict[str, Any] = {}  # fields of the response, or of its first chunk
+
+    def _reader(self) -> ReplyReader:
+        return ReplyReader(self._turn.reader(), shows_reasoning=self._request.include_reasoning is not False)
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
         """Return the response; ``take`` counts its bytes."""
@@ -214,128 +183,123 @@ class _Answer:
             choice = await self._services.handler.message_of(delta, partial(self._whole_choice, delta))
             take(len(choice))
             choices[delta.index] = choice
-        answer = ChatCompletion.model_construct(
-            id=self.id,
-            object="chat.completion",
-            created=self._created,
-            model=self._name,
-            choices=[],
-            usage=usage_info(self._usage),
-            **self.prompt_fields,
-        )
+        answer = self._answer("chat.completion", []) | {"usage": self._usage.info()} | self.prompt_fields
         written = json_list(choices[index] for index in sorted(choices))
-        return answer.json_bytes(prompt_logprobs=self._prompt_logprobs, choices=written)
+        return json_of(answer, prompt_logprobs=self._prompt_logprobs, choices=written)
 
     def _whole_choice(self, delta: Delta) -> bytes:
         if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = prompt_entries(delta.prompt_logprobs, self._services.texts)
             self.prompt_fields["prompt_logprobs"] = None
-        reader = self._make_reader()
-        message = _message(reader.read(delta))
-        choice = ChatChoice.model_construct(message=message, **self._choice(delta, reader))
-        return choice.json_bytes(logprobs=self._logprobs(delta))
+        reader = self._reader()
+        message = _message(reader.read(delta))  # first: it tells whether the sample called tools
+        choice = self._choice(delta, reader) | {"message": message}
+        return json_of(choice, logprobs=self._logprobs(delta))
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
-        readers = [self._make_reader() for _ in range(self._params.n)]
+        readers = [self._reader() for _ in range(self._turn.params.n)]
         begun: set[int] = set()
-        plain, is_plain = PlainEvents(self._plain), self._request.has_plain_events
         async for _, delta in deltas:
             self._usage.add(0, delta)
             if not exchange.is_started:
                 await exchange.start_events()
             reader = readers[delta.index]
-            part = reader.read(delta)
-            is_first = delta.index not in begun
-            begun.add(delta.index)
-            if not _is_shown(part, delta) and not is_first:
-                continue
-            if is_plain and not is_first and part.is_content and delta.finish_reason is None:
-                await exchange.event(plain.event(delta.index, part.content))
-                continue
-            choice = ChunkChoice.model_construct(delta=_delta(part, is_first), **self._choice(delta, reader))
-            await exchange.event(self._chunk([choice], logprobs=self._logprobs(delta)))
+            fields = reader.read(delta)
+            if delta.index not in begun:
+                begun.add(delta.index)
+                fields = {"role": "assistant", "content": ""} | fields
+            if fields or delta.logprobs or delta.finish_reason is not None:
+                choice = self._choice(delta, reader) | {"delta": fields}
+                await exchange.event(json_of(self._chunk([choice]), logprobs=self._logprobs(delta)))
         if options is not None and options.include_usage:
-            await exchange.event(self._chunk([], is_last=True))
+            await exchange.event(json_of(self._chunk([], is_last=True)))
         await exchange.end_events()
 
-    def _plain(self, index: int, text: str) -> bytes:
-        """Return the event of a sample that has only text."""
-        delta = ReplyDelta.model_construct(content=text)
-        choice = ChunkChoice.model_construct(index=index, delta=delta, logprobs=None, finish_reason=None)
-        return self._chunk([choice])
-
-    def _chunk(
-        self, choices: list[ChunkChoice], *, is_last: bool = False, logprobs: bytes | None = None
-    ) -> bytes:
+    def _chunk(self, choices: list[dict[str, Any]], *, is_last: bool = False) -> dict[str, Any]:
         options = self._request.stream_options
-        chunk = ChatCompletionChunk.model_construct(
-            id=self.id,
-            object="chat.completion.chunk",
-            created=self._created,
-            model=self._name,
-            choices=choices,
-            **self.prompt_fields,
-        )
+        chunk = self._answer("chat.completion.chunk", choices) | self.prompt_fields
         self.prompt_fields = {}
         if options is not None and (options.include_usage or options.continuous_usage_stats):
             shows = is_last or options.continuous_usage_stats
-            chunk.usage = usage_info(self._usage) if shows else None
-        return chunk.json_bytes(logprobs=logprobs)
+            chunk["usage"] = self._usage.info() if shows else None
+        return chunk
+
+    def _answer(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._name,
+            "choices": choices,
+        }
 
     def _logprobs(self, delta: Delta) -> bytes | None:
         if not self._request.logprobs:
             return None
         return chat_logprobs(
-            shown_logprobs(delta, self._params),
+            shown_logprobs(delta, self._turn.params),
             self._services.texts,
-            self._params.logprobs or 0,
+            self._turn.params.logprobs or 0,
             as_ids=bool(self._request.return_tokens_as_token_ids),
         )
 
     def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
-        """Return the fields that both forms of a choice share."""
+        """Return the fields that both forms of a choice share; ``logprobs`` is filled in later."""
         finish = None if delta.finish_reason is None else str(delta.finish_reason.value)
         if finish == "stop" and reader.has_called_tools:
             finish = "tool_calls"
         fields: dict[str, Any] = {"index": delta.index, "logprobs": None, "finish_reason": finish}
         if finish is not None:
-            fields["stop_reason"] = self._services.stop_reason(delta, self._params)
+            fields["stop_reason"] = self._services.stop_reason(delta, self._turn.params)
         if self._request.return_token_ids:
             fields["token_ids"] = list(delta.token_ids)
         return fields
 
 
-def _is_shown(part: ReplyPart, delta: Delta) -> bool:
-    return bool(
-        part.content or part.reasoning or part.tool_calls or delta.logprobs or delta.finish_reason is not None
-    )
-
-
-def _message(part: ReplyPart) -> ReplyMessage:
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
     """Return a whole message; its content is null if it has only other parts."""
-    fields: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
-    if part.reasoning:
-        fields["reasoning_content"] = fields["reasoning"] = part.reasoning
-        fields["content"] = part.content or None
-    if part.tool_calls:
-        fields["content"] = part.content or None
-        fields["tool_calls"] = [_without_index(call) for call in part.tool_calls]
-    return ReplyMessage.model_construct(**fields)
+    for call in fields.get("tool_calls", ()):
+        del call["index"]
+    content = None if fields else ""
+    return {"role": "assistant", "content": content, "refusal": None} | fields
 
 
-def _without_index(call: ToolCall) -> ToolCall:
-    return ToolCall.model_construct(id=call.id, type="function", function=call.function)
+class ReplyReader:
+    """Parses one sample with the parsers of the model's family."""
 
+    def __init__(self, reader: AnswerReader, *, shows_reasoning: bool) -> None:
+        self._reader = reader
+        self._shows_reasoning = shows_reasoning
+        self.has_called_tools = False
 
-def _delta(part: ReplyPart, is_first: bool) -> ReplyDelta:
-    fields: dict[str, Any] = {}
-    if is_first:
-        fields = {"role": "assistant", "content": ""}
-    if part.content:
-        fields["content"] = part.content
-    if part.reasoning:
-        fields["reasoning_content"] = fields["reasoning"] = part.reasoning
-    if part.tool_calls:
-        fields["tool_calls"] = list(part.tool_calls)
-    return ReplyDelta.model_construct(**fields)
+    def read(self, delta: Delta) -> dict[str, Any]:
+        """Return the new parts of a message. The last delta has a finish reason and flushes all text held
+        back."""
+        events = self._reader.add(delta.text)
+        if delta.finish_reason is not None:
+            events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)
+        content, reasoning = "", ""
+        calls: dict[int, dict[str, Any]] = {}
+        for event in events:
+            match event:
+                case ContentText(text):
+                    content += text
+                case ReasoningText(text) if self._shows_reasoning:
+                    reasoning += text
+                case CallBegin(index, call_id, name):
+                    function = {"name": name, "arguments": ""}
+                    calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
+                case CallArguments(index, text):
+                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
+                case CallMalformed(text, begun):
+                    content += text
+                    if begun is not None:  # parts already sent stay unchanged
+                        calls.pop(begun, None)
+                case CallEnd():
+                    self.has_called_tools = True
+        fields: dict[str, Any] = {"content": content} if content else {}
+        if reasoning:
+            fields |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        return fields | ({"tool_calls": list(calls.values())} if calls else {})

@@ -1,10 +1,9 @@
-"""Requests and answers of /v1/chat/completions."""
+"""Requests of /v1/chat/completions."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from .answer_models import AnswerModel, UsageInfo
 from .request_model import RequestModel, only
 from .sampling import SamplingFields
 
@@ -107,90 +106,3 @@ class ChatRequest(SamplingFields, ConversationFields):
         only("store", self.store, (False,), "nothing is stored")
         only("service_tier", self.service_tier, ("auto", "default"))
         only("verbosity", self.verbosity, ("medium",))
-
-
-class FunctionCall(AnswerModel):
-    """The function of a tool call; in a stream, its new part."""
-
-    name: str | None
-    arguments: str
-
-
-class ToolCall(AnswerModel):
-    """A tool call; in a stream, its new part. ``index`` is set only in streams."""
-
-    id: str | None
-    type: Literal["function"] | None
-    function: FunctionCall
-    index: int
-
-
-class ReplyMessage(AnswerModel):
-    """The model's message."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    reasoning_content: str
-    reasoning: str
-    tool_calls: list[ToolCall]
-
-
-class ReplyDelta(AnswerModel):
-    """The new part of the model's message."""
-
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str
-    reasoning: str
-    tool_calls: list[ToolCall]
-
-
-ChatFinish = Literal["stop", "length", "tool_calls"]
-
-
-class ChatChoice(AnswerModel):
-    """A sample. ``stop_reason`` and ``token_ids`` are vLLM's."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: None  # inserted as JSON, see AnswerModel.json_bytes
-    finish_reason: ChatFinish
-    stop_reason: str | int | None
-    token_ids: list[int]
-
-
-class ChatCompletion(AnswerModel):
-    """A whole response."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: UsageInfo
-    prompt_logprobs: None
-    prompt_token_ids: list[int]
-
-
-class ChunkChoice(AnswerModel):
-    """The new part of one sample."""
-
-    index: int
-    delta: ReplyDelta
-    logprobs: None
-    finish_reason: ChatFinish | None
-    stop_reason: str | int | None
-    token_ids: list[int]
-
-
-class ChatCompletionChunk(AnswerModel):
-    """An event of a stream."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: UsageInfo | None
-    prompt_token_ids: list[int]

@@ -12,19 +12,32 @@ from ..api.errors import InvalidRequest
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
-from .answer_models import json_list, usage_info
-from .completion_types import Completion, CompletionChoice, CompletionRequest, PromptField
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange, Take
+from .exchange import Exchange, Take, json_list, json_of
 from .generation import MAX_PROMPTS, Job, Usage, new_id, run
 from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
-from .plain_events import PlainEvents
 from .prompts import prompt_cut
 from .request_model import only
+from .sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's default
 _LOGPROB_BYTES = 20  # least bytes of a log probability in an answer
+PromptField = str | list[int] | list[str] | list[list[int]]
+
+
+class CompletionRequest(SamplingFields):
+    """A request of /v1/completions."""
+
+    prompt: PromptField
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    def check_served(self) -> None:
+        super().check_served()
+        only("suffix", self.suffix, (), "text is not filled in before a suffix")
 
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
@@ -46,7 +59,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
             await answer.stream(deltas, exchange)
         else:
             with services.answers.held(services.handler.tenant(exchange)) as take:
-                await exchange.answer(await answer.whole(deltas, take))
+                await exchange.answer_bytes(await answer.whole(deltas, take))
 
 
 def prompts_of(name: str, given: PromptField) -> list[Prompt]:
@@ -162,17 +175,12 @@ class _Answer:
 
     async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
         options = self._request.stream_options
-        plain, is_plain = PlainEvents(self._plain), self._request.has_plain_events
         async for prompt, delta in deltas:
             self._take(prompt, delta)
             if not exchange.is_started:
                 await exchange.start_events()
             index = prompt * self.params.n + delta.index
-            if self._is_echoed(index) and is_plain and delta.text and delta.finish_reason is None:
-                await exchange.event(plain.event(index, delta.text))
-            elif (
-                delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index)
-            ):
+            if delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index):
                 choice = await self._services.handler.message_of(delta, partial(self._choice, prompt, delta))
                 await exchange.event(self._completion(json_list([choice])))
         if options is not None and options.include_usage:
@@ -189,21 +197,20 @@ class _Answer:
         """Whether a choice has begun with its prompt, or does not need to."""
         return not self._request.echo or index in self._echoed
 
-    def _plain(self, index: int, text: str) -> bytes:
-        """Return the event of a sample that has only text."""
-        fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        return self._completion(json_list([CompletionChoice.model_construct(**fields).json_bytes()]))
-
     def _completion(self, choices: bytes, *, with_usage: bool = False) -> bytes:
-        completion = Completion.model_construct(
-            id=self.id, object="text_completion", created=self._created, model=self._name, choices=[]
-        )
+        completion: dict[str, Any] = {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._name,
+            "choices": [],
+        }
         options = self._request.stream_options
         if with_usage or (options is not None and options.continuous_usage_stats):
-            completion.usage = usage_info(self._usage)
+            completion["usage"] = self._usage.info()
         elif options is not None and options.include_usage:
-            completion.usage = None
-        return completion.json_bytes(choices=choices)
+            completion["usage"] = None
+        return json_of(completion, choices=choices)
 
     def _choice(self, prompt: int, delta: Delta) -> bytes:
         request = self._request
@@ -228,7 +235,7 @@ class _Answer:
         if request.prompt_logprobs is not None and delta.prompt_logprobs is not None:
             fields["prompt_logprobs"] = None
             entries = prompt_entries(delta.prompt_logprobs, self._services.texts)
-        return CompletionChoice.model_construct(**fields).json_bytes(prompt_logprobs=entries)
+        return json_of(fields, prompt_logprobs=entries)
 
     def _logprobs(self, index: int, delta: Delta, *, echoes: bool) -> Any:
         request = self._request
@@ -238,13 +245,9 @@ class _Answer:
             as_ids = bool(request.return_tokens_as_token_ids)
             writer = CompletionLogprobWriter(self._services.texts, request.logprobs, as_ids=as_ids)
             self._writers[index] = writer
-        found = writer.write(())
-        if echoes:
-            if delta.prompt_logprobs is None:
-                raise InvalidRequest(
-                    "the prompt's log probabilities are missing from the output; send the request again"
-                )
-            writer.add_first(found, delta.prompt_logprobs.first_id)
-            writer.add(found, delta.prompt_logprobs.rest)
-        writer.add(found, shown_logprobs(delta, self.params))
-        return found
+        if echoes and delta.prompt_logprobs is None:
+            raise InvalidRequest(
+                "the prompt's log probabilities are missing from the output; send the request again"
+            )
+        prompt = delta.prompt_logprobs if echoes else None
+        return writer.write(shown_logprobs(delta, self.params), prompt)

@@ -10,11 +10,9 @@ from typing import Literal
 from ..api.embedding import check_dimensions, finished
 from ..api.errors import RequestFailed
 from ..api.sampling_params import Pooling, SamplingParams
-from .answer_models import AnswerModel, UsageInfo, json_list
-from .completion_types import PromptField
-from .completions import prompts_of
+from .completions import PromptField, prompts_of
 from .endpoint import Services
-from .exchange import Exchange
+from .exchange import Exchange, json_list, json_of
 from .generation import Job, Usage, run
 from .prompts import Side, prompt_cut
 from .request_model import RequestModel
@@ -37,23 +35,6 @@ class EmbeddingRequest(RequestModel):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-
-
-class EmbeddingItem(AnswerModel):
-    """The embedding of one input, as numbers or, in base64, as little-endian float32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingAnswer(AnswerModel):
-    """Embeddings in the order of the inputs."""
-
-    object: Literal["list"]
-    data: list[EmbeddingItem]
-    model: str
-    usage: UsageInfo
 
 
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
@@ -88,18 +69,16 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
                 raise RequestFailed("the request ended before its embedding was computed")
             normalize = request.normalize is not False
             vector = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
-            item = EmbeddingItem(
-                object="embedding", index=prompt, embedding=_base64(vector) if as_text else vector
-            )
-            found[prompt] = item.json_bytes()
-    answer = EmbeddingAnswer(
-        object="list",
-        data=[],
-        model=name,
-        usage=UsageInfo(prompt_tokens=usage.prompt_tokens, total_tokens=usage.prompt_tokens),
-    )
+            item = {
+                "object": "embedding",
+                "index": prompt,
+                "embedding": _base64(vector) if as_text else vector,
+            }
+            found[prompt] = json_of(item)
+    counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+    answer = {"object": "list", "data": [], "model": name, "usage": counts}
     data = json_list(found[index] for index in range(len(prompts)))
-    await exchange.answer(answer.json_bytes(data=data))
+    await exchange.answer_bytes(json_of(answer, data=data))
 
 
 def _base64(vector: list[float]) -> str:

@@ -15,8 +15,8 @@ from ..grpc.request_handler import RequestHandler
 from ..grpc.vllm.model_files import ModelFiles
 from .errors import ModelNotServed, named
 from .exchange import ByteBudget, ClientGone, Exchange, Receive, Scope, Send
+from .logprobs import TokenTexts
 from .request_model import LONG_BODY, RequestModel, parse
-from .token_texts import TokenTexts
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 

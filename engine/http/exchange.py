@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
-from ..api.errors import Overloaded, RequestTooLong
+from pydantic_core import to_json
+
+from ..api.errors import Overloaded
 from ..api.tenant import Tenant
 from ..grpc.request_handler import ResponseWriter
 from .errors import HttpRefusal, error_form, headers_of, status_of
@@ -26,12 +27,27 @@ CONTENT_TYPE = b"content-type"
 ABORT = "octavo.abort"  # key in the scope: function that closes the connection at once
 
 
+def json_of(answer: object, **parts: bytes | None) -> bytes:
+    """Return an answer as JSON. ``parts``: values of fields that are null or an empty list in it, as JSON.
+    Long lists are written in parts, because dictionaries take ten times the memory and the interpreter is
+    held until all of them are written."""
+    data = to_json(answer, inf_nan_mode="null")
+    for name, value in parts.items():
+        if value is not None:  # within a text the quotes would be escaped
+            before, key, after = data.partition(f'"{name}":'.encode())
+            empty = b"[]" if after.startswith(b"[]") else b"null"
+            assert after.startswith(empty), f"{name} must be empty"
+            data = b"".join((before, key, value, after[len(empty) :]))
+    return data
+
+
+def json_list(items: Iterable[bytes]) -> bytes:
+    """Return a list of objects that are JSON already."""
+    return b"[%b]" % b",".join(items)
+
+
 class ClientGone(Exception):
     """The client has closed the connection, so no answer is possible."""
-
-
-class BodyTooLarge(RequestTooLong):
-    """The body is too large and was not read."""
 
 
 class ByteBudget:
@@ -176,11 +192,11 @@ class Exchange:
         self._is_gone = True
         task.cancel()
 
-    def add_header(self, name: bytes, value: bytes) -> None:
-        """Add a header to the answer, which must not have started."""
-        self._sent_headers.append((name, value))
+    async def answer(self, answer: object, *, status: int = 200) -> None:
+        """Send a whole answer as JSON."""
+        await self.answer_bytes(json_of(answer), status=status)
 
-    async def answer(
+    async def answer_bytes(
         self, body: bytes, *, status: int = 200, content_type: bytes = b"application/json"
     ) -> None:
         """Send a whole answer."""
@@ -204,10 +220,11 @@ class Exchange:
             ],
         )
 
-    async def event(self, data: bytes, *, name: str = "") -> None:
-        """Send one event, whose data has no line break."""
+    async def event(self, data: object, *, name: str = "") -> None:
+        """Send one event with an object, or with its JSON, which has no line break."""
         head = f"event: {name}\n".encode() if name else b""
-        await self._write_body(b"%bdata: %b\n\n" % (head, data), more=True)
+        written = data if isinstance(data, bytes) else json_of(data)
+        await self._write_body(b"%bdata: %b\n\n" % (head, written), more=True)
 
     async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
         await self._write_body(last, more=False)
@@ -215,7 +232,7 @@ class Exchange:
     async def refuse(self, error: Exception) -> None:
         """Answer with an error, or end a stream of events with one."""
         form = self.error_form
-        body = json.dumps(form.body(error), ensure_ascii=False).encode()
+        body = form.body(error)
         if not self.is_started:
             self._sent_headers += headers_of(error)
             await self.answer(body, status=status_of(error))

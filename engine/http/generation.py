@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..api.errors import EngineStopping, RequestFailed
 from ..api.outputs import Delta, FinishReason
@@ -49,6 +50,15 @@ class Usage:
             self.prompt_tokens += delta.prompt_tokens
             self.cached_tokens += delta.cached_tokens
         self.completion_tokens += len(delta.token_ids)
+
+    def info(self) -> dict[str, Any]:
+        """Return the counts in the form of the OpenAI API."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
 
 def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:

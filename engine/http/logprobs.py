@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import codecs
-from typing import Any
-
-from pydantic_core import to_json
+from typing import Any, NamedTuple
 
 from ..api.outputs import Delta, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
-from .answer_models import AnswerModel, json_list
-from .token_texts import TokenTexts
+from ..tokenizer.tokenizer import Tokenizer
+from .exchange import json_list, json_of
+
+MAX_KEPT = 65_536  # tokens whose text is cached
 
 
-class CompletionLogprobs(AnswerModel):
-    """``logprobs`` of a choice of a text completion."""
+class TokenText(NamedTuple):
+    """A token's text and bytes; ``data`` is None for special tokens, which the text leaves out."""
 
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
+    text: str
+    data: bytes | None
+
+    @property
+    def escaped(self) -> str:
+        r"""The text; bytes that are not characters by themselves are written as ``bytes:\xf0\x9f``."""
+        if self.data is None or "\N{REPLACEMENT CHARACTER}" not in self.text:
+            return self.text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+class TokenTexts:
+    """The texts of a tokenizer's tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, TokenText] = {}
+
+    def of(self, token_id: int) -> TokenText:
+        if (known := self._known.get(token_id)) is None:
+            data = self._tokenizer.bytes_of(token_id)
+            text = self._tokenizer.piece(token_id) if data is None else data.decode(errors="replace")
+            known = TokenText(text, data)
+            if len(self._known) < MAX_KEPT:
+                self._known[token_id] = known
+        return known
 
 
 def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
@@ -45,7 +67,7 @@ def chat_logprobs(
 
     def written(entry: TokenLogprob) -> bytes:
         likeliest = [shown(token, logprob) for token, logprob in entry.top[:top]]
-        return _json(shown(entry.token_id, entry.logprob) | {"top_logprobs": likeliest})
+        return json_of(shown(entry.token_id, entry.logprob) | {"top_logprobs": likeliest})
 
     return b'{"content":%b,"refusal":null}' % json_list(map(written, entries))
 
@@ -60,29 +82,27 @@ class CompletionLogprobWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def write(self, entries: tuple[TokenLogprob, ...]) -> CompletionLogprobs:
-        found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        self.add(found, entries)
-        return found
-
-    def add_first(self, found: CompletionLogprobs, token_id: int) -> None:
-        """Add the first token of a prompt, which has no log probability."""
-        self._add(found, token_id, None, None)
-
-    def add(self, found: CompletionLogprobs, entries: tuple[TokenLogprob, ...]) -> None:
+    def write(
+        self, entries: tuple[TokenLogprob, ...], prompt: PromptLogprobs | None = None
+    ) -> dict[str, list[Any]]:
+        """Return the entries, after those of the prompt, whose first token has no log probability."""
+        found: dict[str, list[Any]] = {
+            "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
+        }  # fmt: skip
+        if prompt is not None:
+            self._add(found, prompt.first_id, None, None)
+            entries = (*prompt.rest, *entries)
         for entry in entries:
             top = {self._shown(token): logprob for token, logprob in entry.top[: self._top]}
             top.setdefault(self._shown(entry.token_id), entry.logprob)
             self._add(found, entry.token_id, entry.logprob, top)
+        return found
 
-    def _add(
-        self, found: CompletionLogprobs, token_id: int, logprob: float | None, top: dict[str, float] | None
-    ) -> None:
-        found.tokens.append(self._shown(token_id))
-        found.token_logprobs.append(logprob)
-        assert found.top_logprobs is not None
-        found.top_logprobs.append(top)
-        found.text_offset.append(self._offset)
+    def _add(self, found: dict[str, list[Any]], token_id: int, logprob: float | None, top: Any) -> None:
+        found["tokens"].append(self._shown(token_id))
+        found["token_logprobs"].append(logprob)
+        found["top_logprobs"].append(top)
+        found["text_offset"].append(self._offset)
         self._offset += len(self._decoder.decode(self._texts.of(token_id).data or b""))
 
     def _shown(self, token_id: int) -> str:
@@ -100,9 +120,5 @@ def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> bytes:
         if str(entry.token_id) not in row:
             text = texts.of(entry.token_id).text
             row[str(entry.token_id)] = {"logprob": entry.logprob, "rank": None, "decoded_token": text}
-        rows.append(_json(row))
+        rows.append(json_of(row))
     return json_list(rows)
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return to_json(value, inf_nan_mode="null")

@@ -55,7 +55,7 @@ async def serve_count(services: Services, request: CountRequest, exchange: Excha
     services.check_model(request.model, exchange)
     turn = await _turn(services, request, SamplingParams())
     ids = turn.prompt_ids or await services.handler.engine.encode(turn.prompt)
-    await exchange.answer(json.dumps({"input_tokens": len(ids)}).encode())
+    await exchange.answer({"input_tokens": len(ids)})
 
 
 def _params(services: Services, request: MessagesRequest) -> SamplingParams:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..api.reranking import RerankPrompt, check_top_n, ranked
 from ..grpc.reranking import Question, judge
-from .answer_models import AnswerModel
 from .endpoint import Services
 from .exchange import Exchange
 from .generation import new_id
@@ -39,36 +40,6 @@ class RerankRequest(RequestModel):
     request_id: str | None = None
 
 
-class RerankDocument(AnswerModel):
-    """A document of the request."""
-
-    text: str
-
-
-class RerankResult(AnswerModel):
-    """A document's index in the request, and its relevance from 0 to 1."""
-
-    index: int
-    relevance_score: float
-    document: RerankDocument
-
-
-class RerankUsage(AnswerModel):
-    """Tokens of all prompts."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class RerankAnswer(AnswerModel):
-    """Ranked documents, the best first."""
-
-    id: str
-    model: str
-    usage: RerankUsage
-    results: list[RerankResult]
-
-
 async def serve_rerank(services: Services, request: RerankRequest, exchange: Exchange) -> None:
     """Answer with all documents' scores; with an error if one fails."""
     name = services.check_model(request.model, exchange)
@@ -90,17 +61,17 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         adapter=name if name in services.handler.engine.adapters else None,
     )
     scores, deltas = await judge(services.handler, question, exchange)
-    results = []
+    results: list[dict[str, Any]] = []
     for found in ranked(scores, request.top_n):
-        result = RerankResult.model_construct(index=found.index, relevance_score=found.score)
+        results.append({"index": found.index, "relevance_score": found.score})
         if request.return_documents is not False:
-            result.document = RerankDocument(text=documents[found.index])
-        results.append(result)
+            results[-1]["document"] = {"text": documents[found.index]}
     num_prompt = sum(delta.prompt_tokens for delta in deltas)
-    answer = RerankAnswer(
-        id=request.request_id or new_id("rerank"),
-        model=name,
-        usage=RerankUsage(prompt_tokens=num_prompt, total_tokens=num_prompt),
-        results=results,
+    await exchange.answer(
+        {
+            "id": request.request_id or new_id("rerank"),
+            "model": name,
+            "usage": {"prompt_tokens": num_prompt, "total_tokens": num_prompt},
+            "results": results,
+        }
     )
-    await exchange.answer(answer.json_bytes())

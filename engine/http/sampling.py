@@ -163,14 +163,6 @@ class SamplingFields(RequestModel):
                     "stream_options", "stream_options must come with stream true, got none; leave it out"
                 )
 
-    @property
-    def has_plain_events(self) -> bool:
-        """Whether all stream events except the first and the last have only new text."""
-        counts_always = self.stream_options is not None and self.stream_options.continuous_usage_stats
-        return not (
-            counts_always or self.return_token_ids or getattr(self, "logprobs", None) not in (None, False)
-        )
-
     def structured(self) -> StructuredOutput | None:
         """Return the output's constraint. Raise InvalidRequest if several fields set one."""
         named: dict[str, StructuredOutput | None] = {}

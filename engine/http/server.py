@@ -25,7 +25,7 @@ from .app import Check, Render, make_app
 from .connection import IDLE_TIMEOUT_S, Connection
 from .endpoint import Services
 from .exchange import ByteBudget
-from .token_texts import TokenTexts
+from .logprobs import TokenTexts
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles

@@ -7,11 +7,10 @@ from typing import Any
 
 from ..api.errors import InvalidRequest, RequestTooLong
 from ..chat.tool_choice import tool_use
-from .answer_models import AnswerModel
 from .chat import conversation_prompt
 from .chat_types import TEMPLATE_WRITES, ConversationFields
 from .endpoint import Services
-from .exchange import Exchange
+from .exchange import Exchange, json_of
 from .prompts import TEXT_LENGTHS
 from .request_model import RequestModel, only
 
@@ -25,26 +24,11 @@ class TokenizeRequest(ConversationFields):
     return_token_strs: bool | None = None
 
 
-class TokenizeAnswer(AnswerModel):
-    """Token ids, and the model's limit."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
 class DetokenizeRequest(RequestModel):
     """A request of /detokenize."""
 
     tokens: list[int]
     model: str | None = None
-
-
-class DetokenizeAnswer(AnswerModel):
-    """The text."""
-
-    prompt: str
 
 
 async def serve_tokenize(services: Services, request: TokenizeRequest, exchange: Exchange) -> None:
@@ -73,11 +57,11 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
     def answer() -> bytes:
         ids = encode()
         strings = [tokenizer.piece(token) for token in ids] if request.return_token_strs else None
-        return TokenizeAnswer(
-            count=len(ids), max_model_len=info.max_model_len, tokens=ids, token_strs=strings
-        ).json_bytes()
+        return json_of(
+            {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids, "token_strs": strings}
+        )
 
-    await exchange.answer(await handler.texts.run(handler.tenant_of(exchange), answer))
+    await exchange.answer_bytes(await handler.texts.run(handler.tenant_of(exchange), answer))
 
 
 async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:
@@ -98,4 +82,4 @@ async def serve_detokenize(services: Services, request: DetokenizeRequest, excha
         return handler.engine.tokenizer.decode(tokens)
 
     text = await handler.texts.run(handler.tenant_of(exchange), decode, request.tokens)
-    await exchange.answer(DetokenizeAnswer(prompt=text).json_bytes())
+    await exchange.answer({"prompt": text})

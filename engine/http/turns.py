@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -267,7 +266,7 @@ class TurnAnswer(ABC):
             await _send(exchange, self._last())
             await exchange.end_events(b"")
         else:
-            await exchange.answer(_packed(self._whole()))
+            await exchange.answer(self._whole())
 
     @property
     def was_cut(self) -> bool:
@@ -289,8 +288,4 @@ class TurnAnswer(ABC):
 
 async def _send(exchange: Exchange, events: Iterable[dict[str, Any]]) -> None:
     for event in events:
-        await exchange.event(_packed(event), name=event["type"])
-
-
-def _packed(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, ensure_ascii=False).encode()
+        await exchange.event(event, name=event["type"])

@@ -22,7 +22,7 @@ BUDGETS = {
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,
-    "engine/http": 4_420,
+    "engine/http": 4_000,
     "engine/inspection": 440,
     "engine/kv_events": 230,
     "engine/kv_store": 1_990,

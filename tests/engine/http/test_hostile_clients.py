@@ -24,8 +24,8 @@ from octavo.engine.grpc.request_handler import LONG_SCORES
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
 from octavo.engine.http.generation import CONCURRENCY
+from octavo.engine.http.logprobs import TokenText, TokenTexts
 from octavo.engine.http.sampling import MAX_ITEMS
-from octavo.engine.http.token_texts import TokenText, TokenTexts
 from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
 

@@ -22,7 +22,7 @@ from http_served import HttpServed, Reply, demo_http
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.http.chat_types import ChatRequest
-from octavo.engine.http.completion_types import CompletionRequest
+from octavo.engine.http.completions import CompletionRequest
 from octavo.engine.http.embeddings import EmbeddingRequest
 from octavo.engine.http.errors import FieldError
 from octavo.engine.http.messages_types import MessagesRequest
