@@ -71,11 +71,6 @@ class EngineRequest:
     def num_prompt(self) -> int:
         return len(self.prompt_ids)
 
-    @property
-    def skips_prefix_cache(self) -> bool:
-        """Whether every prompt token must be computed, even if it is cached."""
-        return self.params.prompt_logprobs is not None or self.params.pooling == "mean"
-
 
 class News(NamedTuple):
     """The latest output of the request with this number."""

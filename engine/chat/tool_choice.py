@@ -60,11 +60,6 @@ class ToolUse:
     form: ToolFormat | None = None
     max_calls: int | None = None
 
-    @property
-    def needs_marks(self) -> bool:
-        """Whether the text must include special tokens."""
-        return self.form is not None
-
     def applied(self, params: SamplingParams) -> SamplingParams:
         """Return the parameters with the constraint."""
         from_first = self.is_whole or params.structured_from_first_token
