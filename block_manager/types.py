@@ -20,11 +20,13 @@ class MediaSpan(NamedTuple):
 
     start, length  span of the positions
     digest         32 bytes that identify the medium and all other inputs of its rows
+    is_whole       its rows see each other, so no step computes the first of them without the last
     """
 
     start: int
     length: int
     digest: bytes
+    is_whole: bool = False
 
     @property
     def stop(self) -> int:

@@ -57,12 +57,20 @@ class StepRows:
     kv_len          [B]      positions of sequence b with K/V after this step, so its last row is at position
                              ``kv_len[b] - 1``
     states                   slots of recurrent layers; None for models without any
+    last            [T]      last position that each row sees, of this step or before, never falling within a
+                             sequence; None: each row's own
     """
 
     positions: Ints
     q_start: Ints
     kv_len: Ints
     states: StateMetadata | None = None
+    last: Ints | None = None
+
+    @property
+    def seen_until(self) -> Ints:
+        """Last position that each row sees, [T]."""
+        return self.positions if self.last is None else self.last
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +148,7 @@ class AttentionMetadata(StepRows):
         for name, array, shape in (
             *([] if group.starts is None else [("starts", group.starts, (tokens,))]),
             ("positions", self.positions, (tokens,)),
+            ("last", self.seen_until, (tokens,)),
             ("slots", group.slots, (tokens,)),
             ("q_start", self.q_start, (sequences + 1,)),
             ("kv_len", self.kv_len, (sequences,)),
@@ -160,6 +169,8 @@ class AttentionMetadata(StepRows):
         if self.q_start[0] != 0 or self.q_start[-1] != tokens or (np.diff(self.q_start) < 1).any():
             raise ValueError(f"q_start must rise from 0 to {tokens}, got {self.q_start.tolist()}")
         ends = np.repeat(self.kv_len, np.diff(self.q_start))
+        if ((self.seen_until < self.positions) | (self.seen_until >= ends)).any():
+            raise ValueError("last must be a row's own position or a later one before its sequence's end")
         if ((self.positions < 0) | (self.positions >= ends)).any():
             row = int(np.argmax((self.positions < 0) | (self.positions >= ends)))
             raise ValueError(

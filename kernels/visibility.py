@@ -21,7 +21,10 @@ def window_start(positions: Ints | int, window: Ints | int) -> Ints:
     return np.maximum(positions - window + 1, 0)
 
 
-def visible(queries: mx.array, keys: mx.array, window: int | None, keep: int) -> mx.array:
-    """Return which keys queries see, both given by position; bool, broadcast."""
-    causal = keys <= queries
+def visible(
+    queries: mx.array, keys: mx.array, window: int | None, keep: int, last: mx.array | None = None
+) -> mx.array:
+    """Return which keys queries see, both given by position; bool, broadcast. ``last``: the last position
+    that each query sees; None: its own."""
+    causal = keys <= (queries if last is None else last)
     return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

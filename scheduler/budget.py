@@ -65,6 +65,8 @@ class TokenBudget:
     ) -> int:
         """Return how many of the ``wanted`` tokens a sequence may compute now.
 
+        A medium whose rows see each other may take more than is left, because no later step has more.
+
         rivals   sequences without tokens yet; examined if this is the first long prompt
         first    sequences that take what they need before this one
         """
@@ -78,7 +80,7 @@ class TokenBudget:
             if in_time < granted:
                 self.left = in_time  # no time is left for other work
             granted = in_time
-        return granted
+        return _without_cuts(sequence, len(sequence.tokens) - wanted, granted) if sequence.media else granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
         """Take ``num_tokens``, of the ``wanted`` ones of a sequence, out of the budget."""
@@ -120,3 +122,14 @@ class TokenBudget:
                 if demand >= most:
                     return most
         return demand
+
+
+def _without_cuts(sequence: Sequence, start: int, granted: int) -> int:
+    """Return about ``granted`` tokens from ``start`` on that cut no medium whose rows see each other.
+
+    The chunk ends before such a medium, or after it if the chunk begins in it.
+    """
+    for span in sequence.media:
+        if granted and span.is_whole and span.start < start + granted < span.stop:
+            return (span.start if span.start > start else span.stop) - start
+    return granted

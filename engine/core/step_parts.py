@@ -8,6 +8,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,11 +32,13 @@ class PartRows(NamedTuple):
     scored   prompt tokens whose probability the part needs
     hidden   [P] rows whose hidden states the part needs, ascending
     inputs   named inputs of all rows, see ``Batch.inputs``
+    last     last position that each row of the step sees, see ``StepRows``
     """
 
     scored: ScoredRows | None = None
     hidden: Ints | None = None
     inputs: Mapping[str, RowInput] = NO_INPUTS
+    last: Ints | None = None
 
 
 class PartResults(NamedTuple):
@@ -107,6 +110,8 @@ class AskedRows(NamedTuple):
         for _, rows in self.parts:
             assert not inputs.keys() & rows.inputs.keys(), "two parts give an input of one name"
             inputs.update(rows.inputs)
+            if rows.last is not None:
+                batch = batch._replace(attention=replace(batch.attention, last=rows.last))
         return batch._replace(scored=scored[0] if scored else None, hidden=self.hidden, inputs=inputs)
 
     def deliver(self, output: RunOutput) -> None:

@@ -288,6 +288,7 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
     """Return the metadata of rows [first, stop) as a separate step after the earlier rows."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
+    assert metadata.last is None, "rows that see later ones are computed together"
     begin = int(np.searchsorted(metadata.q_start, first, side="right")) - 1
     end = int(np.searchsorted(metadata.q_start, stop, side="left"))
     q_start = np.clip(metadata.q_start[begin : end + 1], first, stop)

@@ -22,6 +22,7 @@ from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 from ..recurrent_kernels import RareRecurrence, RecurrentKernels
 from ..replay import ReplayablePool
 from ..residual_cache import ResidualCache
+from ..visibility import visible
 from . import recurrent
 from .programs import CpuPrograms
 
@@ -56,6 +57,8 @@ class CpuPool:
         self._values: Ints | None = None  # indices of the current step, see ``step_values``
         self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
         self._step: CpuStep | None = None  # made at the first use
+        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and the last that rows see
+        self._masks: dict[tuple[int | None, int], mx.array] = {}  # by window, of a step with ``_reach``
         self._flags: mx.array | None = None
         self._bound: Sequence[mx.array] | None = None  # arrays of ``bind_pending``; None once a graph writes
 
@@ -102,6 +105,10 @@ class CpuPool:
                 self._spec.num_pages
             )  # slower check that raises with the reason
             raise AssertionError("the native check refuses indices that AttentionMetadata.check accepts")
+        self._reach, self._masks = None, {}
+        if metadata.last is not None:
+            replace(metadata, groups=(group,)).check(self._spec.num_pages)
+            self._reach = mx.array(metadata.positions[:, None]), mx.array(metadata.last[:, None])
         self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
         self._flags = None
@@ -124,9 +131,7 @@ class CpuPool:
         step, spec = self.step, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = check_mask(
-            options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
-        )
+        mask = self.mask(layer, options, queries.shape[1])
         return _ext.attend(
             self._layouts[layer],
             self._layers[layer],
@@ -143,6 +148,17 @@ class CpuPool:
             None if options.rotary is None else _ext.shortcut(options.rotary),
             self.exact,
         )
+
+    def mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
+        """Return the mask of an attention call, [T, 1 or Hq, L]; also for rows that see later positions."""
+        step, spec = self.step, self._spec.layers[layer]
+        if self._reach is None or options.mask is not None:
+            return check_mask(options.mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
+        window = spec.window, spec.keep
+        if window not in self._masks:
+            positions, last = self._reach
+            self._masks[window] = visible(positions, mx.arange(step.longest), *window, last)[:, None]
+        return self._masks[window]
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """Return dense K and V like ``PagedKVCache.gather``, in the dtype of the keys written last."""
@@ -316,9 +332,7 @@ class CpuResidualCache(ResidualCache[CpuPool]):
         step, spec, beside = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = check_mask(
-            options.mask, tokens=step.num_tokens, num_heads=queries.shape[1], length=step.longest
-        )
+        mask = quantized.mask(layer, options, queries.shape[1])
         return _ext.attend_residual(
             *quantized.pages(layer),
             *residual.pages(layer),

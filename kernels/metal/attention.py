@@ -15,6 +15,7 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
+from ..visibility import window_start
 from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
 from .launch import Kernel, KernelLibrary, Launch, padded
 from .plan import DecodePlan, plan_chunks, plan_decode
@@ -111,6 +112,13 @@ class _Step:
     positions: mx.array
     page_table: mx.array
     routes: dict[tuple[int | None, int, int], _Routes] = field(default_factory=dict)
+    starts: dict[int, mx.array] = field(default_factory=dict)
+
+    def since(self, window: int) -> mx.array:
+        """Return the first position that each row sees under a window, apart from kept ones."""
+        if window not in self.starts:
+            self.starts[window] = padded(window_start(self.metadata.positions, window).astype(np.int32))
+        return self.starts[window]
 
 
 @dataclass(slots=True)
@@ -165,11 +173,11 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, bool], _Layer] = {}  # by layer, and whether it computes partial results
+        self._layers: dict[tuple[int, bool, bool], _Layer] = {}  # by layer, partial results, and boundedness
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._step = _Step(metadata, padded(metadata.positions), padded(metadata.only_group().page_table))
+        self._step = _Step(metadata, padded(metadata.seen_until), padded(metadata.only_group().page_table))
 
     def attend(
         self,
@@ -186,7 +194,10 @@ class PagedAttention:
                 f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
                 f"got {queries.shape}"
             )
-        of_layer = self._layer(layer, num_heads, options, ordered=pages.after is not None)
+        # Rows that see later positions too have windows that end before the last of them.
+        window = None if step.metadata.last is None else spec.window
+        ordered, bounded = pages.after is not None, window is not None
+        of_layer = self._layer(layer, num_heads, options, ordered=ordered, bounded=bounded)
         inputs = {
             **of_layer.fixed,
             **pages.inputs(),
@@ -194,6 +205,8 @@ class PagedAttention:
             "positions": step.positions,
             "page_table": step.page_table,
         }
+        if window is not None:
+            inputs["seen_since"] = step.since(window)
         routes = self._routes(spec, of_layer.config)
         if not routes.num_tiles:
             return self._decode(of_layer, routes, inputs)
@@ -214,7 +227,10 @@ class PagedAttention:
         still rotated. Every row counts as a separate sequence with the position, table and visible range in
         ``parts``, whatever the layer's window."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
-        of_layer = self._layer(layer, queries.shape[1], options, ordered=pages.after is not None, parts=parts)
+        ordered, bounded = pages.after is not None, parts.seen_since is not None
+        of_layer = self._layer(
+            layer, queries.shape[1], options, ordered=ordered, bounded=bounded, parts=parts
+        )
         inputs = {
             **of_layer.fixed,
             **pages.inputs(),
@@ -257,11 +273,12 @@ class PagedAttention:
         options: AttendOptions,
         *,
         ordered: bool,
+        bounded: bool,
         parts: Parts | None = None,
     ) -> _Layer:
-        """Return the prepared state of a layer, made again if its options change. ``parts`` of a layer must
-        have a ``seen_since`` in every step or in none."""
-        found = self._layers.get((layer, parts is not None))
+        """Return the prepared state of a layer, made again if its options change."""
+        key = layer, parts is not None, bounded
+        found = self._layers.get(key)
         if found is not None and found.serves(num_heads, options, ordered=ordered):
             return found
         spec = self._spec.layers[layer]
@@ -273,14 +290,14 @@ class PagedAttention:
             v_format=self._spec.v_format,
             sinks=options.sinks is not None,
             softcap=options.softcap is not None,
-            bounded=parts is not None and parts.seen_since is not None,
+            bounded=bounded,
             ordered=ordered,
         )
         fixed = {"params": device_params(options.scale, options.softcap)}
         if options.sinks is not None:
             fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
         mx.eval(*fixed.values())  # evaluated now, not within a step
-        made = self._layers[layer, parts is not None] = _Layer(config, options, fixed, self._kernel)
+        made = self._layers[key] = _Layer(config, options, fixed, self._kernel)
         return made
 
     def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:

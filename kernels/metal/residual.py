@@ -236,7 +236,7 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
     skipped, kept = np.minimum(start, reach.keep // size), np.minimum(start, -(-reach.keep // size))
     column = np.arange(pages.page_table.shape[1])
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])
-    own = np.minimum(own, positions[:, None] // size)
+    own = np.minimum(own, metadata.seen_until[:, None] // size)
     earlier = np.minimum(column + skipped[:, None], np.maximum(start - 1, 0)[:, None])
     seen_since: tuple[Ints | None, Ints | None] = None, None
     if reach.window is not None:
@@ -254,7 +254,7 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
         ),
         _Kind(
             np.take_along_axis(shown.page_table[sequence], own, axis=1),
-            (positions - (start - kept) * size).astype(np.int32),
+            (metadata.seen_until - (start - kept) * size).astype(np.int32),
             seen_since[1],
             keep=0 if reach.window is None else reach.keep,
         ),

@@ -23,12 +23,14 @@ class EqualRows:
     rows       [B, n]  their rows in the step
     tables     [B, P]  their pages, P enough for the longest
     positions  [B, n]  positions of the rows
+    last       [B, n]  last position that each row sees
     lengths    [B]     positions of each sequence that hold K/V
     """
 
     rows: mx.array
     tables: mx.array
     positions: mx.array
+    last: mx.array
     lengths: mx.array
 
 
@@ -42,7 +44,8 @@ class Bias:
         """Return logits [B, Hkv, G, n, L] with -inf where a row does not see a position."""
         length = logits.shape[-1]
         if self.mask is None:
-            seen = visible(group.positions[..., None], mx.arange(length), spec.window, spec.keep)
+            rows, last = group.positions[..., None], group.last[..., None]
+            seen = visible(rows, mx.arange(length), spec.window, spec.keep, last)
             return mx.where(seen[:, None, None], logits, -mx.inf)
         rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
         if rows.shape[-1] < length:  # pages reach past the longest sequence
@@ -73,6 +76,7 @@ def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]
                 rows=mx.array(rows),
                 tables=mx.array(metadata.only_group().page_table[members, :num_pages]),
                 positions=mx.array(metadata.positions[rows]),
+                last=mx.array(metadata.seen_until[rows]),
                 lengths=mx.array(lengths),
             )
         )

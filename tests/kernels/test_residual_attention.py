@@ -20,7 +20,7 @@ CASE_NAMES = (
     "mixed-page1", "mixed-page8", "decode-page16", "mixed-page32", "mixed-page64", "group5", "dim80",
     "dim128", "value-wider", "one-token", "one-chunk", "long-decode", "chunk-over-long", "window5",
     "window17", "window40", "keep4", "keep20", "sinks", "sinks-window", "softcap", "everything",
-    "mask-seen per head", "mask-added",
+    "mask-seen per head", "mask-added", "whole", "whole-window",
 )  # fmt: skip
 SOME = [case for case in CASES if case.name in CASE_NAMES]
 PAIRS = [

@@ -38,6 +38,7 @@ class Case:
     keep: int = 0
     sinks: bool = False
     softcap: float | None = None
+    whole: tuple[int, int] = (0, 0)  # rows of each chunk of the last step that see each other
     mask: str = ""  # "seen" or "added", and "per head" if heads have masks of their own
 
     @property
@@ -121,6 +122,9 @@ def _grid() -> Iterator[Case]:
             keep=3,
             sequences=ragged,
         )
+    images = ((40, 1), (0, 45), (30, 20), (5, 2), (0, 40))
+    yield Case(name="whole", whole=(3, 19), page_size=8, sequences=images)
+    yield Case(name="whole-window", whole=(2, 18), window=20, keep=3, softcap=8.0, sequences=images)
     yield Case(name="mask-long", mask="seen", page_size=32, sequences=((1300, 1), (200, 90)))
 
 
@@ -161,6 +165,15 @@ def build_metadata(
     )
 
 
+def with_whole(case: Case, step: AttentionMetadata) -> AttentionMetadata:
+    """The case's last step, in which some rows see later ones."""
+    last, (first, stop) = step.positions.copy(), case.whole
+    for begin, count in zip(step.q_start[:-1], np.diff(step.q_start), strict=True):
+        if first < stop <= count:
+            last[begin + first : begin + stop] = step.positions[begin + stop - 1]
+    return replace(step, last=last) if stop else step
+
+
 def with_table(step: AttentionMetadata, page_table: NDArray[np.int32]) -> AttentionMetadata:
     """A step of one group with other pages."""
     return replace(step, groups=(step.only_group()._replace(page_table=page_table),))
@@ -184,6 +197,7 @@ class Extras:
     softcap: float | None
     sinks: Floats | None
     mask: NDArray[np.bool_] | Floats | None
+    whole: NDArray[np.bool_] | None  # what rows see that see later ones, [T, 1, L]
 
     @classmethod
     def of(cls, case: Case, rng: np.random.Generator, metadata: AttentionMetadata) -> Extras:
@@ -192,10 +206,12 @@ class Extras:
             softcap=case.softcap,
             sinks=rng.standard_normal(heads).astype(np.float32) if case.sinks else None,
             mask=_mask(case, rng, metadata),
+            whole=whole_mask(case, metadata),
         )
 
     def truth(self) -> dict[str, Any]:
-        return {"softcap": self.softcap, "sinks": self.sinks, "mask": self.mask}
+        mask = self.mask if self.whole is None else self.whole
+        return {"softcap": self.softcap, "sinks": self.sinks, "mask": mask}
 
     def arrays(self) -> dict[str, Any]:
         """As ``AttendOptions`` takes them."""
@@ -205,6 +221,15 @@ class Extras:
             "sinks": None if self.sinks is None else mx.array(self.sinks),
             "mask": mask[:, 0] if mask is not None and mask.shape[1] == 1 else mask,
         }
+
+
+def whole_mask(case: Case, metadata: AttentionMetadata) -> NDArray[np.bool_] | None:
+    """What rows see [T, 1, L] if some see later ones; None if none does."""
+    if metadata.last is None:
+        return None
+    at, seen = metadata.positions[:, None], np.arange(metadata.kv_len.max())
+    window = case.window or len(seen)
+    return ((seen <= metadata.last[:, None]) & ((seen > at - window) | (seen < case.keep)))[:, None]
 
 
 def _mask(
@@ -253,6 +278,8 @@ def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: in
         if not any(new for _, new in sequences):
             continue
         metadata = build_metadata(sequences, tables, case.page_size)
+        if sequences is case.sequences:
+            metadata = with_whole(case, metadata)
         tokens = metadata.num_tokens
         queries = _random(rng, (tokens, case.kv_heads * case.group, case.head_dim), dtype)
         keys = _random(rng, (tokens, case.kv_heads, case.head_dim), dtype)

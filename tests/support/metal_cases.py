@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_backends import poison
-from attention_cases import EVERY_FORMAT_PAIR, Case, Outcome, as_numpy, build_metadata, shuffled_tables
+from attention_cases import (
+    EVERY_FORMAT_PAIR,
+    Case,
+    Outcome,
+    as_numpy,
+    build_metadata,
+    shuffled_tables,
+    whole_mask,
+    with_whole,
+)
 from metal_backend import Emulator
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
@@ -73,6 +82,11 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield EVERYTHING, ("int8", "int4"), half
     yield EVERYTHING, ("mxfp4", "nvfp4"), half
     yield EVERYTHING, ("affine8", "affine4"), half
+    for window in (None, 20):  # rows that see later ones
+        whole = shape(
+            "whole", 64, 2, 16, window=window, whole=(3, 19), sequences=((40, 1), (0, 45), (30, 20))
+        )
+        yield whole, fp4, half
     yield shape("", 80, 2, 16, kv_heads=1), ("int4", "int8"), half
     yield shape("", 96, 3, 16, kv_heads=1), ("fp5", "fp5"), brain
     yield shape("values", 256, 1, 16, kv_heads=1, value_dim=24), ("fp5", "fp5"), half
@@ -148,8 +162,9 @@ def visible_rows(metadata: AttentionMetadata, layer: LayerSpec, num_pages: int) 
     size = metadata.page_size
     seen = np.zeros((num_pages, layer.num_kv_heads, size), bool)
     for b in range(metadata.num_sequences):
-        for position in metadata.positions[metadata.q_start[b] : metadata.q_start[b + 1]].tolist():
-            keys = np.arange(position + 1)
+        rows = slice(metadata.q_start[b], metadata.q_start[b + 1])
+        for position, last in zip(metadata.positions[rows], metadata.seen_until[rows], strict=True):
+            keys = np.arange(last + 1)
             if layer.window is not None:
                 keys = keys[(keys > position - layer.window) | (keys < layer.keep)]
             seen[metadata.only_group().page_table[b, keys // size], :, keys % size] = True
@@ -177,6 +192,8 @@ def run_watched(
     history = [(0, old) for old, _ in case.sequences]
     for sequences in [history, case.sequences] if any(old for _, old in history) else [case.sequences]:
         metadata = build_metadata(sequences, tables, case.page_size)
+        if sequences is case.sequences:
+            metadata = with_whole(case, metadata)
         tokens = metadata.num_tokens
         keys = _random(rng, (tokens, case.kv_heads, case.head_dim), dtype)
         values = _random(rng, (tokens, case.kv_heads, case.layer.value_dim), dtype)
@@ -192,7 +209,10 @@ def run_watched(
         AttendOptions(scale=scale, sinks=None if sinks is None else mx.array(sinks), softcap=case.softcap),
     )
     assert out.dtype == dtype
-    want = truth.attend(metadata, as_numpy(queries), scale=scale, sinks=sinks, softcap=case.softcap)
+    mask = whole_mask(case, metadata)
+    want = truth.attend(
+        metadata, as_numpy(queries), scale=scale, sinks=sinks, softcap=case.softcap, mask=mask
+    )
     return Outcome(as_numpy(out).astype(np.float64), want), emulator
 
 

@@ -52,8 +52,9 @@ def read_rows(cache: MetalResidualCache, pool: MetalPool, kind: int, layer: int)
     own, keep = cache.quantized.spec.layers[layer], cache.residual.spec.layers[layer].keep
     read = np.zeros((pool.spec.num_pages, spec.num_kv_heads, size), bool)
     starts = cache.starts()
+    last = step.seen_until
     for row, (position, b) in enumerate(zip(step.positions, step.row_sequences, strict=True)):
-        keys = np.arange(position + 1)
+        keys = np.arange(last[row] + 1)
         if own.window is not None:
             keys = keys[(keys > position - own.window) | (keys < own.keep)]
         whole = (keys >= starts[row]) | (keys < keep)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables
+from attention_cases import Case, Extras, as_numpy, build_metadata, shuffled_tables, with_whole
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.residual import residual_starts
@@ -65,6 +65,8 @@ def run_residual(
         starts = starts_of(whole[0], specs[1].layers[0], numbers[members])
         beside = shown.only_group()._replace(starts=starts)
         step = replace(whole[0], groups=(*whole[0].groups, beside))
+        if sequences is case.sequences:
+            step = with_whole(case, step)
         tokens = step.num_tokens
         queries, keys, values = (
             mx.array(rng.standard_normal((tokens, heads, dim)).astype(np.float32)).astype(dtype)
@@ -93,9 +95,7 @@ def run_residual(
         layer=case.layer,
         beside=specs[1].layers[0],
         scale=case.head_dim**-0.5,
-        softcap=extras.softcap,
-        sinks=extras.sinks,
-        mask=extras.mask,
+        **extras.truth(),
     )
     return as_numpy(out).astype(np.float64), want
 

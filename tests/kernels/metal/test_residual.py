@@ -42,6 +42,7 @@ WINDOWED = (
         False,
     ),
     (windowed("kept page", 8, 21, keep=16, group=3), ("fp5", "int4"), 9, [0] * 5, False),
+    (windowed("whole", 16, 40, whole=(2, 8)), ("fp4", "fp4"), 17, [0] * 5, True),
     (LONG, ("fp4", "fp4"), 33, [0, 0, 701], True),
 )
 
@@ -51,6 +52,7 @@ WINDOWED = (
     [
         (RAGGED, ("fp4", "fp4"), 1, 0, [0, 31, 16, 24], False),
         (RAGGED, ("int8", "nvfp4"), 5, 8, [0] * 4, True),
+        (replace(RAGGED, name="whole", whole=(3, 8)), ("fp4", "fp4"), 5, 8, [0] * 4, True),
         (SPLIT, ("fp4", "fp4"), 33, 32, [0, 0], False),
         pytest.param(NAMED["softcap"], ("bf16", "int4"), 17, 0, [0, 12, 0], False, marks=pytest.mark.slow),
         *((case, formats, window, 0, after, in_place) for case, formats, window, after, in_place in WINDOWED),
