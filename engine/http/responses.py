@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ..api.prompt import ChatPrompt
 from ..api.sampling_params import SamplingParams
@@ -22,6 +22,7 @@ from .turns import (
     Turn,
     TurnAnswer,
     check_parts,
+    content_of,
     one_system_message,
     prepare_turn,
     sampling_of,
@@ -53,7 +54,7 @@ async def _turn(services: Services, request: ResponsesRequest) -> Turn:
     params = SamplingParams(**given, max_tokens=request.max_output_tokens, structured=_structured(request))
     return await prepare_turn(
         services,
-        ChatPrompt(one_system_message(_conversation(request)), variables=variables),
+        ChatPrompt(one_system_message(_conversation(request, services.takes_images)), variables=variables),
         params,
         tools=[_tool(*each) for each in _functions(request.tools)],
         choice=_choice(request.tool_choice),
@@ -113,7 +114,7 @@ def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
+def _conversation(request: ResponsesRequest, takes_images: bool) -> list[dict[str, Any]]:
     """Return messages in the form of chat completions; an assistant's items before its text become one
     message."""
     found: list[dict[str, Any]] = []
@@ -124,7 +125,7 @@ def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
     if not request.input:
         raise FieldError("input", "input must have at least one item, got none; add one")
     for index, item in enumerate(request.input):
-        role, fields = _item(item, f"input[{index}]")
+        role, fields = _item(item, f"input[{index}]", takes_images)
         last = found[-1] if found else {}
         if (
             role == "assistant"
@@ -143,7 +144,7 @@ def _conversation(request: ResponsesRequest) -> list[dict[str, Any]]:
     return found
 
 
-def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
+def _item(item: InputItem, where: str, takes_images: bool) -> tuple[str, dict[str, Any]]:
     """Return the role and the fields of an item's message."""
     match item.type:
         case "message" | None:
@@ -154,7 +155,8 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
                     f"{where}.role must be user, assistant, system or developer, got "
                     f"{item.role!r:.60}; use one",
                 )
-            return role, {"content": _text(item.content, f"{where}.content")}
+            takes_images = takes_images and role == "user"
+            return role, {"content": _content(item.content, f"{where}.content", takes_images)}
         case "function_call":
             function = {"name": _full_name(item.name, item.namespace), "arguments": item.arguments or "{}"}
             call = {"id": item.call_id or "", "type": "function", "function": function}
@@ -174,11 +176,21 @@ def _item(item: InputItem, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
+    return cast(str, _content(content, where, takes_images=False))
+
+
+def _content(
+    content: str | Sequence[InputPart] | None, where: str, takes_images: bool
+) -> str | list[dict[str, Any]]:
+    """Return the text of parts; parts in their order next to pictures."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
+    are_pictures = [takes_images and part.type == "input_image" for part in content]
     for index, part in enumerate(content):
-        if part.type in _UNSEEN:
+        if are_pictures[index]:
+            texts.append(part.image_url or "")
+        elif part.type in _UNSEEN:
             texts.append(unseen(_UNSEEN[part.type]))
         elif part.type in _PARTS and part.text is not None:
             texts.append(part.text)
@@ -188,7 +200,7 @@ def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
                 f"{where}[{index}].type must be input_text or output_text with a text, got "
                 f"{part.type!r:.60}; other parts are not served",
             )
-    return "".join(texts)
+    return content_of(texts, are_pictures) if any(are_pictures) else "".join(texts)
 
 
 def _encoded(text: str) -> str:

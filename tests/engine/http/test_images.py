@@ -62,6 +62,23 @@ async def test_anthropics_messages_take_pictures() -> None:
     assert len(images.encoded) == 1
 
 
+async def test_responses_take_pictures() -> None:
+    images = FakeImages()
+    parts = [
+        {"type": "input_image", "image_url": data_url(CAT), "detail": "auto"},
+        {"type": "input_text", "text": "what?"},
+    ]
+    async with http_served(core(images), config=small_config()) as its:
+        body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 2}
+        reply = await its.post("/v1/responses", body)
+        assert reply.status == 200, reply.body
+        assert reply.json["usage"]["input_tokens"] == len("user:") + 6 + len("what?|")
+        parts[0] = {"type": "input_image", "file_id": "file-1"}
+        refused = await its.post("/v1/responses", body)
+        assert (refused.status, "nothing is fetched" in refused.json["error"]["message"]) == (400, True)
+    assert len(images.encoded) == 1
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
