@@ -169,11 +169,11 @@ class AttentionMetadata(StepRows):
         if self.q_start[0] != 0 or self.q_start[-1] != tokens or (np.diff(self.q_start) < 1).any():
             raise ValueError(f"q_start must rise from 0 to {tokens}, got {self.q_start.tolist()}")
         ends = np.repeat(self.kv_len, np.diff(self.q_start))
-        if ((self.seen_until < self.positions) | (self.seen_until >= ends)).any():
-            raise ValueError("last must be a row's own position or a later one before its sequence's end")
         if ((self.positions < 0) | (self.positions >= ends)).any():
             row = int(np.argmax((self.positions < 0) | (self.positions >= ends)))
             raise ValueError(
                 f"positions must lie inside their sequence: row {row} is at position {self.positions[row]}, "
                 f"its sequence ends before {ends[row]}"
             )
+        if ((self.seen_until < self.positions) | (self.seen_until >= ends)).any():
+            raise ValueError(f"last must lie from a row's position to its sequence's end, got {self.last}")

@@ -57,13 +57,19 @@ class ImagePart(StepPart):
             ]
             inputs.update(zip(AXES, np.concatenate(axes, axis=1), strict=True))
         row, found = 0, []
+        last = np.concatenate([np.arange(item.start, item.end, dtype=np.int32) for item, _ in prompts])
         for item, prompt in prompts:
             if prompt is not None:
-                found += [(row + at - item.start, part) for at, part in self._encoded(item, prompt)]
+                for at, part in self._encoded(item, prompt):
+                    first = row + at - item.start
+                    found.append((first, part))
+                    if part.image.is_whole:
+                        last[first : first + part.last - part.first] = part.image.start + part.last - 1
             row += item.end - item.start
-        if found:
-            inputs |= _laid_out(row, found)
-        return PartRows(inputs=inputs) if inputs else None
+        if not found:
+            return PartRows(inputs=inputs) if inputs else None
+        sees_later = any(part.image.is_whole for _, part in found)
+        return PartRows(inputs=inputs | _laid_out(row, found), last=last if sees_later else None)
 
     def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
         """Return the parts of images that a chunk computes, with the first row of each."""
@@ -75,7 +81,7 @@ class ImagePart(StepPart):
             encoded = prompt.held.pop(image.start, None) or self._images.encode(image)
             if last < image.start + image.length:
                 prompt.held[image.start] = encoded
-            parts.append((first, _Part(encoded, first - image.start, last - image.start)))
+            parts.append((first, _Part(image, encoded, first - image.start, last - image.start)))
         return parts
 
 
@@ -89,8 +95,9 @@ class _Prompt(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Rows ``[first, last)`` of an image."""
+    """Tokens ``[first, last)`` of an image."""
 
+    image: PromptImage
     encoded: EncodedImage
     first: int
     last: int
@@ -105,9 +112,9 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
     }
     if sample.deepstack is not None:
         inputs[DEEPSTACK] = np.zeros((count, *sample.deepstack.shape[1:]), np.float32)
-    for row, (encoded, first, last) in parts:
+    for row, (image, encoded, first, last) in parts:
         rows = slice(row, row + last - first)
-        inputs[IS_IMAGE][rows] = 1
+        inputs[IS_IMAGE][rows] = np.arange(first, last) % (image.columns + image.has_ends) < image.columns
         inputs[FEATURES][rows] = encoded.features[first:last]
         if encoded.deepstack is not None:
             inputs[DEEPSTACK][rows] = encoded.deepstack[first:last]

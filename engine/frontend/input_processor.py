@@ -71,7 +71,9 @@ class InputProcessor:
 
     def _with_images(self, chat: ChatPrompt, reader: PictureReader) -> EncodedPrompt:
         chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
-        ids = self._encode(chat)  # raises before images are decoded
+        check_prompt(chat)
+        limit, marks = self._info.max_model_len, (reader.rules.mark, reader.rules.text or reader.rules.mark)
+        ids = self._tokenizer.apply_chat_template(chat, max_tokens=limit, replaced=marks)  # before decoding
         self.check_ids("prompt", ids)
         return set_images(ids, [reader.read(file) for file in files], reader.rules)
 
@@ -203,7 +205,7 @@ class InputProcessor:
         """Raise InvalidRequest for placeholders that no image fills."""
         if (rules := self._info.images) is None:
             return
-        count, wanted = prompt.ids.count(rules.token), sum(image.length for image in prompt.images)
+        count, wanted = prompt.ids.count(rules.token), sum(image.num_rows for image in prompt.images)
         if count != wanted:
             raise InvalidRequest(
                 f"a prompt must have a placeholder ({rules.mark}, id {rules.token}) for each row of its "

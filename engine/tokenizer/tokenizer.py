@@ -132,9 +132,14 @@ class Tokenizer:
         return self._piece_bytes(piece)
 
     def apply_chat_template(
-        self, chat: ChatPrompt | Sequence[Message], *, max_tokens: int | None = None
+        self,
+        chat: ChatPrompt | Sequence[Message],
+        *,
+        max_tokens: int | None = None,
+        replaced: tuple[str, str] = ("", ""),
     ) -> list[int]:
-        """Return the ids of a conversation, by default ready for the assistant's turn.
+        """Return the ids of a conversation, by default ready for the assistant's turn. ``replaced``: a text
+        of the rendered conversation, and what takes its place.
 
         Raises InvalidRequest if the model has no template or the template refuses the messages, and
         RequestTooLong for more than ``max_tokens`` messages or, as ``encode``, tokens.
@@ -148,6 +153,8 @@ class Tokenizer:
                 f"{max_tokens} are allowed; leave some out"
             )
         text = self._chat_template.render(chat)
+        if replaced[0]:
+            text = text.replace(*replaced)
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:

@@ -53,8 +53,15 @@ def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRu
             expanded.append(token)
             continue
         placed.append(images[len(placed)]._replace(start=len(expanded)))
-        expanded += [token] * placed[-1].length
+        expanded += _tokens(placed[-1], rules)
     return EncodedPrompt(expanded, tuple(placed))
+
+
+def _tokens(image: PromptImage, rules: ImageRules) -> list[int]:
+    if not rules.line_ends:
+        return [rules.token] * image.length
+    inner, last = rules.line_ends
+    return [*([*[rules.token] * image.columns, inner] * image.rows)[:-1], last]
 
 
 def _parts(message: object) -> Sequence[Any]:

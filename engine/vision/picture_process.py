@@ -58,8 +58,13 @@ def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, b
     picture = ImageOps.exif_transpose(picture)
     picture = picture if picture.mode == "RGB" else picture.convert("RGB")
     size = rules.size_for(Size(picture.height, picture.width))
-    if (picture.width, picture.height) != (size.width, size.height):
-        picture = picture.resize((size.width, size.height), Image.Resampling.BICUBIC)
+    width, height = size.width, size.height
+    if rules.fit == "crop":  # the shorter side fits, and the longer one is cut on both ends
+        width, height = (side * size.width // min(picture.size) for side in picture.size)
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling(rules.resample))
+    left, top = (width - size.width) // 2, (height - size.height) // 2
+    picture = picture.crop((left, top, left + size.width, top + size.height))
     return size, picture.tobytes()
 
 

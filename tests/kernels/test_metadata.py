@@ -46,6 +46,7 @@ def test_a_good_step_passes_and_counts_itself() -> None:
         ({"positions": ints(5, 0, 1, 3)}, "row 3 is at position 3, its sequence ends before 3"),
         ({"positions": ints(5, -1, 1, 2)}, "row 1 is at position -1"),
         ({"positions": np.array([5, 0, 1, 2])}, r"positions must be int32 \(4,\), got int64"),
+        ({"last": ints(5, 1, 1, 3)}, "last must lie from a row's position"),
         ({"slots": ints(9, 12, 13)}, r"slots must be int32 \(4,\)"),
         ({"page_table": ints(1, 2)}, "page_table must be int32"),
     ],

@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_620,
     "engine": 100,  # code without a budget below
-    "engine/api": 2_215,
+    "engine/api": 2_230,
     "engine/arguments": 780,
     "engine/chat": 2_010,
     "engine/cli": 1_750,
     "engine/client": 660,
     "engine/core": 3_400,
-    "engine/executor": 11_660,
+    "engine/executor": 11_810,
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,
@@ -32,7 +32,7 @@ BUDGETS = {
     "engine/structured_output": 2_330,
     "engine/tokenizer": 920,
     "engine/vision": 330,
-    "kernels": 7_745,
+    "kernels": 7_800,
     "kernels/csrc": 100,  # module.cpp
     "kernels/csrc/attention": 6_520,
     "kernels/csrc/linear": 6_305,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_290,
-    "tests": 66_830,
+    "tests": 67_020,
     "tools": 5_760,
 }
 

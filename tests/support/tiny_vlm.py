@@ -16,16 +16,26 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 from mlx.utils import tree_flatten
+from mlx_vlm.models.base import create_attention_mask
 from tokenizers import decoders, models, pre_tokenizers
 
 VOCAB = 320
 SPECIAL = {
     "<|vision_start|>": 300, "<|vision_end|>": 301, "<|image_pad|>": 302, "<|video_pad|>": 303,
-    "<|im_start|>": 304, "<|im_end|>": 305, "<end>": VOCAB - 1,
+    "<|im_start|>": 304, "<|im_end|>": 305, "[IMG_BREAK]": 306, "[IMG_END]": 307, "<|image_start|>": 308,
+    "<|image_end|>": 309, "<start_of_image>": 310, "<end_of_image>": 311, "<end>": VOCAB - 1,
 }  # fmt: skip
 IMAGE = SPECIAL["<|image_pad|>"]
+MARKS = {
+    "pixtral": "[IMG]",
+    "mistral3": "[IMG]",
+    "lfm2-vl": "<image>",
+    "llava": "<image>",
+    "gemma3": "<start_of_image>",
+}  # <|image_pad|> of others
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -86,8 +96,69 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": _VISION | {"model_type": "qwen3_5", "deepstack_visual_indexes": []},
     },
+    "pixtral": {
+        "text_config": _TEXT | {"model_type": "mistral", "rope_theta": 10000.0},
+        "vision_config": {
+            "model_type": "pixtral", "num_hidden_layers": 2, "hidden_size": 32, "head_dim": 16,
+            "intermediate_size": 64, "num_attention_heads": 2, "image_size": 256, "patch_size": 16,
+            "rope_theta": 10000.0,
+        },
+    },
+    "llava": {
+        "text_config": _TEXT | {"model_type": "llama", "rope_theta": 10000.0},
+        "vision_config": {
+            "model_type": "clip_vision_model", "num_hidden_layers": 3, "hidden_size": 32,
+            "intermediate_size": 64, "num_attention_heads": 2, "image_size": 96, "patch_size": 16,
+            "projection_dim": 64,
+        },
+        "image_token_index": IMAGE,
+    },
+    "gemma3": {  # layers with windows in turn with others
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "rope_global_base_freq": 10000.0,
+            "rope_theta": 10000.0, "rope_local_base_freq": 1000.0, "sliding_window": 24,
+            "sliding_window_pattern": 2, "mm_tokens_per_image": 16,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model", "num_hidden_layers": 2, "hidden_size": 32,
+            "intermediate_size": 64, "num_attention_heads": 2, "patch_size": 8, "image_size": 64,
+        },
+        "image_token_index": IMAGE, "hidden_size": 64, "pad_token_id": 0, "vocab_size": VOCAB,
+        "mm_tokens_per_image": 16,
+    },
+    "lfm2-vl": {  # layers of short convolutions, and two of attention
+        "text_config": {
+            "model_type": "lfm2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+            "norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "block_dim": 64, "block_ff_dim": 128,
+            "block_multiple_of": 32, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
+            "layer_types": ["conv", "full_attention"] * 2, "rope_theta": 10000.0,
+        },
+        "vision_config": {
+            "model_type": "lfm2_vl", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 2, "patch_size": 16, "num_patches": 64,
+        },
+        "min_image_tokens": 4, "max_image_tokens": 64, "projector_hidden_size": 64,
+    },
 }  # fmt: skip
-SIDE = {"qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28}  # pixels of a row's side
+CONFIGS["mistral3"] = CONFIGS["pixtral"] | {"spatial_merge_size": 2}
+SIDE = {  # pixels of a row's side
+    "qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28, "pixtral": 16, "mistral3": 32,
+    "lfm2-vl": 32, "llava": 16, "gemma3": 16,
+}  # fmt: skip
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"size": {"longest_edge": 224}, "patch_size": 16} for name in ("pixtral", "mistral3")},
+    "llava": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 96},
+        "crop_size": {"height": 96, "width": 96},
+    },
+    "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 64, "width": 64}},
+    "lfm2-vl": {"min_image_tokens": 4, "max_image_tokens": 64, "resample": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -124,52 +195,75 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
         "model_type": architecture, "eos_token_id": VOCAB - 1,
         "architectures": [f"{name}ForConditionalGeneration"],
     }  # fmt: skip
-    package = importlib.import_module(f"mlx_vlm.models.{architecture}")
+    package = importlib.import_module(f"mlx_vlm.models.{architecture.replace('-', '_')}")
     update: Any = update_module_configs
     mx.random.seed(seed)
     settings = json.loads(json.dumps(config))
     arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
     model = package.Model(arguments)
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    weights = {name: _spread(name, value).astype(dtype) for name, value in parameters.items()}
+    embedding = 0.1 if architecture == "gemma3" else 1.0  # it is scaled, and is the head
+    weights = {name: _spread(name, value, embedding).astype(dtype) for name, value in parameters.items()}
+    if architecture == "gemma3":
+        del weights["language_model.lm_head.weight"]
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
-    _make_tokenizer(folder)
-    patch = SIDE[architecture] // 2
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({
-            "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": patch,
-            "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    _make_tokenizer(folder, MARKS.get(architecture, "<|image_pad|>"), placeholder(architecture))
+    settings = {"image_mean": [0.5] * 3, "image_std": [0.4] * 3} | _SETTINGS.get(
+        architecture,
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": SIDE[architecture] // 2,
+            "temporal_patch_size": 2, "merge_size": 2,
             "size": {"shortest_edge": 1024, "longest_edge": 1048576},
-        })
+        },
     )  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    more: dict[str, Any] = {"patch_size": 16, "image_seq_length": 16, "num_additional_image_tokens": 1}
+    if architecture in ("pixtral", "llava", "gemma3"):
+        more |= {"vision_feature_select_strategy": "default"}
+        (folder / "processor_config.json").write_text(json.dumps(more))
     return folder
 
 
-def _spread(name: str, value: mx.array) -> mx.array:
+def placeholder(architecture: str) -> str:
+    """The text of a row."""
+    return "<image_soft_token>" if architecture == "gemma3" else MARKS.get(architecture, "<|image_pad|>")
+
+
+def _spread(name: str, value: mx.array, embedding: float) -> mx.array:
     """Attention far from uniform, next tokens far from ties, images that matter."""
     if name.endswith(("q_proj.weight", "k_proj.weight")):
         return value * 3
     if "embed" in name and value.ndim == 2 and value.shape[0] == VOCAB:
+        return embedding * mx.random.normal(value.shape)
+    if name.endswith("mm_input_projection_weight"):  # ones
         return mx.random.normal(value.shape)
     if value.ndim == 1:
         return value + 0.3 * mx.random.normal(value.shape)
     return value * 2
 
 
-def _make_tokenizer(folder: Path) -> None:
-    names = {id_: name for name, id_ in SPECIAL.items()}
+def _make_tokenizer(folder: Path, mark: str, placeholder: str) -> None:
+    special = {(placeholder if id_ == IMAGE else name): id_ for name, id_ in SPECIAL.items()}
+    names = {id_: name for name, id_ in special.items()}
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     alphabet |= {names.get(i, f"<unused{i}>"): i for i in range(len(alphabet), VOCAB)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "chat_template": TEMPLATE}
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<end>",
+                "chat_template": TEMPLATE.replace("<|image_pad|>", mark),
+                "image_token": placeholder,
+                "boi_token": "<start_of_image>",
+                "eoi_token": "<end_of_image>",
+            }
         )
     )
 
@@ -201,6 +295,22 @@ def tokens_of_mlx_vlm(model: Path, work: list[Asked], count: int) -> list[Answer
     return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
 
 
+def _see_images_whole(ids: npt.NDArray[np.integer]) -> None:
+    """Let rows of an image see it whole, as the model was trained; mlx-vlm's generation is causal."""
+    language: Any = importlib.import_module("mlx_vlm.models.gemma3.language")
+    at, is_row = np.arange(len(ids)), ids == IMAGE
+    image = np.cumsum(is_row & ~np.roll(is_row, 1)) * is_row
+    same = (image[:, None] == image) & is_row
+
+    def mask(h: mx.array, cache: object, window_size: int | None = None) -> object:
+        if h.shape[1] == 1:
+            return create_attention_mask(h, cache, window_size=window_size)
+        causal = (at <= at[:, None]) & (at > at[:, None] - (window_size or len(ids)))
+        return mx.array(causal | same)
+
+    language.create_attention_mask = mask
+
+
 def _pictures(work: list[Asked]) -> list[bytes]:
     return list({part: None for asked in work for part in asked.parts if isinstance(part, bytes)})
 
@@ -215,7 +325,8 @@ def _main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
     model = load_model(Path(asked["model"]))
     processor = load_processor(asked["model"], False)
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+    source = json.loads((Path(asked["model"]) / "tokenizer_config.json").read_text())["chat_template"]
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)
     answers = []
     for parts in asked["jobs"]:
         content = [{"type": "text", **part} if "text" in part else {"type": "image"} for part in parts]
@@ -224,11 +335,12 @@ def _main() -> None:
         for name in ("_position_ids", "_rope_deltas"):  # of the prompt before
             if hasattr(model.language_model, name):
                 setattr(model.language_model, name, None)
-        made = processor(text=[text], images=images or None, add_special_tokens=False)
-        more: dict[str, Any] = {}
-        if images:
-            more["image_grid_thw"] = mx.array(np.array(made["image_grid_thw"]))
+        made = processor(text=[text], images=images or None)
+        taken = ("input_ids", "attention_mask", "pixel_values")
+        more: dict[str, Any] = {name: mx.array(np.array(made[name])) for name in made if name not in taken}
         ids = mx.array(np.array(made["input_ids"]))
+        if type(model).__module__ == "mlx_vlm.models.gemma3.gemma3":
+            _see_images_whole(np.array(ids)[0])
         pixels = mx.array(np.array(made["pixel_values"])) if images else None
         steps = generate_step(
             ids, model, pixels, mx.ones_like(ids), max_tokens=asked["count"], temperature=0.0,

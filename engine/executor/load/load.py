@@ -38,7 +38,8 @@ from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec, slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
-from ..vision.encoder import load_encoder, read_rules
+from ..vision.encoder import load_encoder
+from ..vision.families import read_rules
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model

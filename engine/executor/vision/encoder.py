@@ -6,7 +6,6 @@ Without image rows a step computes as before, and text rows have the same bits w
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,17 +14,17 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten
 from mlx_lm.models import rope_utils
 
 from ...api.config import EngineConfig
-from ...api.errors import InvalidConfig, ModelLoadError
+from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
 from ..row_inputs import RowInputs
+from .families import Floats, tensors_of
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
@@ -143,13 +142,10 @@ def _rope(kind: Any) -> dict[str, Any]:
     return {"__call__": __call__}
 
 
-Floats = npt.NDArray[np.float32]
-
-
 class Encoded(NamedTuple):
     """An encoded image.
 
-    features   [n, D], embeddings of its rows
+    features   [n, D], embeddings of its tokens; zeros at ends of lines
     deepstack  [n, L, D], added after each of the first L layers; None: the model has none
     """
 
@@ -165,7 +161,7 @@ class Tower:
     """Encodes images, one at a time. The language part of mlx-vlm's model is dropped before its weights are
     read. ``width``: hidden size of the language model."""
 
-    def __init__(self, path: Path, rules: ImageRules, *, width: int) -> None:
+    def __init__(self, path: Path, family: str, rules: ImageRules, *, width: int) -> None:
         """Read the weights; ModelLoadError if mlx-vlm is missing or cannot load them."""
         load = _mlx_vlm_loader()
         try:
@@ -182,7 +178,7 @@ class Tower:
             raise ModelLoadError(
                 f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
             ) from error
-        self._rules = rules
+        self._family, self._rules = family, rules
         self.nbytes = sum(weight.nbytes for weight in weights)
 
     def encode(self, image: PromptImage) -> Encoded:
@@ -190,29 +186,18 @@ class Tower:
         of the image alone, because all of its models share only this interface."""
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
-        ids = mx.full((1, image.length), rules.token, mx.int32)
-        grid = mx.array([[1, height // rules.patch, width // rules.patch]])
-        found = self._model.get_input_embeddings(
-            ids, mx.array(patches(rules, pixels)), mask=mx.ones_like(ids), image_grid_thw=grid
-        )
+        ids = mx.full((1, image.num_rows), rules.token, mx.int32)
+        values, tensors = tensors_of(self._family, rules, pixels)
+        found = self._model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
+        if image.has_ends:
+            lines = features.reshape(image.rows, image.columns, -1)
+            features = np.pad(lines, ((0, 0), (0, 1), (0, 0))).reshape(image.length, -1)
         deepstack = found.deepstack_visual_embeds
         if deepstack is None:
             return Encoded(features, None)
         layers = [np.array(layer.astype(mx.float32)) for layer in deepstack]
         return Encoded(features, np.stack(layers, axis=1) if layers else None)
-
-
-def patches(rules: ImageRules, pixels: npt.NDArray[np.uint8]) -> Floats:
-    """Return normalized patches of pixels [H, W, 3] in the order of Qwen's processors. The shape is [(H /
-    patch) (W / patch), 3 temporal patch patch]; patches of a merged square are adjacent."""
-    patch, merge = rules.patch, rules.merge
-    height, width = pixels.shape[0] // rules.side, pixels.shape[1] // rules.side
-    scaled = pixels.astype(np.float32) * np.float32(1 / 255)
-    values = (scaled - np.array(rules.mean, np.float32)) / np.array(rules.std, np.float32)
-    squares = values.reshape(height, merge, patch, width, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-    repeated = np.repeat(squares[:, :, :, :, :, None], rules.temporal, axis=5)
-    return np.ascontiguousarray(repeated.reshape(height * width * merge**2, -1))
 
 
 def _mlx_vlm_loader() -> Callable[..., Any]:
@@ -255,64 +240,7 @@ def load_encoder(
     """Read the vision part of the folder ``path``, and prepare the language model for its rows."""
     raw = read_config(path)
     text = raw.get("text_config") or raw
-    tower = Tower(path, rules, width=text["hidden_size"])
+    tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"])
     num_deepstack = len(raw["vision_config"].get("deepstack_visual_indexes") or ())
     has_axes = adapt_language(model, raw, rows, num_deepstack=num_deepstack)
     return ImageEncoder(tower, has_axes=has_axes, max_bytes=config.vision_cache)
-
-
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-SEES_ITSELF = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "paligemma")  # bidirectional rows of an image
-MARK = "<|image_pad|>"
-_DEFAULTS: Mapping[str, Any] = {  # defaults of Qwen's processors for missing settings
-    "temporal_patch_size": 2, "merge_size": 2, "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3,
-    "min_pixels": 56 * 56, "max_pixels": 14 * 14 * 4 * 1280,
-}  # fmt: skip
-
-
-def read_rules(path: Path, config: Mapping[str, Any], *, max_pixels: int) -> ImageRules:
-    """Return the image rules of the model folder ``path``. Raises InvalidConfig for a model whose images
-    cannot be served, ModelLoadError for missing or unknown settings."""
-    family = config["model_type"]
-    if family not in FAMILIES or "vision_config" not in config:
-        why = "whose image rows see each other, which no backend computes" if family in SEES_ITSELF else ""
-        raise InvalidConfig(
-            f"vision must be left out for {family} models{f', {why}' if why else ''}; images are served for "
-            f"{', '.join(FAMILIES)}, where config.json has a vision_config"
-        )
-    settings = {**_DEFAULTS, **_settings(path)}
-    patch = settings.get("patch_size", config["vision_config"].get("patch_size"))
-    if not settings.get("do_normalize", True) or settings.get("rescale_factor", 1 / 255) != 1 / 255:
-        raise ModelLoadError(
-            f"{path} must rescale pixels by 1/255 and normalize them; serve it without vision"
-        )
-    if not isinstance(patch, int) or not isinstance(token := config.get("image_token_id"), int):
-        raise ModelLoadError(f"{path} must say patch_size and image_token_id; serve it without vision")
-    side = patch * settings["merge_size"]
-    return ImageRules(
-        token=token,
-        mark=MARK,
-        patch=patch,
-        temporal=settings["temporal_patch_size"],
-        merge=settings["merge_size"],
-        min_pixels=settings["min_pixels"],
-        max_pixels=max(side * side, min(settings["max_pixels"], max_pixels)),
-        mean=tuple(settings["image_mean"]),
-        std=tuple(settings["image_std"]),
-    )
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """Return the image processor's settings, with pixel limits under one name."""
-    found: dict[str, Any] = {}
-    for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-        if (file := path / name).exists():
-            try:
-                read = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ModelLoadError(f"{file} cannot be read: {error}") from error
-            found |= (read if key is None else read.get(key)) or {}
-    size = found.get("size") or {}
-    for ours, theirs in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        found.setdefault(ours, size.get(theirs))
-    return {name: value for name, value in found.items() if value is not None}

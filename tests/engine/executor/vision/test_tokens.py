@@ -18,7 +18,8 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.executor.vision.encoder import ImageEncoder, patches, read_rules
+from octavo.engine.executor.vision.encoder import ImageEncoder
+from octavo.engine.executor.vision.families import read_rules, tensors_of
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.vision.reader import PictureReader
@@ -40,12 +41,12 @@ class Case:
     def config(self, **changes: Any) -> EngineConfig:
         plain = EngineConfig(
             model=str(self.model), vision=True, page_size=16, kv_format="fp16", num_pages=300,
-            max_step_tokens=24, max_running=8, exact=True,
+            max_step_tokens=10, max_running=8, exact=True,  # images are cut, or longer than a step
         )  # fmt: skip
         return replace(plain, **changes)
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_5"])
+@pytest.fixture(scope="module", params=list(tiny_vlm.CONFIGS))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     name, side = request.param, tiny_vlm.SIDE[request.param]
     model = tiny_vlm.make_vlm(tmp_path_factory.mktemp("vlm") / name, name)
@@ -54,11 +55,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     work = [
         Asked(("hello world",)),
-        Asked(("what", wide, "is this")),
-        Asked(("what", other, "is this")),  # nothing differs but the picture, which has the same size
+        Asked(("w", wide, "is this")),
+        Asked(("w", other, "is this")),  # nothing differs but the picture, which has the same size
         Asked((square, "and then some more text to read", wide, "x")),
-        Asked(("t" * 70, square)),  # chunks of 24 rows cut it
+        Asked(("t" * 70, square)),
         Asked((wide, wide, other, "zzz")),
+        Asked(("w", wide, "or that")),  # Gemma's image ends in the page where the text differs
     ]
     return Case(model, work, tiny_vlm.tokens_of_mlx_vlm(model, work, COUNT))
 
@@ -95,7 +97,7 @@ def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(case: Case, changes: dict[str, 
         outputs = generate(llm, case.work)
         check(outputs, case.wanted)
     pictures = case.wanted[1:3]
-    assert pictures[0].tokens != pictures[1].tokens, "pictures change nothing"
+    assert pictures[0] != pictures[1], "pictures change nothing"
 
 
 def test_a_cached_prefix_ends_where_another_picture_begins(case: Case) -> None:
@@ -110,11 +112,11 @@ def test_a_cached_prefix_ends_where_another_picture_begins(case: Case) -> None:
         assert isinstance(encoder, ImageEncoder)
         (first,) = generate(llm, case.work[1:2])
         (other,) = generate(llm, case.work[2:3])
-        (again,) = generate(llm, case.work[1:2])
-        check([first, other, again], [case.wanted[i] for i in (1, 2, 1)])
-        text = first.prompt_tokens - 1 - 24  # of the prompt, without the picture's rows
-        assert other.cached_tokens < text
-        assert again.cached_tokens >= (first.prompt_tokens - 1) // 16 * 16 or "qwen3_5" in str(case.model)
+        again, shared = (generate(llm, [case.work[i]])[0] for i in (1, 6))
+        check([first, other, again, shared], [case.wanted[i] for i in (1, 2, 1, 6)])
+        assert other.cached_tokens <= len("?user\nw?")  # tokens before the picture
+        whole = (first.prompt_tokens - 1) // 16 * 16
+        assert again.cached_tokens >= whole or case.model.name in ("qwen3_5", "lfm2-vl")  # by snapshots
         assert encoder.num_encoded == 2
 
 
@@ -143,16 +145,21 @@ def test_pixels_are_prepared_as_by_mlx_vlm(case: Case) -> None:
     pixels = np.frombuffer(found.pixels, np.uint8).reshape(
         found.rows * rules.side, found.columns * rules.side, 3
     )
-    wanted = processor(images=[Image.open(file)])
-    assert wanted["image_grid_thw"].tolist() == [[1, found.rows * 2, found.columns * 2]]
-    np.testing.assert_allclose(patches(rules, pixels), wanted["pixel_values"], rtol=0, atol=1e-6)
+    merged = {"patch_size": rules.side} if case.model.name == "mistral3" else {}
+    wanted = processor(images=[Image.open(file)], **merged)
+    values, tensors = tensors_of(case.model.name, rules, pixels)
+    for name, made in {"pixel_values": values, **tensors}.items():
+        if name in wanted:  # LFM2-VL's processor adds padding
+            padded = np.ravel(wanted[name])[: np.size(made)]
+            np.testing.assert_allclose(np.ravel(made), padded, rtol=0, atol=1e-6)
 
 
 def test_placeholders_without_images_are_refused(case: Case) -> None:
+    placeholder = tiny_vlm.placeholder(case.model.name)
     with LLM(case.config()) as llm:
-        for prompt in ([1, tiny_vlm.IMAGE, 2], "a <|image_pad|> b"):
+        for prompt in ([1, tiny_vlm.IMAGE, 2], f"a {placeholder} b"):
             with pytest.raises(InvalidRequest, match="must have a placeholder"):
                 llm.generate(prompt, GREEDY, progress=False)
         with pytest.raises(InvalidRequest, match="for each of its 1 images, got 2"):
-            generate(llm, [Asked((tiny_vlm.picture(1, 64, 64), "<|image_pad|>"))])
+            generate(llm, [Asked((tiny_vlm.picture(1, 64, 64), placeholder))])
         check(generate(llm, case.work[1:2]), case.wanted[1:2])
