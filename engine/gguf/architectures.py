@@ -183,7 +183,7 @@ def architecture_of(meta: Metadata) -> Architecture:
     known, architecture = _KNOWN_KEYS, ARCHITECTURES[name]
     for key, value in meta.values.items():
         rest = key.removeprefix(f"{name}.")
-        usual = (True,) if rest == "attention.causal" else (0, False, [], None)
+        usual: tuple[Any, ...] = (True,) if rest == "attention.causal" else (0, False, [], None)
         if rest != key and rest not in known | architecture.keys and value not in usual:
             raise ModelLoadError(
                 f"{key} = {str(value)[:60]} has no counterpart in mlx-lm's {architecture.model_type!r}; "
