@@ -33,6 +33,7 @@ exponentials."""
 
 _NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
 _POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
+_MANY = 40  # rows of a product as in prefill, for which kernels may differ from those of decode
 _FAR = 100_000  # position at which nearly equal frequencies differ visibly
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
@@ -129,9 +130,11 @@ class Expected:
 @dataclass(slots=True)
 class Comparison:
     """Expected outputs of a model's modules, and the errors of their native replacements. ``calls`` holds the
-    calls made in forwards. A module that was not called is compared on three rows."""
+    calls made in forwards. A module that was not called is compared on three rows. The first product of each
+    type and shape is also compared on many rows."""
 
     calls: Calls = field(default_factory=dict)
+    _shapes: set[Any] = field(default_factory=set)
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)
 
     def expect(self, *named: tuple[str, Any]) -> list[Expected]:
@@ -140,8 +143,13 @@ class Comparison:
         for name, module in named:
             kind = type(module)
             calls = _different(self.calls.get(id(module), ())) or _usual_calls(module)
+            has_products = kind in _DENSE or kind in _EXPERTS or kind in _TABLES
+            if has_products and (shape := (kind, *module["weight"].shape)) not in self._shapes:
+                self._shapes.add(shape)
+                lookup = "__call__" if kind in _TABLES else None
+                calls += [_with_many_rows(call) for call in calls if call.method != lookup]
             cases = tuple(case for call in calls for case in _cases(module, call))
-            if kind in _DENSE or kind in _EXPERTS or kind in _TABLES:
+            if has_products:
                 now += [case.wanted for case in cases]  # because packing will release the original weights
             found.append(Expected(name, kind.__name__, cases))
         mx.eval(now)
@@ -210,14 +218,21 @@ def _different(calls: Sequence[Call]) -> list[Call]:
     return [call for _, call in most.values()]
 
 
+def _with_many_rows(call: Call) -> Call:
+    """Return a product with ``_MANY`` rows of x, and as many of chosen experts."""
+    forms = (Form((_MANY, *arg.shape[1:]), arg.dtype) if isinstance(arg, Form) else arg for arg in call.args)
+    return Call(call.method, tuple(forms), call.kwargs)
+
+
 def _as_list(given: Any) -> list[mx.array]:
     return list(given) if isinstance(given, tuple) else [given]
 
 
 def _arguments(name: str, dtype: mx.Dtype) -> tuple[list[mx.array], dict[str, Any]]:
-    """Make arguments of an activation: values around zero in one row, heavy tails in the next."""
+    """Make arguments of an activation: values around zero and far from it in one row, heavy tails in the
+    next."""
     heavy = _heavy_rows((3, 160), 1.0, 1) / 8
-    around = np.linspace(-8, 8, 160, dtype=np.float32)
+    around = np.sinh(np.linspace(-5, 5, 160, dtype=np.float32))
     count = {"swiglu": 2, "precise_swiglu": 3, "normalize_qk": 2}.get(name, 1)
     rows = [np.stack([np.roll(around, 37 * i), np.roll(heavy[0], i)])[None, :, None] for i in range(count)]
     kwargs = {"inv_scale": 0.3, "eps": 1e-2} if name == "normalize_qk" else {}

@@ -127,6 +127,16 @@ def without_bias(self: Any, y: mx.array) -> Any:
     return y - self["bias"] if "bias" in self else y
 
 
+def wrong_if_many(self: Any, y: mx.array) -> Any:  # noqa: ARG001
+    """A kernel that is wrong for many rows only."""
+    return y * 1.1 if y.size // y.shape[-1] > 32 else y
+
+
+def clipped(patch: Patch) -> None:
+    plain = _ext.gated
+    patch.setattr(_ext, "gated", lambda gate, up, kind: plain(mx.minimum(gate, 30), up, kind))
+
+
 def heads_swapped(_: Any, y: mx.array) -> Any:
     """Each two heads of 16 values."""
     return mx.flatten(mx.unflatten(y, -1, (-1, 2, 16))[..., ::-1, :], -3, -1) if y.shape[-1] == 64 else y
@@ -171,9 +181,11 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], Callable[[Patch], None], str]] = 
     "head order": ("llama", {}, multiplies(heads_swapped), r"layers\.0\.self_attn\.o_proj"),
     "bias": ("qwen2", {}, multiplies(without_bias), r"self_attn\.[qkv]_proj"),
     "scale": ("llama", {}, multiplies(lambda _, y: y * 1.02), r"lm_head|_proj"),
+    "many rows": ("llama", {}, multiplies(wrong_if_many), r"lm_head|_proj"),
     "expert": ("qwen3_moe", {}, calls(linear.NativeSwitchLinear, next_expert), r"switch_mlp\.\w+_proj"),
     "row of a table": ("llama", {}, calls(linear.NativeEmbedding, next_row), r"embed_tokens"),
     "activation": ("llama", {}, activates("gelu"), r"function (silu|\w*swiglu)"),
+    "large values": ("llama", {}, clipped, r"function \w*(silu|gelu|swiglu)"),
     "approximation": ("llama", {}, activates("gelu_sigmoid"), r"function (silu|\w*swiglu)"),
 }
 """Architecture and configuration, what is planted, and what the message names."""
