@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_750,
     "engine/client": 660,
     "engine/core": 3_400,
-    "engine/executor": 11_810,
+    "engine/executor": 11_820,
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_290,
-    "tests": 67_020,
+    "tests": 67_030,
     "tools": 5_760,
 }
 
