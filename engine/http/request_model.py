@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
@@ -15,7 +17,9 @@ ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 LONG_BODY = 64 * 2**10  # bytes; the values of a longer body are counted before it is parsed
 MAX_VALUES = 32_768  # values of a long body without numbers: strings, keys, objects, lists, booleans, null
-MAX_NUMBERS = 262_144  # commas of a long body outside of texts; a number takes up to 90 bytes while parsed
+MAX_NUMBERS = 262_144  # commas of a long body outside of texts; a number takes up to 40 bytes while parsed
+MAX_DEPTH = 199  # nested objects and lists, as in pydantic's parser
+_NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 _SHOWN = 60  # characters of a wrong value
 _MAX_RULES = 4
 _MAX_ERRORS = 100  # errors examined; lists have one each, but objects one for each invalid value
@@ -108,6 +112,8 @@ def parse(kind: type[ModelT], body: bytes) -> ModelT:
     body = body.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     try:
         try:
+            if len(body) > LONG_BODY:
+                return _checked(kind.model_validate(_loaded(body)))
             request = kind.model_validate_json(body)
         except ValidationError as error:
             whole = _ESCAPE.sub(_paired, body)  # JavaScript clients may cut a text inside a surrogate pair
@@ -116,8 +122,25 @@ def parse(kind: type[ModelT], body: bytes) -> ModelT:
             request = kind.model_validate_json(whole)
     except ValidationError as error:
         raise _refusal(error) from None
+    return _checked(request)
+
+
+def _checked(request: ModelT) -> ModelT:
     request.check_fields()
     return request
+
+
+def _loaded(body: bytes) -> Any:
+    """Return the values of a long body. While it parses, pydantic keeps over 32 bytes for every number, five
+    times as much as ``json``."""
+    outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    depths = accumulate(1 if each in b"[{" else -1 for each in outside.translate(None, _NO_BRACKETS))
+    try:
+        if max(depths, default=0) > MAX_DEPTH:
+            raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
+        return json.loads(_ESCAPE.sub(_paired, body))
+    except (ValueError, RecursionError) as error:
+        raise FieldError("body", f"the body must be JSON: {error!s:.200}; send an object") from None
 
 
 def _paired(found: re.Match[bytes]) -> bytes:

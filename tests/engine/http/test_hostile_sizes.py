@@ -5,6 +5,8 @@ Each endpoint gets bodies that have as much as possible of one thing, in every f
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 from octavo.engine.http.app import POSTS
+from octavo.engine.http.completion_types import CompletionRequest
 from octavo.engine.http.errors import FieldError
-from octavo.engine.http.request_model import MAX_NUMBERS, MAX_VALUES, parse
+from octavo.engine.http.request_model import LONG_BODY, MAX_DEPTH, MAX_NUMBERS, MAX_VALUES, parse
 
 pytestmark = pytest.mark.server
 
@@ -94,3 +97,25 @@ def test_numbers_of_a_long_body_are_counted_before_any_is_made(path: str) -> Non
     assert len(getattr(parse(kind, most), field)) == MAX_NUMBERS
     with pytest.raises(FieldError, match=f"at most {MAX_NUMBERS} numbers, got {MAX_NUMBERS + 1} or more"):
         parse(kind, most.replace(b"[7", b"[7,7,7"))
+
+
+def test_ids_of_a_long_body_take_little_memory_while_parsed() -> None:
+    code = """
+import resource
+from octavo.engine.http.completion_types import CompletionRequest
+from octavo.engine.http.request_model import parse
+body = b'{"prompt": [' + b"1," * 260_000 + b'1], "max_tokens": 1}'
+parse(CompletionRequest, b'{"prompt": [1]}')
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+parse(CompletionRequest, body)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(body))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 20  # pydantic's parser takes 40 times the bytes
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_long_body_may_not_be_nested_deeply(opening: bytes) -> None:
+    body = b'{"prompt": "a", "x": ' + opening * (MAX_DEPTH + 1) + b" " * LONG_BODY
+    with pytest.raises(FieldError, match=f"nested more than {MAX_DEPTH} deep"):
+        parse(CompletionRequest, body)
