@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 MEDIUM = "GPU"  # vLLM's name of the pool that attention reads, on every device
 REPLAY_MESSAGES = 10_000  # vLLM's buffer_steps
 REPLAY_BYTES = 64 * 2**20
+REPLAY_BURST = 16  # messages after which a replay lets other tasks run
 HEARTBEAT_S = 60.0
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -154,11 +155,14 @@ class KvEventPublisher:
         assert self._router is not None
         while True:
             frames = await self._router.recv_multipart()
+            await asyncio.sleep(0)  # ZMQ's calls return at once while they can, and other tasks must run
             if len(frames) != 3:
                 logger.warning("KV events: a request for a replay must have 3 frames, got %d", len(frames))
                 continue
             reader, _, first = frames
-            for sequence, payload in tuple(self._sent):
+            for at, (sequence, payload) in enumerate(tuple(self._sent)):
+                if at % REPLAY_BURST == 0:
+                    await asyncio.sleep(0)
                 if sequence >= int.from_bytes(first, "big"):
                     await self._router.send_multipart([reader, b"", _frame(sequence), payload])
             await self._router.send_multipart([reader, b"", END, b""])

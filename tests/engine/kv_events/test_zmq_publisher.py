@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -255,3 +255,26 @@ def test_a_replay_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 async def test_an_endpoint_that_cannot_be_used_is_named(endpoint: str) -> None:
     with pytest.raises(InvalidConfig, match="--kv-events-endpoint must be an address"):
         KvEventPublisher(KvEventOptions(endpoint=endpoint))
+
+
+async def test_a_flood_of_replay_requests_lets_other_tasks_run() -> None:
+    class Router:
+        """Always has a request, and always takes a message."""
+
+        async def recv_multipart(self) -> list[bytes]:
+            return [b"reader", b"", bytes(8)]
+
+        async def send_multipart(self, _: list[bytes]) -> None:
+            sent.append(len(turns))
+
+    sent: list[int] = []
+    turns: list[None] = []
+    publisher = KvEventPublisher.__new__(KvEventPublisher)
+    publisher._router = Router()
+    publisher._sent = deque((number, b"") for number in range(100))
+    task = asyncio.create_task(publisher._serve_replays())
+    for _ in range(20):
+        await asyncio.sleep(0)
+        turns.append(None)
+    task.cancel()
+    assert max(Counter(sent).values()) <= zmq_publisher.REPLAY_BURST + 1
