@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from octavo.engine.http.app import POSTS
-from octavo.engine.http.completion_types import CompletionRequest
+from octavo.engine.http.completions import CompletionRequest
 from octavo.engine.http.errors import FieldError
 from octavo.engine.http.request_model import LONG_BODY, MAX_DEPTH, MAX_NUMBERS, MAX_VALUES, parse
 
@@ -102,7 +102,7 @@ def test_numbers_of_a_long_body_are_counted_before_any_is_made(path: str) -> Non
 def test_ids_of_a_long_body_take_little_memory_while_parsed() -> None:
     code = """
 import resource
-from octavo.engine.http.completion_types import CompletionRequest
+from octavo.engine.http.completions import CompletionRequest
 from octavo.engine.http.request_model import parse
 body = b'{"prompt": [' + b"1," * 260_000 + b'1], "max_tokens": 1}'
 parse(CompletionRequest, b'{"prompt": [1]}')
