@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,16 @@ from safetensors import SafetensorError, deserialize
 from ...api.errors import InvalidRequest
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_NUMBER = 1e30  # a larger scale would give infinity
+MAX_NAME = 256  # characters of a tensor's name
 _CONFIG = "adapter_config.json"
 _FLOATS = {"F32": (np.float32, mx.float32), "F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}
 _LEAVES = {
     "lora_a": "a", "lora_b": "b", "m": "m",
     "lora_A": "a", "lora_B": "b", "lora_magnitude_vector": "m",
 }  # fmt: skip
+_EXPERT = re.compile(r"(.+)\.experts\.(\d{1,5})\.(\w+)")
+_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # of Mixtral
 _PLAIN: dict[str, tuple[Any, ...]] = {  # PEFT settings with the values that change no result
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -36,6 +41,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # PEFT settings with the values that cha
     "layer_replication": (None,),
     "use_qalora": (False,),
     "trainable_token_indices": (None,),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base model
 }
 
 
@@ -87,6 +95,7 @@ def read_adapter(folder: Path, *, max_bytes: int) -> AdapterFile:
     parts = _parts(file, data, peft=peft)
     scale_of = _peft_scale(folder, config) if peft else _mlx_lm_scale(folder, config)
     layers = {path: _factors(file, path, part, scale_of, peft=peft) for path, part in parts.items()}
+    layers = _stacked(file, layers) if peft else layers
     if not layers:
         raise InvalidRequest(f"{file} must have factors of at least one layer, got none")
     return AdapterFile(hashlib.sha256(text + data).digest(), layers)
@@ -117,11 +126,13 @@ def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.arr
         raise InvalidRequest(f"{file} is damaged: {error}; download or copy it again") from None
     parts: dict[str, dict[str, mx.array]] = {}
     for name, tensor in sorted(tensors, key=lambda each: each[0]):
-        path, _, leaf = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
-        if leaf not in _LEAVES or ((leaf == leaf.lower()) == peft and leaf != "lora_magnitude_vector"):
+        bare = name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".default")
+        path, _, leaf = bare.rpartition(".")
+        is_known = leaf in _LEAVES and ((leaf != leaf.lower()) == peft or leaf == "lora_magnitude_vector")
+        if not is_known or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidRequest(
-                f"{file} must have factors of linear layers only, got {name}; train without it, or fuse the "
-                "adapter and serve it as a model"
+                f"{file} must have factors of linear layers only, got {name!r:.200}; train without it, or "
+                "fuse the adapter and serve it as a model"
             )
         parts.setdefault(path, {})[_LEAVES[leaf]] = _array(file, name, tensor)
     return parts
@@ -156,10 +167,31 @@ def _factors(file: Path, path: str, part: dict[str, mx.array], scale_of: Any, *,
     return Factors(a, b, scale_of(path, int(a.shape[1])), None if m is None else m.reshape(-1))
 
 
+def _stacked(file: Path, layers: dict[str, Factors]) -> dict[str, Factors]:
+    """Return ``layers`` with PEFT's layers of single experts as one layer, by mlx-lm's name."""
+    plain, experts = dict[str, Factors](), dict[str, dict[int, Factors]]()
+    for path, factors in layers.items():
+        if (found := _EXPERT.fullmatch(path)) is None:
+            plain[path] = factors
+        else:
+            where, index, name = found.groups()
+            whole = f"{where}.switch_mlp.{_EXPERT_NAMES.get(name, name)}"
+            experts.setdefault(whole, {})[int(index)] = factors
+    for path, by_index in experts.items():
+        each = [by_index[index] for index in sorted(by_index)]
+        kinds = {(one.a.shape, one.b.shape, one.scale) for one in each}
+        if sorted(by_index) != list(range(len(each))) or len(kinds) > 1:
+            raise InvalidRequest(f"{path} in {file} must have factors of one rank and scale for every expert")
+        a, b = mx.concatenate([one.a for one in each]), mx.concatenate([one.b for one in each])
+        plain[path] = Factors(a, b, each[0].scale, each[0].magnitude)
+    return plain
+
+
 def _mlx_lm_scale(folder: Path, config: dict[str, Any]) -> Any:
     if (kind := config.get("fine_tune_type", "lora")) not in ("lora", "dora"):
         raise InvalidRequest(
-            f"fine_tune_type of {folder} must be lora or dora, got {kind!r}; fuse it and serve it as a model"
+            f"fine_tune_type of {folder} must be lora or dora, got {kind!r:.60}; fuse it and serve "
+            "it as a model"
         )
     parameters = config.get("lora_parameters")
     scale = _number(folder, "scale", parameters.get("scale") if isinstance(parameters, dict) else None)
@@ -176,18 +208,29 @@ def _peft_scale(folder: Path, config: dict[str, Any]) -> Any:
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict):
         raise InvalidRequest(f"alpha_pattern of {folder} must be a JSON object, got {alphas!r:.60}")
+    first: dict[str, tuple[int, Any]] = {}  # PEFT takes the first key that matches
+    for key, alpha in alphas.items():
+        if not re.fullmatch(r"\^?[\w.-]+", plain_key := key.replace("\\.", ".")):
+            raise InvalidRequest(
+                f"alpha_pattern of {folder} must have names of layers, got {key!r:.60}; write one for each "
+                "layer, or merge the adapter and serve it as a model"
+            )
+        first.setdefault(plain_key, (len(first), alpha))
 
     def scale_of(path: str, rank: int) -> float:
-        own = (value for key, value in alphas.items() if path == key or path.endswith(f".{key}"))
-        alpha = _number(folder, "lora_alpha", next(own, config.get("lora_alpha")))
+        names = path.split(".")
+        keys = (f"^{path}", *(".".join(names[start:]) for start in range(len(names))))
+        own = min((first[key] for key in keys if key in first), default=(0, config.get("lora_alpha")))
+        alpha = _number(folder, "lora_alpha", own[1])
         return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     return scale_of
 
 
 def _number(folder: Path, name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         raise InvalidRequest(
-            f"{name} of {folder} must be a number, got {value!r:.60}; train the adapter again"
+            f"{name} of {folder} must be a number below {MAX_NUMBER:g}, got {value!r:.60}; train the "
+            "adapter again"
         )
     return float(value)

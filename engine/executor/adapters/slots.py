@@ -20,9 +20,12 @@ from octavo.kernels.interface import MAX_TABLE_LAYERS, AdapterTable, AttentionBa
 from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
 from ...api.errors import InvalidConfig, InvalidRequest, NotFound
+from ...memory.model_files import served_name
 from ..row_inputs import RowInputs
 from .files import Factors, read_adapter
 from .layers import Layer, Shape, Table, adapt_layers
+
+_TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
 class NativeTable:
@@ -179,6 +182,7 @@ class AdapterSlots:
     def __init__(self, layers: Mapping[str, Layer], *, num_slots: int, max_rank: int, max_bytes: int) -> None:
         self._layers, self._max_rank, self._max_bytes = layers, max_rank, max_bytes
         self._tables = {id(layer.table): layer.table for layer in layers.values()}.values()
+        self._by_tail = {_tail(path): layer for path, layer in layers.items()}
         self._loaded: dict[str, _Loaded] = {}
         self._free = list(range(num_slots, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
@@ -200,10 +204,10 @@ class AdapterSlots:
             )
         made, nbytes = [], 0
         for path, factors in file.layers.items():
-            if (layer := self._layers.get(path)) is None:
+            if (layer := self._layers.get(path) or self._by_tail.get(_tail(path))) is None:
                 raise InvalidRequest(
-                    f"{folder} must have factors of the model's linear layers only, got {path}; embeddings "
-                    "and output heads cannot be adapted"
+                    f"{folder} must have factors of the model's linear layers only, got {path}; embeddings, "
+                    "output heads and layers of images cannot be adapted"
                 )
             each, size = layer.made(path, factors)
             made.append((layer, each))
@@ -284,6 +288,11 @@ class AdapterSlots:
             table.clear(slot)
 
 
+def _tail(path: str) -> str:
+    """Return a layer's name without what Transformers and mlx-lm call the text model in each other's way."""
+    return next((path.removeprefix(root) for root in _TEXT_MODELS if path.startswith(root)), path)
+
+
 def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
     """Return the groups of layers of ``model`` that read one input. There are none without the native
     extension, which compares inputs."""
@@ -309,7 +318,12 @@ def load_adapters(
     slots = AdapterSlots(
         layers, num_slots=config.max_loras, max_rank=config.max_lora_rank, max_bytes=config.lora_bytes
     )
+    model_names = config.served_model_name or (served_name(config.model),)
     for name, folder in config.lora_paths.items():
+        if name in model_names:
+            raise InvalidConfig(
+                f"lora_modules must not have the model's name, got {name!r}; choose another one"
+            )
         try:
             slots.load(name, folder)
         except InvalidRequest as error:

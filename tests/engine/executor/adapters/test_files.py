@@ -87,6 +87,8 @@ def test_magnitudes_of_peft_are_read(tmp_path: Path, magnitude: str) -> None:
         ({"use_rslora": True}, 8 / 2**0.5),
         ({"alpha_pattern": {"q_proj": 16}}, 8.0),
         ({"alpha_pattern": {LAYER: 1, "k_proj": 5}}, 0.5),
+        ({"alpha_pattern": {"v_proj": 5, f"^{LAYER}": 2, "q_proj": 16}}, 1.0),  # the first that fits
+        ({"alpha_pattern": {r"self_attn\.q_proj": 16, "^q_proj": 2}}, 8.0),
     ],
 )
 def test_scales_of_peft(tmp_path: Path, changes: dict[str, Any], scale: float) -> None:
@@ -105,9 +107,15 @@ def test_16_bit_factors_are_read_bit_by_bit(tmp_path: Path, dtype: mx.Dtype) -> 
     ("config", "said"),
     [
         ({"fine_tune_type": "full"}, "fine_tune_type of .* must be lora or dora, got 'full'"),
-        ({"fine_tune_type": "lora"}, "scale of .* must be a number, got None"),
-        (CONFIG | {"lora_parameters": {"scale": "20"}}, "scale of .* must be a number, got '20'"),
-        (CONFIG | {"lora_parameters": {"scale": float("inf")}}, "scale of .* must be a number, got inf"),
+        ({"fine_tune_type": "lora"}, "scale of .* must be a number below 1e.30, got None"),
+        (
+            CONFIG | {"lora_parameters": {"scale": "20"}},
+            "scale of .* must be a number below 1e.30, got '20'",
+        ),
+        (
+            CONFIG | {"lora_parameters": {"scale": float("inf")}},
+            "scale of .* must be a number below 1e.30, got inf",
+        ),
         (CONFIG | {"lora_parameters": [1]}, "scale of .* must be a number"),
         ([1, 2], "must be a JSON object, got list"),
     ],
@@ -124,7 +132,14 @@ def test_configurations_of_mlx_lm_that_are_refused(tmp_path: Path, config: Any, 
         ({"bias": "all"}, "bias of .* must be 'none', got 'all'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save of .* got \['lm_head'\]"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out of .* must be False, got True"),
-        ({"lora_alpha": None}, "lora_alpha of .* must be a number, got None"),
+        ({"lora_alpha": None}, "lora_alpha of .* must be a number below 1e.30, got None"),
+        ({"lora_alpha": 10**400}, "lora_alpha of .* must be a number below"),
+        (
+            {"alpha_pattern": {".*q_proj": 3}},
+            r"alpha_pattern of .* must have names of layers, got '\.\*q_proj'",
+        ),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights of .* must be True, got 'pissa'"),
+        ({"alora_invocation_tokens": [1]}, r"alora_invocation_tokens of .* must be None, got \[1\]"),
         ({"alpha_pattern": [1]}, r"alpha_pattern of .* must be a JSON object, got \[1\]"),
     ],
 )
@@ -146,13 +161,42 @@ def test_configurations_of_peft_that_are_refused(tmp_path: Path, changes: dict[s
             {"x.lora_a": A.astype(mx.int32), "x.lora_b": B},
             r"must be F32, F16 or BF16 numbers, got I32 \[8, 2\]",
         ),
-        ({"x.lora_a": A, "x.lora_b": B, "x.bias": B}, "must have factors of linear layers only, got x.bias"),
-        ({"x.lora_A": A, "x.lora_B": B}, "must have factors of linear layers only, got x.lora_A"),
+        (
+            {"x.lora_a": A, "x.lora_b": B, "x.bias": B},
+            "must have factors of linear layers only, got 'x.bias'",
+        ),
+        ({"x.lora_A": A, "x.lora_B": B}, "must have factors of linear layers only, got 'x.lora_A'"),
     ],
 )
 def test_tensors_that_are_refused(tmp_path: Path, weights: dict[str, mx.array], said: str) -> None:
     message = refusal(write(tmp_path, weights))
     assert re.search(said, message), message
+
+
+@pytest.mark.parametrize("name", ["x\ny.lora_a", "x" * 300 + ".lora_a"])
+def test_names_that_cannot_be_shown_are_refused(tmp_path: Path, name: str) -> None:
+    assert len(refusal(write(tmp_path / "a", {name: A}))) < 600
+
+
+def test_experts_of_peft_become_one_layer(tmp_path: Path) -> None:
+    def expert(index: int, rank: int = 2) -> dict[str, mx.array]:
+        name = f"base_model.model.m.experts.{index}.w2.lora_"
+        return {
+            f"{name}A.default.weight": mx.full((rank, 8), 1.0 * index),
+            f"{name}B.weight": mx.full((5, rank), -1.0 * index),
+        }
+
+    def save(*experts: dict[str, mx.array]) -> Path:
+        weights = {name: each for expert in experts for name, each in expert.items()}
+        tiny_adapters.save(tmp_path, weights, PEFT, file="adapter_model.safetensors")
+        return tmp_path
+
+    (found,) = read(save(*(expert(index) for index in range(11)))).layers.items()
+    assert found[0] == "m.switch_mlp.down_proj"
+    assert (found[1].a.shape, found[1].b.shape) == ((11, 2, 8), (11, 2, 5))
+    assert found[1].a[:, 0, 0].tolist() == (-found[1].b[:, 0, 0]).tolist() == list(range(11))
+    for others in (expert(2), expert(1, rank=3)):
+        assert "of one rank and scale for every expert" in refusal(save(expert(0), others))
 
 
 def test_pickles_are_never_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tiny_adapters
 import tiny_models
 from native import require_extension
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import InvalidRequest, NotFound
+from octavo.engine.api.errors import InvalidConfig, InvalidRequest, NotFound
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.llm import LLM
 
@@ -186,6 +186,25 @@ def test_a_load_drops_no_captured_step(dense: Case) -> None:
         assert set(runner._captured) == captured
 
 
+@pytest.mark.parametrize("root", ["model.language_model.", "language_model.model.", ""])
+def test_names_of_transformers_text_models_are_known(dense: Case, tmp_path: Path, root: str) -> None:
+    peft = tiny_adapters.to_peft(tmp_path, dense.adapters["one"])
+    file = peft / "adapter_model.safetensors"
+    weights: Any = mx.load(str(file))
+    named = {name.replace("model.layers", f"{root}layers"): each for name, each in weights.items()}
+    assert not set(named) & set(weights)
+    mx.save_safetensors(str(file), named)
+    with LLM(dense.config(lora_modules=(*dense.config().lora_modules, f"peft={peft}"))) as llm:
+        one, other = tokens(generate(llm, [(PROMPTS[0], "one"), (PROMPTS[0], "peft")]))
+    assert one == other
+
+
+def test_an_adapter_has_not_the_models_name(dense: Case) -> None:
+    modules = (f"tiny={dense.adapters['one']}",)
+    with pytest.raises(InvalidConfig, match="must not have the model's name, got 'tiny'"):
+        LLM(dense.config(served_model_name=("base", "tiny"), lora_modules=modules))
+
+
 def test_an_adapter_that_cannot_be_served_changes_nothing(dense: Case, tmp_path: Path) -> None:
     wide = tiny_models.make_model(tmp_path / "wide", "qwen3", dtype=mx.float32, intermediate_size=192)
     other = tiny_adapters.make_adapter(tmp_path / "other", wide)
@@ -199,7 +218,7 @@ def test_an_adapter_that_cannot_be_served_changes_nothing(dense: Case, tmp_path:
         for layer in ("model.embed_tokens", "lm_head"):
             factors = {f"{layer}.lora_a": mx.ones((8, 2)), f"{layer}.lora_b": mx.ones((2, 8))}
             tiny_adapters.save(tmp_path / layer, factors, {"lora_parameters": {"scale": 1}})
-            with pytest.raises(InvalidRequest, match=f"got {layer}; embeddings and output heads cannot be"):
+            with pytest.raises(InvalidRequest, match=f"got {layer}; embeddings, output heads"):
                 llm.load_adapter("other", tmp_path / layer)
         with pytest.raises(InvalidRequest, match="'one' twice"):
             llm.load_adapter("one", dense.adapters["two"])
