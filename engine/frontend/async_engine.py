@@ -240,15 +240,25 @@ class AsyncEngine:
             raise InvalidRequest(
                 f"an adapter's name must not be the model's, got {name!r}; choose another one"
             )
-        info = await self.ask(LoadAdapter(name, str(folder), replace))
-        self._input.adapters[name] = info
-        return info
+        loaded = self._input.adapters
+
+        async def load() -> AdapterInfo:
+            loaded[name] = await self.ask(LoadAdapter(name, str(folder), replace))
+            return loaded[name]
+
+        return await asyncio.shield(load())  # a caller that leaves must not part ``loaded`` from the engine
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
-        await self.ask(UnloadAdapter(name))
+        self._running()
         assert self._input is not None
-        self._input.adapters.pop(name, None)
+        loaded = self._input.adapters
+
+        async def unload() -> None:
+            await self.ask(UnloadAdapter(name))
+            loaded.pop(name, None)
+
+        await asyncio.shield(unload())
 
     async def abort(self, request_id: str) -> None:
         """Abort a request; its stream ends with finish_reason ABORT. Does nothing for unknown and ended

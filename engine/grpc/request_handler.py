@@ -229,11 +229,13 @@ class RequestHandler:
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
             raise NotConfigured("adapters are loaded from the folder of --lora-dir; start the server with it")
-        folder = (below / path).resolve()
-        if not folder.is_relative_to(below.resolve()):
+        try:
+            folder = (below / path).resolve()
+            folder.relative_to(below.resolve())
+        except (OSError, RuntimeError, ValueError):  # outside, links in a circle, or not a path's characters
             raise InvalidRequest(
                 f"lora_path must be below {below}, got {path!r:.200}; move the adapter there"
-            )
+            ) from None
         if not name or len(name) > MAX_REQUEST_ID or not name.isprintable():
             raise InvalidRequest(
                 f"an adapter's name must have 1 to {MAX_REQUEST_ID} characters that can be printed, "

@@ -44,6 +44,11 @@ class Services:
         info = self.handler.engine.info
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
+    def adapter(self, name: str) -> str | None:
+        """Return the adapter of a name from ``check_model``, unloaded by now or not; None for the model's."""
+        info = self.handler.engine.info
+        return None if name in (info.name, *info.aliases) else name
+
     @property
     def takes_images(self) -> bool:
         """Whether prompts may have images."""

@@ -116,7 +116,7 @@ async def _deltas(
         cache_salt=job.cache_salt,
         priority=job.priority,
         final_only=job.final_only,
-        adapter=job.model if job.model in services.handler.engine.adapters else None,
+        adapter=services.adapter(job.model),
     )
     async with aclosing(deltas):
         async for delta in deltas:

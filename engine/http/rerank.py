@@ -58,7 +58,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         documents,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
-        adapter=name if name in services.handler.engine.adapters else None,
+        adapter=services.adapter(name),
     )
     scores, deltas = await judge(services.handler, question, exchange)
     results: list[dict[str, Any]] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm_pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 import tiny_adapters
+from engines import until
 from fake_adapters import FakeAdapters
 from fakes import FakeCore, byte_tokenizer, small_config
 from http_served import HttpServed, demo_http, http_served
@@ -24,6 +27,7 @@ from octavo.engine.client.client import Client
 from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.server import GrpcServer
+from octavo.engine.http.endpoint import Services
 from octavo.engine.memory.model_files import resolve_model
 from served import LOCAL, collect
 from vllm_worker import ask
@@ -108,10 +112,11 @@ async def test_an_adapter_is_loaded_and_unloaded_while_serving(folder: Path) -> 
 async def test_paths_outside_the_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "allowed").mkdir()
     (tmp_path / "allowed" / "link").symlink_to(folder / "tale")
+    (tmp_path / "allowed" / "circle").symlink_to("circle")
     config = small_config(lora_dir=tmp_path / "allowed")
     core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
     async with http_served(core, config=config) as server:
-        for path in ("../x", "/etc", "link", str(folder / "tale"), "a/../../x"):
+        for path in ("../x", "/etc", "link", str(folder / "tale"), "a/../../x", "circle", "a\0b"):
             reply = await server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
             assert reply.status == 400, path
             assert "lora_path must be below" in reply.json["error"]["message"]
@@ -121,6 +126,42 @@ async def test_paths_outside_the_folder_are_refused(folder: Path, tmp_path: Path
         assert (
             await server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "good"})
         ).status == 200
+
+
+async def test_an_unloaded_adapter_is_not_replaced_by_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
+    async with http_served(core, config=small_config(lora_dir=tmp_path)) as server:
+        assert server.below is not None
+        engine, check = server.below.engine, Services.check_model
+        await engine.load_adapter("late", tmp_path)
+
+        def then_unloaded(*args: Any) -> str:
+            name = check(*args)
+            assert engine._input is not None
+            engine._input.adapters.clear()  # what an operator's call does meanwhile
+            return name
+
+        monkeypatch.setattr(Services, "check_model", then_unloaded)
+        assert (await server.post("/v1/completions", {"model": "late", "prompt": "x"})).status == 404
+
+
+async def test_a_caller_that_leaves_does_not_part_the_lists_of_adapters(tmp_path: Path) -> None:
+    core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
+    async with http_served(core, config=small_config(lora_dir=tmp_path)) as server:
+        assert server.below is not None
+        engine = server.below.engine
+        for call, left in ((engine.load_adapter("a", tmp_path), ["a"]), (engine.unload_adapter("a"), [])):
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the command is sent
+            time.sleep(0.05)  # while its answer waits for this thread
+            task.cancel()
+            await until(lambda left=left: list(engine.adapters) == left)  # type: ignore[misc]
+            assert core.core is not None
+            assert core.core.adapters is not None
+            assert [info.name for info in core.core.adapters.infos()] == left
 
 
 async def test_without_a_folder_nothing_is_loaded() -> None:
