@@ -43,9 +43,9 @@ WAYS = {
     "preempted": Way(TIGHT, reached="preemptions"),
     "quantized and preempted": Way(TIGHT | FP4, reached="preemptions"),
     "swapped": Way(TIGHT | {"prefix_cache": True, "swap_memory": 1 << 26}, reached="preemptions"),
-    "drafts": Way({"speculate": "ngram"}),
+    "drafts": Way({"speculate": "draft:"}, reached="accepted"),  # of the model itself
     "structured": Way({}, replace(PLAIN, structured=DIGITS)),
-    "structured drafts": Way({"speculate": "ngram"}, replace(PLAIN, structured=DIGITS)),
+    "structured drafts": Way({"speculate": "ngram"}, replace(PLAIN, structured=DIGITS), "drafts"),
     "embedded": Way({}, SamplingParams(max_tokens=1, pooling="last")),
     "embedded means": Way({"max_step_tokens": 32}, SamplingParams(max_tokens=1, pooling="mean")),
     "from disk": Way({"cache_dir": Path()}, reached="cached"),
@@ -56,11 +56,13 @@ class Seen:
     """Figures of an engine (octavo.engine.api.stats.Observer)."""
 
     def __init__(self) -> None:
-        self.preemptions = self.cached = 0
+        self.preemptions = self.cached = self.drafts = self.accepted = 0
 
     def step(self, record: StepRecord) -> None:
         self.preemptions += record.preemptions
         self.cached += record.hit_tokens
+        self.drafts += sum(each.num_drafts for each in record.drafts)
+        self.accepted += sum(each.num_accepted for each in record.drafts)
 
     def rejected(self, reason: str) -> None:
         raise AssertionError(reason)
@@ -88,6 +90,7 @@ def served(llm: LLM, work: list[tuple[list[int], str | None]], params: SamplingP
     return [output.embedding or output.outputs[0].token_ids for output in outputs]
 
 
+@pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("name", WAYS)
 def test_each_request_is_what_it_is_alone(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     way, seen = WAYS[name], Seen()
@@ -95,6 +98,8 @@ def test_each_request_is_what_it_is_alone(name: str, settings: dict[str, Any], t
     with LLM(EngineConfig(**settings | pages | {"prefix_cache": False})) as llm:
         alone = [served(llm, [each], way.params)[0] for each in WORK]
     changes = dict(way.settings)
+    if changes.get("speculate") == "draft:":
+        changes["speculate"] += settings["model"]
     if "cache_dir" in changes:
         changes["cache_dir"] = tmp_path
         with LLM(EngineConfig(**settings | changes)) as llm:
