@@ -18,11 +18,11 @@ BUDGETS = {
     "engine/cli": 1_750,
     "engine/client": 660,
     "engine/core": 3_400,
-    "engine/executor": 11_820,
+    "engine/executor": 11_875,
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,
-    "engine/http": 4_020,
+    "engine/http": 4_025,
     "engine/inspection": 440,
     "engine/kv_events": 230,
     "engine/kv_store": 1_990,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_290,
-    "tests": 67_080,
+    "tests": 67_185,
     "tools": 5_760,
 }
 
