@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from .errors import InvalidRequest
 from .image import PromptImage
 
+# Variables that a chat template gets from the other fields of a prompt, or never gets.
+TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 
@@ -16,7 +19,7 @@ class ChatPrompt:
     """Chat messages and the other inputs of the chat template.
 
     tools      functions that the model may call, in the form of the OpenAI API
-    variables  further variables of the template, such as enable_thinking
+    variables  further variables of the template, such as enable_thinking; InvalidRequest for reserved names
     open_turn  end the prompt with the beginning of the assistant's turn
     continue_final_message   end the prompt within the last message, which the output then continues
     has_images   parts of contents may be {"type": "image"}, which the template shows by a mark
@@ -28,6 +31,16 @@ class ChatPrompt:
     open_turn: bool = field(default=True, kw_only=True)
     continue_final_message: bool = field(default=False, kw_only=True)
     has_images: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_variables("chat_template_kwargs", self.variables)
+
+
+def check_variables(field: str, variables: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a reserved name in this field of a request."""
+    for name in TAKEN:
+        if variables.get(name) is not None:
+            raise InvalidRequest(f"{field}.{name} must be left out: it is not a variable of the template")
 
 
 @dataclass(frozen=True, slots=True)

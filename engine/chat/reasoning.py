@@ -75,9 +75,10 @@ def reasoning_named(name: str) -> Reasoning | None:
 
 def reasoning_of(template: str, vocab: Mapping[str, int]) -> Reasoning | None:
     """Return the marks that a chat template writes or removes from earlier turns, or that the vocabulary has
-    as special tokens; None for a model without reasoning."""
+    as special tokens; None for a model without reasoning. A generation prompt needs only the first mark."""
     for reasoning in _PAIRS.values():
         marks = (reasoning.start,) if reasoning.direct else (reasoning.start, reasoning.end)
         if all(mark in template for mark in marks) or all(mark in vocab for mark in marks):
             return reasoning
-    return None
+    end = template.rpartition("add_generation_prompt")[2]
+    return next((reasoning for reasoning in _PAIRS.values() if reasoning.start in end), None)

@@ -20,11 +20,13 @@ MAX_CHARACTERS = 2**21  # characters of one call's prompts in memory
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about each of several documents; the other fields are those of a request."""
+    """A question about each of several documents; the other fields are those of a request. ``request_id``:
+    each document's request has this id and its index; "" for generated ids."""
 
     prompt: RerankPrompt
     query: str
     documents: Sequence[str]
+    request_id: str = field(default="", kw_only=True)
     cache_salt: str = field(kw_only=True)
     priority: int = field(kw_only=True)
     adapter: str | None = field(kw_only=True)
@@ -51,7 +53,8 @@ async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tup
     async def work() -> None:
         for index, document in left:
             text = asked.prompt.prompt(asked.query, document)
-            found[index] = await _judged(handler, text, answers, asked, caller)
+            request_id = f"{asked.request_id}-{index}" if asked.request_id else ""
+            found[index] = await _judged(handler, text, answers, asked, caller, request_id)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -64,13 +67,18 @@ async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tup
 
 
 async def _judged(
-    handler: RequestHandler, text: str, answers: RerankAnswers, asked: Question, caller: Caller
+    handler: RequestHandler,
+    text: str,
+    answers: RerankAnswers,
+    asked: Question,
+    caller: Caller,
+    request_id: str,
 ) -> Delta:
     deltas = handler.generate(
         text,
         answers.params(),
         context=caller,
-        request_id="",
+        request_id=request_id,
         cache_salt=asked.cache_salt,
         priority=asked.priority,
         final_only=True,

@@ -19,7 +19,7 @@ from .exchange import Exchange, Take, json_list, json_of
 from .generation import Job, Usage, new_id, run
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .prompts import prompt_cut
-from .request_model import only
+from .request_model import agreed, only
 from .turns import NO_THINKING, Turn, check_parts, content_of, prepare_turn
 
 
@@ -29,7 +29,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
     turn = await _turn(services, request, exchange)
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
-    prompt, answer = turn.prompt, _Answer(services, request, turn, name)
+    prompt, answer = turn.prompt, _Answer(services, request, turn, name, exchange.request_id)
     if request.return_token_ids:
         prompt = encoded = await services.handler.engine.prepare(prompt)
         answer.prompt_fields["prompt_token_ids"] = encoded.ids
@@ -37,7 +37,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
         prompts=[prompt],
         params=turn.params,
         model=name,
-        request_id=request.request_id or exchange.request_id or answer.id,
+        request_id=exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         final_only=not request.stream,
@@ -53,7 +53,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
     """Return the engine's request. Raises InvalidRequest for unsupported fields."""
-    max_tokens = _max_tokens(request)
+    max_tokens = agreed(request, "max_tokens", "max_completion_tokens")
     cut = prompt_cut(
         services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
     )
@@ -81,14 +81,11 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
         raise FieldError("messages", "messages must have at least one message, got none; add one")
     check_parts("messages", request.messages, request.tools)
     variables = dict(request.chat_template_kwargs or {})
-    for name in ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"):
-        only(f"chat_template_kwargs.{name}", variables.get(name), (), "it is not a variable of the template")
-    for field in ("documents", "reasoning_effort"):
-        if (value := getattr(request, field)) is not None:
-            only(f"chat_template_kwargs.{field}", variables.get(field), (value,), f"{field} is given")
-            variables[field] = value
-    if request.reasoning_effort == "none":
-        variables |= NO_THINKING
+    fields: dict[str, Any] = {"documents": request.documents, "reasoning_effort": request.reasoning_effort}
+    for name, value in (fields | (NO_THINKING if request.reasoning_effort == "none" else {})).items():
+        if value is not None:
+            only(f"chat_template_kwargs.{name}", variables.get(name), (value,), "another field sets it")
+            variables[name] = value
     if request.continue_final_message and request.add_generation_prompt:
         raise FieldError(
             "continue_final_message",
@@ -130,24 +127,12 @@ def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Messa
     found: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.role == "developer":
         found["role"] = "system"  # the name that chat templates know
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            found[name] = value
+    reasoning = agreed(message, "reasoning", "reasoning_content", f"{where}.")
+    others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
+    found |= {name: value for name, value in others.items() if value is not None}
     if message.tool_calls is not None:
         found["tool_calls"] = [call.model_dump(exclude_unset=True) for call in message.tool_calls]
-    if message.reasoning is not None:
-        found.setdefault("reasoning_content", message.reasoning)
     return found
-
-
-def _max_tokens(request: ChatRequest) -> int | None:
-    both = request.max_completion_tokens, request.max_tokens
-    if None not in both and both[0] != both[1]:
-        raise FieldError(
-            "max_tokens",
-            f"max_tokens must be max_completion_tokens ({both[0]}), got {both[1]}; give one of them",
-        )
-    return both[1] if both[0] is None else both[0]
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
@@ -161,12 +146,12 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 class _Answer:
     """Writes the response to one request."""
 
-    def __init__(self, services: Services, request: ChatRequest, turn: Turn, name: str) -> None:
+    def __init__(self, services: Services, request: ChatRequest, turn: Turn, name: str, given: str) -> None:
         self._services = services
         self._request = request
         self._turn = turn
         self._name = name
-        self.id = new_id("chatcmpl")
+        self.id = new_id("chatcmpl", given)
         self._created = int(time.time())
         self._usage = Usage()
         self._prompt_logprobs: bytes | None = None

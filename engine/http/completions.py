@@ -48,7 +48,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
         prompts=answer.prompts,
         params=answer.params,
         model=name,
-        request_id=request.request_id or exchange.request_id or answer.id,
+        request_id=exchange.request_id or answer.id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         final_only=not request.stream,
@@ -100,7 +100,7 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
         logprobs=None if without_output else request.logprobs,
         structured=None if without_output else request.structured(),
     )
-    answer = _Answer(services, request, name, prompts, params)
+    answer = _Answer(services, request, name, prompts, params, exchange.request_id)
     answer.without_output = without_output
     if request.echo or request.return_token_ids:
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
@@ -147,6 +147,7 @@ class _Answer:
         name: str,
         prompts: list[Prompt],
         params: SamplingParams,
+        request_id: str,
     ) -> None:
         self.prompts = prompts
         self.params = params
@@ -156,7 +157,7 @@ class _Answer:
         self._services = services
         self._request = request
         self._name = name
-        self.id = new_id("cmpl")
+        self.id = new_id("cmpl", request_id)
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}

@@ -53,7 +53,7 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
         prompts=prompts,
         params=SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last"),
         model=name,
-        request_id=request.request_id or exchange.request_id,
+        request_id=exchange.request_id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         final_only=True,

@@ -127,6 +127,7 @@ class Endpoint(Generic[RequestT]):
                 body = await exchange.body(services.bodies, take)
                 request = await self._parsed(body, exchange)
                 del body
+            exchange.request_id = getattr(request, "request_id", None) or exchange.request_id
             async with exchange.until_gone():
                 try:
                     await self._serve(services, request, exchange)

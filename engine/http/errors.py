@@ -29,7 +29,7 @@ _MESSAGE_TYPES = {
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "unavailable"}
 
 _CLIENT_NAMES = {
-    "logprobs": "top_logprobs", "stop": "stop_sequences", "stop_ids": "stop_token_ids",
+    "logprobs": "top_logprobs", "stop": "stop_sequences", "stop_ids": "stop_token_ids", "prompt": "input",
     "max_tokens": "max_completion_tokens max_output_tokens",
     "max_reasoning_tokens": "thinking_token_budget thinking.budget_tokens",
     "json_schema": "guided_json structured_outputs.json response_format.json_schema.schema "
@@ -48,14 +48,15 @@ class FieldError(InvalidRequest):
         self.param = param
 
 
-def named(error: InvalidRequest, request: object) -> InvalidRequest:
-    """Return the engine's error about its field under the name of the request's field."""
+def named(error: InvalidRequest, request: Any) -> InvalidRequest:
+    """Return the engine's error about its field under the name of the RequestModel's field."""
     found = re.match(r"(\w+)[\w.\[\]]*", str(error))
     if type(error) is not InvalidRequest or found is None:
         return error
     for name in (*_CLIENT_NAMES.get(found[1], "").split(), found[1]):
         if _field(request, name) is not None:
-            return FieldError(name + found[0][len(found[1]) :], name + str(error)[len(found[1]) :])
+            path = request.client_path(name + found[0][len(found[1]) :])
+            return FieldError(path, path + str(error)[len(found[0]) :])
     return error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import to_json
@@ -112,7 +112,7 @@ class ByteBudget:
 class Exchange:
     """A request in the form of ASGI, and its answer.
 
-    request_id   the client's id, or ""
+    request_id   the client's id from the body, else from the header X-Request-Id, or ""
     is_started   whether part of the answer was sent
     """
 
@@ -131,7 +131,6 @@ class Exchange:
             self._headers.append(("authorization", f"Bearer {key}"))
         self.request_id = self.header("x-request-id")
         self.error_form = error_form(scope["path"])
-        self._sent_headers: list[tuple[bytes, bytes]] = []
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
         """The headers, in the form of gRPC's metadata."""
@@ -197,11 +196,16 @@ class Exchange:
         await self.answer_bytes(json_of(answer), status=status)
 
     async def answer_bytes(
-        self, body: bytes, *, status: int = 200, content_type: bytes = b"application/json"
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        content_type: bytes = b"application/json",
+        more_headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """Send a whole answer."""
         headers = [(CONTENT_TYPE, content_type), (b"content-length", str(len(body)).encode())]
-        await self._start(status, headers)
+        await self._start(status, [*headers, *more_headers])
         for start in range(0, max(len(body), 1), PIECE_BYTES):
             if start:
                 await asyncio.sleep(0)  # lets the server notice that the client has left
@@ -234,8 +238,7 @@ class Exchange:
         form = self.error_form
         body = form.body(error)
         if not self.is_started:
-            self._sent_headers += headers_of(error)
-            await self.answer(body, status=status_of(error))
+            await self.answer_bytes(json_of(body), status=status_of(error), more_headers=headers_of(error))
         elif self._is_events:
             await self.event(body, name=form.event)
             await self.end_events(form.last)
@@ -250,7 +253,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True
-        message = {"type": "http.response.start", "status": status, "headers": headers + self._sent_headers}
+        message = {"type": "http.response.start", "status": status, "headers": headers}
         await self._writer.write(self, message)
 
     async def _write_body(self, body: bytes, *, more: bool) -> None:

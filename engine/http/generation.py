@@ -127,5 +127,6 @@ async def _deltas(
             yield index, delta
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, given: str = "") -> str:
+    """Return a response's id, which ends with the client's id if one is ``given``."""
+    return f"{prefix}-{given or uuid.uuid4().hex}"

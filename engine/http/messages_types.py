@@ -168,6 +168,9 @@ class MessageFields(RequestModel):
     context_management: ContextManagement | None = None
     cache_control: CacheControl | None = None
 
+    def client_path(self, path: str) -> str:
+        return path.replace(".function.parameters", ".input_schema").replace(".function", "")
+
 
 class CountRequest(MessageFields):
     """A request of /v1/messages/count_tokens."""

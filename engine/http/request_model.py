@@ -51,6 +51,10 @@ class RequestModel(BaseModel):
         _fail_fast(schema)
         return schema
 
+    def client_path(self, path: str) -> str:
+        """Return the request's own path for one in the form of chat completions."""
+        return path
+
     def check_fields(self, where: str = "") -> None:
         """Raise FieldError for the first unsupported field, also in nested objects."""
         for name, value in (self.model_extra or {}).items():
@@ -103,6 +107,17 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
     raise FieldError(
         name, f"{name} must be {shown} here, got {value!r:.{_SHOWN}}; leave it out{f': {why}' if why else ''}"
     )
+
+
+def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
+    """Return the value of a field with two names. Raises FieldError if both are given and differ."""
+    value, rule = getattr(model, name), getattr(model, other)
+    if None not in (value, rule) and value != rule:
+        field = where + name
+        raise FieldError(
+            field, f"{field} must be {other} ({rule!r:.60}), got {value!r:.60}; give one of them"
+        )
+    return rule if value is None else value
 
 
 def parse(kind: type[ModelT], body: bytes) -> ModelT:

@@ -56,6 +56,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         RerankPrompt(**words),
         request.query,
         documents,
+        request_id=exchange.request_id,
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         adapter=services.adapter(name),
@@ -69,7 +70,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
     num_prompt = sum(delta.prompt_tokens for delta in deltas)
     await exchange.answer(
         {
-            "id": request.request_id or new_id("rerank"),
+            "id": new_id("rerank", exchange.request_id),
             "model": name,
             "usage": {"prompt_tokens": num_prompt, "total_tokens": num_prompt},
             "results": results,

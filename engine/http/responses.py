@@ -14,7 +14,7 @@ from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
 from .generation import new_id
-from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest
+from .responses_types import ENCRYPTED, FunctionTool, InputItem, InputPart, ResponsesRequest, functions_of
 from .turns import (
     NO_THINKING,
     Block,
@@ -56,7 +56,7 @@ async def _turn(services: Services, request: ResponsesRequest) -> Turn:
         services,
         ChatPrompt(one_system_message(_conversation(request, services.takes_images)), variables=variables),
         params,
-        tools=[_tool(*each) for each in _functions(request.tools)],
+        tools=[_tool(tool, space) for _, tool, space in functions_of(request.tools)],
         choice=_choice(request.tool_choice),
         is_parallel=request.parallel_tool_calls is not False,
     )
@@ -79,25 +79,6 @@ def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] |
         others = {key: value for key, value in choice.items() if key != "name"}
         return others | {"function": {"name": choice.get("name")}}
     return choice
-
-
-def _functions(
-    tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
-) -> Iterator[tuple[FunctionTool, str | None]]:
-    """Yield functions, each with its namespace. Raise FieldError for tools that the client does not
-    execute."""
-    for index, tool in enumerate(tools or ()):
-        here = f"{where}[{index}]"
-        if tool.type == "namespace" and namespace is None and tool.name:
-            yield from _functions(tool.tools, f"{here}.tools", tool.name)
-        elif tool.type == "function":
-            yield tool, namespace
-        else:
-            raise FieldError(
-                f"{here}.type",
-                f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; '
-                "built-in server tools are not available, so turn it off in the client",
-            )
 
 
 def _full_name(name: str | None, namespace: str | None) -> str | None:
@@ -224,7 +205,7 @@ class _Answer(TurnAnswer):
         self._ids: dict[int, str] = {}  # ids of items, by block
         self._namespaces = {
             _full_name(tool.name, space): {"name": tool.name, "namespace": space}
-            for tool, space in _functions(request.tools)
+            for _, tool, space in functions_of(request.tools)
             if space is not None
         }
         self._sequence = 0

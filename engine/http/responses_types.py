@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from .errors import FieldError
@@ -72,6 +74,25 @@ class FunctionTool(RequestModel):
     }
 
 
+def functions_of(
+    tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
+) -> Iterator[tuple[str, FunctionTool, str | None]]:
+    """Yield functions with their paths and namespaces. Raise FieldError for tools that the client does not
+    execute."""
+    for index, tool in enumerate(tools or ()):
+        here = f"{where}[{index}]"
+        if tool.type == "namespace" and namespace is None and tool.name:
+            yield from functions_of(tool.tools, f"{here}.tools", tool.name)
+        elif tool.type == "function":
+            yield here, tool, namespace
+        else:
+            raise FieldError(
+                f"{here}.type",
+                f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; '
+                "built-in server tools are not available, so turn it off in the client",
+            )
+
+
 class TextFormat(JsonSchemaFormat):
     """``text.format``."""
 
@@ -128,6 +149,10 @@ class ResponsesRequest(RequestModel):
     client_metadata: dict[str, str] | None = None  # labels of Codex
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def client_path(self, path: str) -> str:
+        places = [where for where, _, _ in functions_of(self.tools)]
+        return re.sub(r"^tools\[(\d+)\]\.function", lambda found: places[int(found[1])], path)
 
     def check_served(self) -> None:
         """Raise FieldError for unsupported values."""

@@ -10,14 +10,13 @@ from ..api.sampling_params import SamplingParams, Speculate
 from ..api.structured_output import StructuredOutput
 from .errors import FieldError
 from .prompts import Side
-from .request_model import RequestModel, only
+from .request_model import RequestModel, agreed, only
 
 MAX_ITEMS = 4096  # entries of logit_bias, stop and stop_token_ids
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "skip_special_tokens", "max_reasoning_tokens",
-    "n", "ignore_eos", "prompt_logprobs", "speculate", "target_itl", "target_ttft",
-    "include_stop_str_in_output",
+    "frequency_penalty", "skip_special_tokens", "n", "ignore_eos", "prompt_logprobs", "speculate",
+    "target_itl", "target_ttft", "include_stop_str_in_output",
 )  # fmt: skip
 _LISTS = {"stop_token_ids": "stop_ids", "bad_words": "bad_words", "allowed_token_ids": "allowed_token_ids"}
 _CONSTRAINTS = {
@@ -207,8 +206,8 @@ class SamplingFields(RequestModel):
                 "allowed_token_ids",
                 "allowed_token_ids must have at least one id, got none; leave it out for all",
             )
-        if self.thinking_token_budget not in (None, -1):  # vLLM's name; -1 means no limit
-            given.setdefault("max_reasoning_tokens", self.thinking_token_budget)
+        budget = agreed(self, "thinking_token_budget", "max_reasoning_tokens")
+        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # -1: none
         if self.stop is not None:
             _check_count("stop", self.stop if isinstance(self.stop, list) else ())
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

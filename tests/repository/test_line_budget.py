@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_620,
     "engine": 100,  # code without a budget below
-    "engine/api": 2_230,
+    "engine/api": 2_235,
     "engine/arguments": 780,
     "engine/chat": 2_010,
     "engine/cli": 1_750,
@@ -22,7 +22,7 @@ BUDGETS = {
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,
-    "engine/http": 4_025,
+    "engine/http": 4_037,
     "engine/inspection": 440,
     "engine/kv_events": 230,
     "engine/kv_store": 1_990,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_290,
-    "tests": 67_185,
+    "tests": 67_226,
     "tools": 5_760,
 }
 

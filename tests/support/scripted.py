@@ -11,7 +11,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from fakes import FakeCore, byte_tokenizer
-from http_served import HttpServed, http_served
+from http_served import HttpServed, http_served, package_clients
 from octavo.engine.api.output_collector import OutputCollector
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.prompt import Prompt
@@ -110,9 +110,5 @@ async def scripted(template: str = TEMPLATE, **parsers: Any) -> AsyncIterator[Sc
                 yield whole.take()
 
         handler.generate = generate  # type: ignore[method-assign]
-        url, options = f"http://{served.address}", {"api_key": "none", "max_retries": 0, "timeout": 30}
-        async with (
-            AsyncOpenAI(base_url=f"{url}/v1", **options) as openai,  # type: ignore[arg-type]
-            AsyncAnthropic(base_url=url, **options) as anthropic,  # type: ignore[arg-type]
-        ):
-            yield Scripted(script, served, openai, anthropic)
+        async with package_clients(served.address) as clients:
+            yield Scripted(script, served, *clients)

@@ -15,7 +15,7 @@ from octavo.proto import generation_pb2 as pb
 from ...api.engine_info import AdapterInfo, EngineInfo
 from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
-from ...api.prompt import ChatPrompt, Prompt
+from ...api.prompt import ChatPrompt, Prompt, check_variables
 from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ...chat.tool_choice import tool_use
@@ -50,10 +50,12 @@ def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(f'chat message {i} has no role; set it to "user", "system" or "assistant"')
+    variables = _object("chat.template_variables", chat.template_variables or "{}")
+    check_variables("chat.template_variables", variables)
     return ChatPrompt(
         [_message_of(index, message) for index, message in enumerate(chat.messages)],
         tools=[_object(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)] or None,
-        variables=_object("chat.template_variables", chat.template_variables or "{}"),
+        variables=variables,
     )
 
 

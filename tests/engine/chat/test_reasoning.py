@@ -68,7 +68,10 @@ def test_marks_are_found_in_the_template_or_the_vocabulary() -> None:
     assert reasoning_of("{{ '<think>' }}{{ '</think>' }}", {}) == Reasoning("<think>", "</think>")
     assert reasoning_of("", {"[THINK]": 1, "[/THINK]": 2}) == reasoning_named("magistral")
     assert reasoning_of("{{ '<|channel|>analysis<|message|>' }}", {}) == reasoning_named("gpt_oss")
-    assert reasoning_of("{{ messages }}", {"<think>": 1}) is None
+    opens = reasoning_of("{% if add_generation_prompt %}{{ '<think>' }}{% endif %}", {})
+    assert opens is not None
+    assert opens.is_open("<|assistant|><think>\n")
+    assert reasoning_of("{{ '<think>' }}{{ add_generation_prompt }}", {"<think>": 1}) is None
 
 
 def test_unknown_parsers_are_refused_with_the_names() -> None:

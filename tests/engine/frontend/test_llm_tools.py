@@ -56,6 +56,8 @@ def test_parts_of_text_are_one_text_and_other_parts_are_refused() -> None:
     with made(PLAIN_TEMPLATE) as llm:
         [output] = llm.chat(USER, SamplingParams(max_tokens=2))
         assert output.prompt_tokens == len("<user>Hi\n<assistant>")
+        with pytest.raises(InvalidRequest, match="chat_template_kwargs"):
+            llm.chat(USER, chat_template_kwargs={"messages": USER})
         image: list[Any] = [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}]
         with pytest.raises(InvalidRequest, match=r'content part 0 of message 0 must be of type "text"'):
             llm.chat(image, SamplingParams(max_tokens=2))

@@ -37,6 +37,10 @@ MALFORMED = {
     "empty text": (_request(text=""), "empty"),
     "empty ids": (_request(token_ids=pb.TokenIds()), "empty"),
     "chat without messages": (_request(chat=pb.Chat()), "no messages"),
+    "reserved variable": (
+        _request(chat=pb.Chat(messages=[pb.ChatMessage(role="user")], template_variables='{"tools": []}')),
+        "chat.template_variables.tools must be left out",
+    ),
     "message without role": (_request(chat=pb.Chat(messages=[pb.ChatMessage(content="x")])), "no role"),
     "id outside the vocabulary": (_request(token_ids=pb.TokenIds(ids=[1, VOCAB_SIZE])), str(VOCAB_SIZE)),
     "prompt longer than the pool": (_request(token_ids=pb.TokenIds(ids=[1] * 257)), "257"),
