@@ -38,7 +38,7 @@ def python(code: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_all_descriptors_are_used_that_are_allowed() -> None:
     code = (
-        "import resource; from octavo.engine.cli.serve import raise_descriptor_limit as r; r(); "
+        "import resource; from octavo.engine.cli.serve_limits import raise_descriptor_limit as r; r(); "
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = python(code, before="ulimit -Sn 200; ulimit -Hn 500;")
@@ -47,7 +47,7 @@ def test_all_descriptors_are_used_that_are_allowed() -> None:
 
 def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
     code = (
-        "import threading, time; from octavo.engine.cli.serve import ExitDeadline\n"
+        "import threading, time; from octavo.engine.cli.serve_limits import ExitDeadline\n"
         "ExitDeadline().start(0.3, 7)\n"
         "threading.Thread(target=time.sleep, args=(100,)).start()"  # joined at the end, for ever
     )
@@ -58,7 +58,7 @@ def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
 
 def test_a_process_whose_interpreter_is_kept_is_ended_too() -> None:
     code = (
-        "import ctypes, sys; from octavo.engine.cli.serve import ExitDeadline\n"
+        "import ctypes, sys; from octavo.engine.cli.serve_limits import ExitDeadline\n"
         "ExitDeadline().start(1.0, 7)\n"  # time enough to begin what keeps it
         "ctypes.PyDLL(None).sleep(100)"  # keeps the interpreter's lock
     )
