@@ -509,7 +509,7 @@ class BlockManager:
         return self.page_index.cached(self._pool.is_cached)
 
     def explain_miss(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
-        """Return why ``open`` with these tokens found only ``table``'s pages; call it before ``commit``."""
+        """Return why ``open`` found no more cached pages for these tokens; call it before ``commit``."""
         return self.miss_reasons.explain(table, tokens) if self.prefix_cache else Miss(0, "disabled")
 
     def check(self) -> None:

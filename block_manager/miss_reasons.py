@@ -45,7 +45,7 @@ class Evictions:
         self._capacity = capacity
         self._latest: dict[Digest, int] = {}  # by digest: number of the run in which it was last evicted
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
-        self._first = 0  # number of the oldest run
+        self._first = 0  # index of the oldest run, counted from the first one
         self._indexed = 0  # runs before this number are already in ``_latest``
         self._size = 0  # digests in all runs
 

@@ -271,9 +271,10 @@ class ResidualWindow(SlidingWindow):
         return self.max_pages(page_size, max_chunk=1)
 
     def cached_pages(self, page_size: int) -> int:
-        """Return how many pages of a prefix that ends at a page boundary are worth keeping.
+        """Return how many pages of a prefix must stay cached so that it can be used again.
 
-        These are the kept ones and those before its end that the next query reads.
+        The prefix ends at a page boundary. The next query reads the pages that are always kept, and those of
+        the window before the end.
         """
         return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 

@@ -111,7 +111,7 @@ def native_instructions() -> tuple[str, int]:
 
 def row_tile(backend_name: str) -> int:
     """Return the tile height of a backend's matrix products, in rows. It is 16 for AMX, where a partial tile
-    takes as long as a full one. It is 1 if every row takes time, as with AVX-512, or by default."""
+    takes as long as a full one. It is 1 elsewhere, because the time grows with each row."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 

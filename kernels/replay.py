@@ -22,7 +22,7 @@ class Program(Protocol):
     def outputs(self) -> list[mx.array]: ...
 
     def run(self, values: Sequence[Ints]) -> None:
-        """Run with ``values`` of the filled arrays in their order, each for one or several of them."""
+        """Run with new ``values`` of the filled arrays, in their order; one may fill several of them."""
         ...
 
 

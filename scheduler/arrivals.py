@@ -13,7 +13,8 @@ from .step_draft import StepDraft
 from .types import Sequence
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
-SHARES_LOOK_AHEAD = LOOK_AHEAD // 16  # number of sequences as which a prompt waiting for a shared page counts
+SHARES_LOOK_AHEAD = LOOK_AHEAD // 16
+"""A prompt that waits for a shared page counts as this many sequences."""
 
 SLOT_REST = 32  # plans: how long a tenant that lost a slot to another tenant leaves one slot free
 

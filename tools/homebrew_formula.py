@@ -50,7 +50,7 @@ end
 
 
 def formula(sdist: Path, url: str) -> str:
-    """The formula's text. ValueError for what is no source distribution of ours, or no https address."""
+    """Return the formula's text. Raises ValueError unless ``sdist`` is Octavo's and ``url`` is https."""
     found = re.fullmatch(r"octavo-(.+)\.tar\.gz", sdist.name)
     if found is None:
         raise ValueError(f"a source distribution is named octavo-VERSION.tar.gz, got {sdist.name}")

@@ -13,7 +13,7 @@ class EvictionPolicy(Protocol):
     """Idle cached pages, and the order in which they are evicted.
 
     A page is listed from ``release`` until ``reuse`` or ``evict`` removes it. Methods work on runs of pages,
-    because a call per page would cost more than the page.
+    because a call per page would cost more than the work on the page.
     """
 
     def __len__(self) -> int:

@@ -96,8 +96,8 @@ class EngineConfig:
     residual_pages: int | None = setting(
         None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
         "being written",
-        shown="2 for formats of 5 bits or less, else 0 or 1", kind="int", metavar="N", low=0,
-        remedy="0 keeps no 16-bit pages",
+        shown="2 if K or V has 5 bits or less; otherwise 0, or 1 with --sink-pages or --quantize-after",
+        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
         more="The default is 2 if K or V has 5 bits or less, else 0. It is at least 1 if sink_pages or "
         "quantize_after is set, and 0 for models without KV pages.",
     )  # fmt: skip
@@ -170,7 +170,7 @@ class EngineConfig:
     )
     async_steps: bool | None = setting(
         None, "submit the next step to the device before the current one has finished",
-        shown="yes on Metal where pages are written in place, else no", kind="switch",
+        shown="yes on Metal if its self-test of writing pages in place passes, else no", kind="switch",
         more="Outputs are the same. Steps whose batch depends on the tokens of the current step still "
         "wait. With this option the native CPU backend builds graphs instead of captured programs.",
     )  # fmt: skip

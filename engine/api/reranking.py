@@ -56,7 +56,7 @@ class RerankPrompt:
         for name, answer in (("yes", self.yes), ("no", self.no)):
             if len(answer) > MAX_ANSWER:
                 raise InvalidRequest(
-                    f"{name} must be one token, but it has {len(answer)} characters; give words that "
+                    f"{name} must be one token, got a text of {len(answer)} characters; give a word that "
                     "the model was trained to answer with"
                 )
 

@@ -106,7 +106,7 @@ class TagCalls(ToolFormat):
 
     @property
     def _outer_end(self) -> str:
-        """Return the mark that closes a call, if mlx-lm's parser does not take it."""
+        """Return the mark that closes a call if mlx-lm's parser does not remove it, else an empty string."""
         return self.call_end if self.call_end == self.end and self.call is None else ""
 
     def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:

@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
         default=[], metavar="NAME=HOST:PORT",
-        help="serve a LoRA adapter as the model of vLLM's gRPC service on another address, for routers; the "
+        help="for routers: another address of vLLM's gRPC service, whose model is the LoRA adapter NAME; the "
         "adapter may be loaded later")  # fmt: skip
     add_http_arguments(parser)
     add_kv_event_arguments(parser)

@@ -1,4 +1,4 @@
-"""LoRA adapters of requests, as a part of steps and as a resource of admission."""
+"""LoRA adapters of requests: which adapter each row of a step has, and admission by free adapter slots."""
 
 from __future__ import annotations
 

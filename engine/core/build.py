@@ -190,7 +190,7 @@ def assemble(
         observer=observer,
         adapters=adapters,
         images=None if runner.images is None else ImagePart(runner.images),
-        overlaps=config.async_steps is not False,  # used only if the runner can
+        overlaps=config.async_steps is not False,  # used only if the runner supports it
         clock=clock,
     )
 

@@ -17,13 +17,13 @@ class Listener(Protocol):
     """Receives news of the engine on an engine thread; methods must be quick and must not raise."""
 
     def ready(self) -> None:
-        """Note that the engine can take requests, and that the client's properties can be read."""
+        """Called once when the engine accepts requests. From then on the client's properties can be read."""
         ...
 
     def news(self, news: list[News]) -> None: ...
 
     def cache_changed(self) -> None:
-        """Note that there are new page events for watchers."""
+        """Called when there are new page events for watchers."""
         ...
 
     def ended(self, error: BaseException | None) -> None:

@@ -38,7 +38,7 @@ class ShardIndex:
     readers must handle missing shards."""
 
     def __init__(self, root: Path, own: Sequence[Path]) -> None:
-        """Read the index. ``own``: folders of this server's kinds of pages, by group."""
+        """Read the index. ``own``: for each KV-cache group, the folder with pages in this server's format."""
         self._root = root
         self._own = list(own)
         self._lock = threading.Lock()

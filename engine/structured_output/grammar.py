@@ -41,8 +41,8 @@ _STRUCTURE_KEYS = {"begin", "schema", "end"}
 
 
 def grammar_of(kind: str, source: str) -> str:
-    """Return llguidance's form of a request field ``kind`` (names of ``StructuredOutput``). Raises ValueError
-    for an invalid or oversized source."""
+    """Convert the source of a grammar to llguidance's form. ``kind``: name of the field of
+    ``StructuredOutput`` that the source is from. Raises ValueError for an invalid or oversized source."""
     made = _grammar_of(kind, source)
     if len(made) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"its grammar has {len(made)} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed")

@@ -101,7 +101,7 @@ class MaskJob:
         self.done.acquire()
         self.is_left = False  # the waiting request left during the computation
         self.is_needed = True
-        self.is_late = False  # steps continue without its request
+        self.is_late = False  # steps go on without the request that waits for this mask
         self.is_put_off = False  # not begun, because its request is over its budget
         self.submitted_at = time.monotonic()
         self._clock: int | None = None

@@ -89,7 +89,7 @@ def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: in
 
 
 def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items of parts (row, sequence, first tile, end tile), ``rows`` heads at a time."""
+    """Divide parts into work items of ``rows`` heads. A part is (row, sequence, first tile, end tile)."""
     first = np.tile(np.arange(0, num_heads, rows), len(parts))
     at = np.repeat(np.arange(len(parts)), -(-num_heads // rows))
     row, sequence, begin, end = parts[at].T

@@ -163,8 +163,8 @@ def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: 
 
 
 def num_values(model: Module, *, experts_only: bool = False) -> int:
-    """Return the size of a rank-1 adapter for every layer of ``model`` that may be adapted, or its layers of
-    experts alone, in numbers."""
+    """Return the number of parameters of a rank-1 adapter for every layer of ``model`` that may be adapted;
+    with ``experts_only``, for its layers of experts."""
     kinds = _SWITCH if experts_only else (*_LINEAR, *_SWITCH)
     modules = (module for _, module in model.named_modules() if isinstance(module, kinds))
     return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))

@@ -152,7 +152,7 @@ def _checked_fusion(
         fusing.unfuse(loaded.model)
     if fusion.not_replayed:
         log.warning(
-            "%s runs its Python code in every step, without captured programs: %s",
+            "%s cannot be captured as a program, so its Python code runs in every step, which is slower: %s",
             loaded.architecture,
             fusion.not_replayed,
         )

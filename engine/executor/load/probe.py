@@ -35,7 +35,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # positions: of windows longer than this, the end is not probed
+LONGEST_WINDOW = 256  # in positions; of longer windows, the end is not tested
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
 token after it, the second ends early, and the third begins late. Each token is a row of three forwards that

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """The cut points of one mixer, active while the mixer computes a step."""
+    """Computes one mixer's calls at cut points (``cut_points.py``), while the mixer computes a step."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer

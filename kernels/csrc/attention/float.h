@@ -147,7 +147,8 @@ void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* 
   }
 }
 
-// Sides for codes that `Codec` converts at each load if rows are few; with void, codes always need a panel.
+// K and V stored as codes, multiplied in float32. For few rows, `Codec` converts the codes at each load. For
+// many rows, or if `Codec` is void, a tile is first converted into a panel, which is a float32 copy of it.
 template <class Codec>
 struct FloatSides {
   static constexpr bool kDirect = !std::is_void_v<Codec>;

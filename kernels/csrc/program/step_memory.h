@@ -16,9 +16,9 @@ namespace mx = mlx::core;
 // At most kKeptBytes are kept. A block that was unused for kPatience allocations is freed.
 void allocate_for_step(mx::array& output);
 
-// Returns the buffer of an array of `bytes` bytes whose data begin one cache line after `lines`; `lines` has
-// space for both. MLX stores a size before its buffers' data. Its own allocator's arrays begin 24 bytes after
-// a page boundary, so every 64-byte load or store would cross a cache line.
+// Returns a buffer for an array of `bytes` bytes inside `lines`: first a cache line, then the data. MLX
+// stores a size before its buffers' data. Its own allocator's arrays begin 24 bytes after a page boundary, so
+// every 64-byte load or store would cross a cache line.
 mx::allocator::Buffer buffer_in(char* lines, std::size_t bytes);
 
 // Returns the bytes of kept blocks that no array uses.

@@ -57,7 +57,7 @@ struct Likely {
   float logit;
 };
 
-// Log-probability data of a row after changes, before temperature and truncation.
+// Log-probability data of a row after penalties and biases, before temperature and truncation.
 struct RowScores {
   int wanted;        // input: number of likeliest tokens
   Likely* top;       // [wanted]: most likely first, ties by lower id; tokens at minus infinity are left out

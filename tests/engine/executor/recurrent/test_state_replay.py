@@ -183,7 +183,7 @@ def test_operations_that_write_states_are_not_recorded(
 ) -> None:
     """Of longcat_flash_ngram, whose state is the last token ids: no arithmetic, and no kernel."""
     runner = load(recurrent_models.make_folder(tmp_path / "model", "longcat_flash_ngram"))
-    said = "in every step, without captured programs: operations write some of its states"
+    said = "in every step, which is slower: operations write some of its states"
     assert said in caplog.text
     assert runner._model.graph_runner is None
     driver = Driver(runner)
