@@ -20,7 +20,7 @@ from octavo.engine.executor.batch import NO_ROWS, Batch, slice_rows
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.executor.recurrent.cut_points import install_cut_points
-from octavo.engine.executor.recurrent.recurrences import Recurrences
+from octavo.engine.executor.recurrent.recurrences import Recurrences, recurrences_of
 from octavo.engine.executor.recurrent.recurrent_layers import RecurrentLayers
 from octavo.engine.executor.recurrent.state_pool import StatePool
 from octavo.kernels.interface import PoolSpec
@@ -267,6 +267,14 @@ KERNELS = {
 }  # fmt: skip
 """Of these models, how many states native kernels keep."""
 
+
+def native_recurrences() -> Recurrences | None:
+    require_extension()
+    from octavo.kernels.cpu.backend import CpuBackend
+
+    return recurrences_of(CpuBackend())
+
+
 ROUNDED_KEYS = 1e-4
 """What other float32 sums may change where K is stored in 16 bits: some of it goes to the other side."""
 
@@ -281,14 +289,11 @@ ROUNDED_KEYS = 1e-4
     ],
 )
 def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
-    require_extension()
-    from octavo.kernels.cpu import recurrent
-
     model, tokens = recurrent_models.build(name), sequences()
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    recurrences = Recurrences(recurrent, recurrent)
+    recurrences = native_recurrences()
     with released(Run(model, name, tokens, recurrences)) as run:
         schedule(run)
         assert sum(run.states.computed_by.values()) == KERNELS[name]
@@ -303,27 +308,21 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
 @pytest.mark.parametrize("name", ["mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)])
 def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
     """Of Mamba-1, whose float32 A makes all rows behind the first scan float32."""
-    require_extension()
-    from octavo.kernels.cpu import recurrent
-
     model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
     adapt_models()
     install_cut_points()
     wanted = {s: plain_logits(model, some) for s, some in tokens.items()}
-    with released(Run(model, name, tokens, Recurrences(recurrent, recurrent))) as run:
+    with released(Run(model, name, tokens, native_recurrences())) as run:
         schedule(run)
         assert sum(run.states.computed_by.values()) == KERNELS[name]
         assert largest_error(run.logits, wanted) < 2e-2
 
 
 def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
-    require_extension()
-    from octavo.kernels.cpu import recurrent
-
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
-    with released(Run(model, "lfm2", tokens, Recurrences(recurrent, recurrent))) as run:
+    with released(Run(model, "lfm2", tokens, native_recurrences())) as run:
         run.open(0, 0)
         run.open(1, 1)
         run.step((0, 5), (1, 4))
