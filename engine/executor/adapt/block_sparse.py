@@ -8,10 +8,10 @@ L]; minimax_m3's index keys are stored half as K and half as V.
 A row belongs to the block of its position. Among blocks with equal scores the earliest is chosen, so that a
 row's choice depends only on its sequence.
 
-Other caches run mlx-lm's own code. The load-time probe compares the two, as for every model. One error in
-mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that rows see
-later ones. (It also counts the blocks of a prompt from its end, which matters if the length is not a multiple
-of the block. That is unchanged.)
+With other caches, layers run mlx-lm's own code. The load-time probe compares the results of both codes. One
+error in mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
+rows see later rows. (phi3small also counts the blocks of a prompt from the prompt's end, which matters if the
+length is not a multiple of the block size. That is unchanged.)
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """Return the mask of rows at these positions over ``length`` positions, bool [T, num_heads, length]. A
-    row sees its ``local_blocks`` latest blocks, and in head h earlier blocks b for which ``stride`` divides b
-    + h + 1."""
+    """Return which of the first ``length`` positions each row sees, bool [T, num_heads, length]. A row sees
+    its ``local_blocks`` latest blocks. Head h also sees each earlier block b for which ``stride`` divides
+    b + h + 1."""
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -124,9 +124,9 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block's score is
-    the best of its positions' scores, float32 [T, H, L]. The ``local_blocks`` latest blocks are always
-    chosen, later positions than the row's never."""
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block is as good
+    as its largest entry of ``scores``, float32 [T, H, L]. The ``local_blocks`` latest blocks are always
+    chosen. Positions after the row's own are never chosen."""
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

@@ -1,11 +1,11 @@
 """Serving mlx-lm's own model code through pages, without changing it.
 
 Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers see T rows and
-attention sees T queries of length 1. Each layer gets a ``LayerCache`` as its cache: it returns per-row RoPE
-offsets, writes K/V into the pool and returns ``PagedKV`` handles instead of dense K/V. mlx-lm's
-``scaled_dot_product_attention`` is patched: with handles it calls the pool's attention, with arrays mlx-lm's
-own, so plain mlx-lm still works in the same process. A model whose attention does arithmetic on K or V itself
-is refused at load.
+attention sees T queries of length 1. Each layer gets a ``LayerCache`` as its cache, which returns per-row
+RoPE offsets, writes K/V into the pool and returns ``PagedKV`` handles instead of dense K/V. A patched
+``scaled_dot_product_attention`` calls the pool's attention for handles, and mlx-lm's own for arrays, so plain
+mlx-lm still works in the same process. A model whose attention does arithmetic on K or V itself is refused at
+load.
 
 A layer of latent attention (MLA) caches a latent [T, 1, 1, R] as K and a rotary key [T, 1, 1, P] as V. With
 one token per row, model code absorbs the projections into its queries, multiplies rotary queries with the
@@ -43,8 +43,8 @@ class RotaryScores:
 
 
 class RotaryKeys(mx.array):
-    """A layer's rotary keys, transposed; without values. Its class derives from an array, so that Python
-    calls its method for ``queries @ keys``."""
+    """Placeholder for a layer's transposed rotary keys, without their values. The class derives from
+    ``mx.array``, so that Python calls ``__rmatmul__`` below for ``queries @ keys``."""
 
     def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)
@@ -57,7 +57,7 @@ class RotaryKeys(mx.array):
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 observers: list[Callable[[Any, Any], None]] = []
-"""Callbacks that get keys and mask of array attention during discovery of a model."""
+"""Callbacks that get the keys and the mask of each attention call on arrays, while caches are discovered."""
 
 
 class HookError(RuntimeError):
@@ -65,7 +65,7 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """State shared by the shims of one model: the KV cache and the current step."""
+    """State shared by one model's placeholder caches ("shims"): the KV cache and the current step."""
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
@@ -76,7 +76,7 @@ class StepContext:
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
-        """Set the current step, for which the cache is already prepared."""
+        """Set the current step, which the KV cache has already begun."""
         self._step = step
 
     @property
@@ -86,8 +86,8 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """Length of this step's gathered index keys: its longest sequence. Raises HookError while a graph is
-        traced for other steps."""
+        """Length of the step's longest sequence, which is also the length of gathered index keys. Raises
+        HookError while a graph is traced for other steps."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())
@@ -96,8 +96,8 @@ class StepContext:
 class PagedKV:
     """K or V of one layer in pages, in place of the dense [T, Hkv, L, D] that mlx-lm expects.
 
-    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, because of which the
-    probe refuses the model.
+    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, so the probe refuses
+    a model that computes with K or V itself.
     """
 
     def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
@@ -109,22 +109,22 @@ class PagedKV:
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
         """Shape whose third entry is an array with each row's length, int32 [T]. Model code can derive every
-        row's position from it; code that needs a number fails in MLX."""
+        row's position from this array. Code that needs a number instead fails in MLX."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
         return context.step.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> PagedKV:
-        """Return the handle unchanged, because attention computes in the queries' dtype."""
+        """Return the handle with another dtype. Attention computes in the queries' dtype in any case."""
         return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
     def tiled(self, count: int) -> PagedKV:
-        """Return a handle with each head repeated ``count`` times."""
+        """Return a handle whose sequence of heads is repeated ``count`` times."""
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
-        """Return the transpose, which a layer of latent attention takes of its rotary keys."""
+        """Return the transposed rotary keys of a layer with latent attention."""
         if not self.is_value or {first % 4, second % 4} != {2, 3}:
             raise HookError("the model transposes keys or values by itself")
         return RotaryKeys(self.shim)
@@ -150,8 +150,8 @@ class LayerCache:
         rotary: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Return attention of queries [T, Hq, D] over the layer's pages; ``rotary`` and ``mask`` as in
-        AttendOptions."""
+        """Return attention of queries [T, Hq, D] over the layer's pages. For ``rotary`` and ``mask`` see
+        ``AttendOptions``."""
         if rotary is not None or mask is not None:
             if rotary is not None:
                 self.context.latent_layers.add(self.layer)
@@ -188,7 +188,7 @@ class LayerCache:
         return self.keys_and_values()
 
     def write_halves(self, keys: mx.array) -> None:
-        """Write K [T, Hkv, 1, 2 * D] of the step's rows, with the second half stored as V."""
+        """Write keys [T, Hkv, 1, 2 * D] of the step's rows: the first half of each as K, the second as V."""
         self.context.gathers = True
         rows = keys.squeeze(2)
         self.context.kv_cache.write(
@@ -200,7 +200,7 @@ class LayerCache:
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the handles for K and V that are already written, for layers that reuse another layer's."""
+        """Return handles for the K and V that are already written, for layers that share these K and V."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),
@@ -270,9 +270,8 @@ def _latent_attention(
 
 
 def install_hook() -> None:
-    """Patch mlx-lm's attention function, also in modules that imported it; call it again after loading a
-    model.
-    """
+    """Patch mlx-lm's attention function, also in modules that have imported it by name. Call this again after
+    loading a model, because loading imports further modules."""
     base.scaled_dot_product_attention = attention
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and (

@@ -1,16 +1,15 @@
 """All changes to mlx-lm's model modules that serving through pages needs.
 
-llama4's ``LlamaModel`` trims its caches and masks the rest outside the chunk. Paged attention handles chunks
-itself (``LayerSpec.chunked``), so the same layers run without masks.
+llama4's ``LlamaModel`` trims its caches and masks the remaining positions outside the current chunk. Paged
+attention handles chunks itself (``LayerSpec.chunked``), so the same layers run without masks.
 
-plamo repeats K and V to its number of heads; for a handle, query heads are reordered instead. gpt_bigcode and
-llama4 count positions from the cache's offset with ``arange``; with one token per row that is the row's
-position. plamo2 calls MLX's attention directly.
+plamo repeats K and V to its number of heads. If K is a handle (``PagedKV``), query heads are reordered
+instead. gpt_bigcode and llama4 count positions from the cache's offset with ``arange``. With one token per
+row, the offset is the row's position. plamo2 calls MLX's attention directly.
 
-gemma2 and gear cap logits and multiply queries and keys in Python, because MLX's attention has no softcap.
-Octavo's kernels have one. For a layer with a paged cache, the same projections and rotations are followed by
-one call of ``attend``. Other caches go to mlx-lm's own code. The load-time probe compares the two, as for
-every model.
+gemma2 and gear compute attention with a softcap in Python, because MLX's attention has no softcap. Octavo's
+kernels have one. For a layer with a paged cache, the same projections and rotations are followed by one call
+of ``attend``. With other caches, layers run mlx-lm's own code. The load-time probe compares both results.
 """
 
 from __future__ import annotations
@@ -122,12 +121,12 @@ _CHANGED: dict[str, tuple[str, str, Any]] = {
     "llama4": ("mx", "arange", _mx_arange),
     "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
 }
-"""Replaced attributes of libraries: by module of mlx-lm, the library's name there, the attribute, its
-replacement."""
+"""For each model module of mlx-lm: a library's name in that module, the library's attribute to replace, and
+the replacement."""
 
 
 def install_names() -> None:
-    """Replace the names in the modules that are imported; each is replaced once."""
+    """Apply ``_CHANGED`` to those model modules that are imported and not changed yet."""
     for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):
@@ -135,7 +134,7 @@ def install_names() -> None:
 
 
 def adapt_models() -> None:
-    """Change the imported modules of mlx-lm; modules changed before stay as they are."""
+    """Apply all changes to mlx-lm's imported modules. Modules that are already changed stay as they are."""
     install_hook()
     install_softcap()
     install_chunks()

@@ -4,8 +4,8 @@ Native kernels also skip the other rows in the last layer's linear layers.
 The head is found by its usual names and its width, or as the embedding's ``as_linear`` if the weights are
 tied. The caller checks the shape of the logits.
 
-Greedy rows need only their largest logit. A head that finds it while multiplying (``argmax``) returns it, and
-all logits as an array that need not be evaluated.
+Greedy rows need only their largest logit. A head with a method ``argmax`` finds this logit while it
+multiplies. The array of all logits then need not be evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """Tokens chosen by the output head, and their logits."""
+    """Tokens ``ids`` that the output head chose, and their ``logits``. ``of``: the logits of all tokens."""
 
     of: mx.array
     ids: mx.array
@@ -34,10 +34,10 @@ class GreedyHeadOutput:
 
 
 class RowSelection:
-    """Rows of the batch that the head computes; None: all rows.
+    """Selection of the batch's ``rows`` that the output head computes; None: all rows.
 
-    With ``greedy`` set, the head stores its own choice in ``greedy_output`` if it can. With ``kept_rows``
-    set, its input for those rows is stored in ``kept``. ``take(x, rows)`` returns x[rows].
+    If ``greedy`` is set and the head has ``argmax``, the chosen tokens are stored in ``greedy_output``. If
+    ``kept_rows`` is set, the head's input for these rows is stored in ``kept``. ``take(x, rows)``: x[rows].
     """
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:
@@ -52,7 +52,7 @@ class RowSelection:
     def choosing(
         self, rows: mx.array | None, kept_rows: mx.array | None = None, *, greedy: bool = False
     ) -> Iterator[RowSelection]:
-        """Select these rows in this block, where ``kept`` and ``greedy_output`` are found."""
+        """Select these rows while the block runs. Read ``kept`` and ``greedy_output`` inside the block."""
         self.rows, self.kept_rows, self.greedy = rows, kept_rows, greedy
         try:
             yield self
@@ -61,7 +61,7 @@ class RowSelection:
             self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the logits that ``compute`` gives for the wanted rows of x; ``head`` is its module."""
+        """Return the logits that ``compute``, which calls ``head``, gives for the selected rows of x."""
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
@@ -73,8 +73,8 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """The output head behind a row selection. Parameters keep their names, and other attributes are the
-    head's."""
+    """An output head that computes only selected rows. Other attributes, such as ``weight``, are read from
+    the head itself."""
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +103,8 @@ def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.get
 
 
 def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], mx.array]:
-    """Return ``embedding.as_linear`` behind the selection, also if the embedding's class changes later."""
+    """Return a function that calls ``embedding.as_linear`` for selected rows, also if the embedding's class
+    changes later."""
 
     def as_linear(x: mx.array) -> mx.array:
         return selection(x, embedding, functools.partial(type(embedding).as_linear, embedding))

@@ -11,7 +11,7 @@ the sequence is longer than ``index_topk``, log probabilities of a tiny model th
 by up to 0.9. If mlx-lm's code is changed to round index keys as pages do and to select the earliest, they
 differ by 0.0002 (tests/engine/executor/test_mlx_lm_alone.py).
 
-Other caches run mlx-lm's own code. The load-time probe compares the two, as for every model.
+With other caches, layers run mlx-lm's own code. The load-time probe compares the results of both codes.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Return bool [T, L] with the ``count`` largest float32 scores [T, L] of each row up to its position. All
-    positions are kept if they are fewer than ``count``; of equal scores the earliest."""
+    """Return a mask bool [T, L] of each row's ``count`` largest float32 ``scores`` [T, L] up to its position.
+    Among equal scores the earliest are selected. Rows with fewer than ``count`` positions keep them all."""
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]
