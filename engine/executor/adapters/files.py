@@ -79,7 +79,7 @@ class AdapterFile:
 
 
 def read_adapter(folder: Path, *, max_bytes: int) -> AdapterFile:
-    """Read an adapter of at most ``max_bytes``; InvalidRequest, in one line, if it cannot be served."""
+    """Read an adapter of at most ``max_bytes``. Raises InvalidRequest if the adapter cannot be served."""
     text = _read(folder / _CONFIG, MAX_CONFIG_BYTES)
     try:
         config = json.loads(text)
@@ -119,7 +119,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.array]]:
-    """Return the tensors by layer and part: "a", "b" and "m"."""
+    """Return the tensors of each layer: the factors "a" and "b", and DoRA's magnitudes "m"."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -168,7 +168,7 @@ def _factors(file: Path, path: str, part: dict[str, mx.array], scale_of: Any, *,
 
 
 def _stacked(file: Path, layers: dict[str, Factors]) -> dict[str, Factors]:
-    """Return ``layers`` with PEFT's layers of single experts as one layer, by mlx-lm's name."""
+    """Return ``layers``, with PEFT's factors of single experts stacked into one layer under mlx-lm's name."""
     plain, experts = dict[str, Factors](), dict[str, dict[int, Factors]]()
     for path, factors in layers.items():
         if (found := _EXPERT.fullmatch(path)) is None:

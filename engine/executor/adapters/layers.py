@@ -29,10 +29,10 @@ _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """Factors of the adapters in slots, for one or more layers with the same input."""
+    """Stores the factors of each slot's adapter, for one or more layers that read the same input."""
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
-        """Return factors in the form for ``put``, and their bytes. ``gain``, ``bias``: DoRA's, [outputs]."""
+        """Return factors in the form for ``put``, and their bytes. For DoRA: ``gain``, ``bias`` [outputs]."""
         ...
 
     def put(self, slot: int, part: int, made: Any) -> None: ...
@@ -40,8 +40,8 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
-        """Return ``ys`` plus the adapters' outputs for x. They are one array, unless the table is that of a
-        ``Together``. For experts, ``slots`` has slot * experts + expert."""
+        """Return ``ys``, the outputs of the table's layers for x, plus those of the adapters. ``ys`` has one
+        array, except in the table of a ``Together``. For experts, ``slots`` has slot * experts + expert."""
         ...
 
 
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer that can have adapters, and its place in a table."""
+    """A layer that can have adapters. Its factors have the index ``part`` in ``table``."""
 
     module: Any
     shape: Shape
@@ -62,7 +62,7 @@ class Layer(NamedTuple):
     part: int
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
-        """Return factors for the layer's table. Raises InvalidRequest if their shapes do not fit."""
+        """Return ``Table.made`` for the layer's table. Raises InvalidRequest if the shapes do not fit."""
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -87,8 +87,8 @@ class MakeTable(Protocol):
 
 
 class Together:
-    """Layers that read one input: the first one that is called computes all, with the adapters of one table.
-    A layer called with another input computes all of them again, so results do not depend on the choice."""
+    """Layers that read the same input and share one table. The first layer called computes the outputs of
+    all. A layer called with another input computes all again, so a wrong grouping changes no result."""
 
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         """``members``: layers that are not adapted yet."""
@@ -108,7 +108,7 @@ class Together:
         return y
 
     def _same_input(self, x: mx.array) -> bool:
-        from octavo.kernels import _ext  # groups are observed by it
+        from octavo.kernels import _ext  # present, because without it no group was observed
 
         return self._input is not None and bool(_ext.same_array(self._input, x))
 
@@ -122,7 +122,8 @@ def adapt_layers(
     groups: Sequence[Sequence[Any]] | None = None,
 ) -> dict[str, Layer]:
     """Adapt every linear layer of ``model`` and its experts, except the output head; return the layers by
-    name. ``groups``: layers that read one input, which share a table; None if tables are of one layer."""
+    name. ``groups``: layers that read the same input and share a table. If it is None, only layers that are
+    ``merged`` share one."""
     layers: dict[str, Layer] = {}
     tables: dict[int, Table] = {}
     candidates = list(_candidates(model))
@@ -156,9 +157,8 @@ def adapt_layers(
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
-    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted, or its layers of
-    experts alone; call it before adapting.
-    """
+    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted; with
+    ``experts_only``, for its layers of experts. Call it before ``adapt_layers``."""
     return 4 * (num_slots + 1) * max_rank * num_values(model, experts_only=experts_only)
 
 

@@ -1,7 +1,7 @@
 """The adapters of a loaded model, and the slots of those in use.
 
-Loaded adapters are kept in memory within a limit. An adapter of a running request has a slot. If there are
-more adapters than slots, the least recently used one without requests loses its slot.
+Loaded adapters are kept in memory within a limit. An adapter of a running request has a slot. If all slots
+are taken, the least recently used adapter without running requests loses its slot.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class AdapterSlots:
         self.num_swaps = 0  # number of times an adapter was put into a slot
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter; InvalidRequest, with no change, if it cannot be served. ``replace`` allows
-        replacing an unused adapter of this name, whose bytes count as free."""
+        """Load an adapter. Raises InvalidRequest, and changes nothing, if the adapter cannot be served.
+        ``replace`` allows replacing an unused adapter of this name, whose bytes count as free."""
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
@@ -233,7 +233,7 @@ class AdapterSlots:
             self._free.append(slot)
 
     def info(self, name: str) -> AdapterInfo:
-        """Return a loaded adapter; NotFound if none has this name."""
+        """Return the facts of a loaded adapter. Raises NotFound if none has this name."""
         if name not in self._loaded:
             raise NotFound(f"no adapter is called {name!r}; load it first")
         return self._loaded[name].info
@@ -242,7 +242,7 @@ class AdapterSlots:
         return tuple(loaded.info for loaded in self._loaded.values())
 
     def hold(self, name: str) -> bool:
-        """Keep an adapter in a slot until ``release``; return False if others hold all slots."""
+        """Keep an adapter in a slot until ``release``. Return False if other held adapters have all slots."""
         if name not in self._slots:
             if (slot := self._take_slot()) is None:
                 return False
@@ -289,13 +289,13 @@ class AdapterSlots:
 
 
 def _tail(path: str) -> str:
-    """Return a layer's name without what Transformers and mlx-lm call the text model in each other's way."""
+    """Return a layer's name without the text model's prefix, which differs in Transformers and mlx-lm."""
     return next((path.removeprefix(root) for root in _TEXT_MODELS if path.startswith(root)), path)
 
 
 def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
-    """Return the groups of layers of ``model`` that read one input. There are none without the native
-    extension, which compares inputs."""
+    """Return the groups of ``model``'s layers that read the same input. Without the native extension, which
+    compares inputs, there are no groups."""
     try:
         from ..native.merged import observe
     except ImportError:
@@ -307,9 +307,9 @@ def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, backend: AttentionBackend
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``; None if the configuration has no adapters. Raises
-    InvalidConfig for an adapter that cannot be served. ``rows``: inputs of the model's rows; ``backend``: the
-    one that computes it."""
+    """Adapt the model's layers and load ``lora_modules``. Returns None if the configuration has no adapters.
+    Raises InvalidConfig for an adapter that cannot be served. ``rows`` gives the adapter slots of a step;
+    ``backend`` computes the model."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)
