@@ -3,9 +3,9 @@
 Decode steps repeat with the same number of rows and other values. When such a step first occurs, its graph
 becomes a *program* (``CapturedStep``): the list of our kernels' and MLX's operations, with the addresses that
 they read and write. The graph itself is dropped, and a later step costs only its kernels. Steps that never
-repeat, as most with prompts, become programs too. Capturing takes no longer than MLX's evaluation. It also
-needs less memory, because intermediate results share the memory of all programs, but those of an evaluated
-graph exist at the same time.
+repeat, such as most prompt steps, become programs too. Capturing takes no longer than MLX's evaluation. It
+also needs less memory, because all programs share one memory for their intermediate results. When MLX
+evaluates a graph, its intermediate results exist at the same time.
 
 A program computes the same bits as the graph. All data of a step must reach the model through arrays. Model
 code that reads a length as a number cannot be replayed, and operations on several streams cannot be captured.
@@ -28,7 +28,7 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # step shapes: captured programs to keep
+MAX_CAPTURED = 128  # largest number of captured programs, one for each shape of a step
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # methods of mx.array that read values
 
@@ -49,9 +49,9 @@ class GraphRunner:
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
-        """Return the result of ``build`` for ``values`` as arrays; graphs are identified by ``build``. Raises
-        errors of capturing, and CannotCapture only if ``strict``; the pools are then unchanged. Results of a
-        program are valid until the next step."""
+        """Return the result of ``build`` for ``values`` as arrays. Programs are kept by ``build`` and shapes.
+        Raises the errors of ``build``, but CannotCapture only if ``strict``; the pools are then unchanged.
+        Results of a program are valid until the next step."""
         host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
             host += pool.packed_values()
@@ -113,7 +113,7 @@ def values_unread() -> Iterator[None]:
 
 
 class CapturedStep:
-    """A captured graph: it is built once, from arrays into which the values of each step are copied."""
+    """A captured graph, built once on input arrays. Each step copies its values into these arrays."""
 
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
