@@ -11,7 +11,7 @@ from .page_loss import ScoreText
 
 
 def model_folder(config: EngineConfig) -> Path:
-    """Return the model's folder, downloading it if necessary; ModelLoadError if there is none."""
+    """Return the model's folder, downloading it if necessary. Raises ModelLoadError if there is none."""
     return resolve_model(config.model, config.revision)
 
 
@@ -20,9 +20,9 @@ def load_runner(
 ) -> ModelRunner:
     """Load the model, check that it computes the same through pages, and allocate the pool.
 
-    Call it on the thread that will run the steps: MLX streams are thread-local. ``score`` measures how
-    runners predict a short text; the loss decides about ``kv_format="auto"`` or warns about a lossy format.
-    Raises ModelLoadError or InvalidConfig in one line, such as for a model without the head that
+    Call it on the thread that will run the steps: MLX streams are thread-local. ``score`` measures how well a
+    runner predicts a short text. Its result decides ``kv_format="auto"``, or gives a warning about a lossy
+    format. Raises ModelLoadError or InvalidConfig in one line, for example for a model without the head that
     ``speculate`` needs.
     """
     from .load import load_paged_runner  # imports MLX, which the control plane does not need

@@ -18,14 +18,14 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # of a row, relative: float32 sums of 16-bit K, V; one wrong position of 256 gives 1/16
+LARGEST_ERROR = 2e-3  # a row's relative error in float32 sums; one wrong position of 256 would give 1/16
 
 Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return how a kind of layer deviates from its spec, or None. ``lengths``: lengths of the sequences in
-    the pool, whose pages are overwritten."""
+    """Return how some layer deviates from its spec, or None. Layers with equal specs are checked once.
+    ``lengths``: lengths of the sequences in the pool, whose pages are overwritten."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -45,8 +45,8 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
 def _check_layer(
     paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
 ) -> float:
-    """Return the largest relative error of a row, for prompts without their last token and then those tokens.
-    ``latents``: K serves as V too, and V holds rotary keys."""
+    """Return the largest relative error of a row. A first step has the prompts without their last tokens, a
+    second step has these tokens. ``latents``: K is also used as V, and V holds rotary keys."""
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
@@ -64,7 +64,7 @@ def _check_layer(
         if latents:
             rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
             got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
-            # Rotary queries are already scaled. Undoing that lets both parts form one query.
+            # Rotary queries are already scaled. Undo this, so that they can be joined to the other queries.
             asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
             stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
             read = keys
@@ -89,7 +89,7 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -
 
 
 def _rows(parts: list[Doubles]) -> mx.array:
-    """Lay out arrays [H, n, D], one per sequence, as rows of a step [T, H, 1, D]."""
+    """Return arrays [H, n, D], one per sequence, as rows of a step [T, H, 1, D]."""
     rows = np.concatenate([part.swapaxes(0, 1) for part in parts])[:, :, None]
     return mx.array(rows.astype(np.float32))
 

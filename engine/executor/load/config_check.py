@@ -56,7 +56,7 @@ _ACTIVATIONS = {  # names in configurations, and names in the code of models
     "relu": r"\brelu\b", "relu2": r"relu2|relu_squared|square",
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
 }  # fmt: skip
-_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # Gemma checkpoints use either name
+_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # count as equal: Gemma checkpoints mix them
 _DTYPES = {
     "bfloat16": mx.bfloat16,
     "float16": mx.float16,
@@ -64,8 +64,8 @@ _DTYPES = {
     "float32": mx.float32,
     "float": mx.float32,
 }
-_OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # known names without a type of MLX's CPU
-_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # causal attention
+_OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # valid names of types that MLX lacks on CPUs
+_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # values that mean causal attention
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
 _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)
@@ -86,7 +86,7 @@ class Readings:
 
 @contextmanager
 def recorded() -> Iterator[Readings]:
-    """Record what mlx-lm takes from configurations in this block, on this thread."""
+    """Record what mlx-lm takes from configurations while the block runs, on this thread."""
     _install()
     readings = Readings()
     token = _readings.set(readings)
@@ -143,7 +143,7 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
     known = _CAUSAL | (defaults or {})
     for name in left_out:
         value = flat[name]
-        if name == "use_bidirectional_attention" and value == "vision":  # among the tokens of an image only
+        if name == "use_bidirectional_attention" and value == "vision":  # only among tokens of one image
             continue
         if name in known and not _is_same(value, known[name]):
             raise ModelLoadError(
@@ -155,8 +155,8 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
 
 
 def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> None:
-    """Raise ModelLoadError unless ``layer_types`` has each layer, of a kind that the model or its pages
-    compute. A model that uses it may have layers for multi-token prediction behind the others."""
+    """Raise ModelLoadError unless ``layer_types`` lists every layer with a kind that the model or its pages
+    compute. If the model reads the list, it may end with further layers for multi-token prediction."""
     kinds, count, is_used = flat.get("layer_types"), flat.get("num_hidden_layers"), "layer_types" in used
     if kinds is None:
         return

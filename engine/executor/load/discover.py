@@ -1,7 +1,7 @@
 """Discovery of a model's caches: a LayerSpec per attention cache, and recurrent states.
 
 Some models mask a window although their caches keep everything, or mask a different window. Each mask that a
-cache makes is marked, so its use shows which layers have which window.
+cache makes is marked with its window. The attention call that uses the mask shows the window of its layer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _MarkedMask(str):
 
 
 class MaskWindows:
-    """Windows of the masks in attention over these caches."""
+    """Records the window that attention over each of these caches masks."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self._by_cache: dict[int, int] = {}  # window by the id of a cache
         self._windows: dict[int, int] = {}  # window by the id of a mask array
-        self._owners: dict[int, int] = {}  # caches by the id of their keys
+        self._owners: dict[int, int] = {}  # id of the cache by the id of its keys
         self._kept: list[object] = [*caches]  # references that keep ids from being reused
         for cache in caches:
-            if hasattr(cache, "make_mask"):  # other caches: the model masks chunks itself
+            if hasattr(cache, "make_mask"):  # for caches without it, the model masks chunks itself
                 cache.make_mask = self._marking(cache.make_mask)
             cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
 
@@ -90,7 +90,7 @@ def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
 
 
 _ATTENTION = (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache, caches_of_mlx_lm.ChunkedKVCache)
-FORWARDS = ((1,), (5, 1))  # tokens of forwards, from which ``_entries`` learns the states that a model writes
+FORWARDS = ((1,), (5, 1))  # tokens of each forward in two runs, which show the states that a model writes
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
@@ -120,7 +120,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 class _Caches:
-    """The caches of a model, created again per forward; recurrent ones record the modules that use them."""
+    """The caches of a model, made anew for each ``forward``. Recurrent ones record which modules use them."""
 
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
@@ -136,7 +136,7 @@ class _Caches:
         return bool(self._states)
 
     def forward(self, model: Module, counts: tuple[int, ...]) -> mx.array:
-        """Return the logits of the last of several forwards with these numbers of tokens."""
+        """Run one forward after the other with these numbers of tokens; return the logits of the last one."""
         self.caches = self._make(model)
         logits: list[mx.array] = []
 
@@ -168,9 +168,8 @@ class _Caches:
         return AttentionCache(len(layers) - 1)
 
     def entries(self) -> tuple[EntrySpec, ...]:
-        """Return the entries of several steps merged to the widest, because a first step may write narrower
-        ones.
-        """
+        """Return each state entry with its largest size and widest dtype in all forwards, because a first
+        forward may write smaller ones."""
         return tuple(
             EntrySpec(
                 tuple(map(max, zip(*(value.shape[1:] for value in values), strict=True))),
@@ -227,7 +226,7 @@ def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
     """Return the cache's layer spec; a window masked by the model takes precedence over the cache's."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
-    if cache.holds_keys_alone:  # stored once, half of it in place of V: see LayerCache.write_halves
+    if cache.holds_keys_alone:  # half of each key is stored in place of V: see LayerCache.write_halves
         head_dim, value_dim = head_dim // 2, head_dim - head_dim // 2
     chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
     window = cache.max_size if rotating else cache.chunk_size if chunked else None

@@ -1,4 +1,4 @@
-"""Loading of drafters: their memory, and the model's own MTP head."""
+"""Loading of the model's own MTP head, and the memory that drafters need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load_mtp(
     num_pages: int,
     max_model_len: int,
 ) -> MTPRunner:
-    """Load the MTP head of a prepared model; InvalidConfig if it has none or the head cannot be served."""
+    """Load the MTP head of a prepared model. Raises InvalidConfig if it has none that can be served."""
     result = ready.result
     if not result.selects_rows:
         raise InvalidConfig(
@@ -82,8 +82,8 @@ def draft_weight_bytes(config: EngineConfig) -> int:
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function from a number of pages to the bytes that the drafter for this layout needs. Reads no
-    weights."""
+    """Return a function that gives the drafter's bytes for a number of pages. ``layout``: the target's. Reads
+    no weights."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],

@@ -31,7 +31,7 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Reasons against fusing modules, replaying graphs, and choosing tokens in the head; empty if none."""
+    """Reasons why modules are not fused, graphs not replayed, and logits stored by the head; "" for none."""
 
     not_fused: str = ""
     not_replayed: str = ""
@@ -75,7 +75,7 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
 
 
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
-    """Return why the head cannot choose greedy tokens, or how they differ from the logits ``wanted``."""
+    """Return why the head must not choose greedy tokens; "" if it chooses as the logits ``wanted`` do."""
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
@@ -110,8 +110,9 @@ def _make_strict(model: PagedModel) -> None:
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
-    """Yield decode steps with separate pages, filled with zeros before their tokens. States continue from
-    step to step, so all steps are computed. The first step's states are zeros, or missing."""
+    """Yield these decode steps. Each step has its own pages, which hold zeros before its tokens. States
+    continue from step to step, so models with states get all steps. States before the first step are zeros,
+    or missing for a sequence that begins."""
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
     if model.states is not None:
@@ -129,7 +130,7 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
 
 
 def _begin_states(states: StatePool) -> None:
-    """Zero the states of sequences that begin."""
+    """Set the states before the first step to zeros."""
     data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
     data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
     states.write_slots(ROWS.tolist(), data)

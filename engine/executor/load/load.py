@@ -69,8 +69,8 @@ def load_paged_runner(
     score: ScoreText | None = None,
     part: ModelPart | None = None,
 ) -> PagedRunner:
-    """Load a runner, see ``load_runner``; what can be refused without reading weights is refused first.
-    ``part``: load a part of the model, and as many pages as the other ranks; None: the whole model."""
+    """Load a runner, see ``load_runner``. Checks that need no weights come first. ``part``: this rank's part
+    of the model, to load with as many pages as the other ranks; None: the whole model."""
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
@@ -104,7 +104,7 @@ def load_paged_runner(
                 "%s: MLX's own operations compute adapters%s on this backend", config.model,
                 " of experts" if has_kernels else "",
             )  # fmt: skip
-        adapter_bytes += padded + (adapter_bytes if has_kernels else 0)  # kernels read copies
+        adapter_bytes += padded + (adapter_bytes if has_kernels else 0)  # kernels read copies of the factors
     beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
     available //= config.tensor_parallel  # all ranks share this machine's memory
@@ -254,7 +254,7 @@ def _rooms(
     available: int,
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    """Return the sizes of each kind of layer, the slots of recurrent states, and the pages of the first kind.
+    """Return the sizes of pages, the slots of recurrent states, and the first KV group's number of pages.
     ``beside``: see ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
@@ -281,9 +281,9 @@ def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
 def _as_written(
     config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
 ) -> RecurrentState:
-    """Return the state slots in the form that the model wrote in the probe, as many as the planned bytes
-    hold. Native kernels keep states in float32 that mlx-lm may keep in 16 bits. Raises InvalidConfig if the
-    bytes hold too few slots."""
+    """Return as many state slots as fit into the planned bytes, with the entries that the model wrote in the
+    probe. Native kernels keep in float32 some states that mlx-lm keeps in 16 bits. Raises InvalidConfig if
+    too few slots fit."""
     planned = replace(config, state_memory=states.nbytes)
     try:
         fitting = _plan_states(planned, result.entries, size, states.nbytes)

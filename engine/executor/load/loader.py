@@ -50,7 +50,7 @@ _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A hooked model whose weights stay on disk until ``materialize``; ``weights`` is their format."""
+    """A model with patched attention. Its weights stay on disk until ``materialize``; ``weights``: format."""
 
     model: Module
     architecture: str
@@ -64,9 +64,9 @@ def load_model(
     ops: ModelOps | None = None,
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
-    """Load the model of ``path`` with mlx-lm's code and the hook; weights are read by ``materialize``.
-    ``ops`` None: MLX's own. ``change`` is applied before weights are converted. Raises ModelLoadError if
-    mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted as requested."""
+    """Load the model of ``path`` with mlx-lm's code and patched attention; ``materialize`` reads its weights.
+    ``ops`` None: MLX's own operations. ``change`` is applied before weights are converted. Raises
+    ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted."""
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
     _say_tied(config, path)
@@ -116,7 +116,7 @@ def _say_tied(config: dict[str, Any], path: Path) -> None:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
-    """Return mlx-lm's class of a model, and its class of arguments with its reading recorded."""
+    """Return mlx-lm's class of a model, and its argument class, which records the settings that it reads."""
     model_class, arguments = mlx_lm_utils._get_classes(config)
     return model_class, watched(arguments)
 
@@ -146,8 +146,8 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer after ``ops`` has prepared the model. So unconverted weights are never
-    all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
+    """Let ``ops`` prepare the model, and read the weights layer by layer, so that unconverted weights are
+    never all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
@@ -157,9 +157,9 @@ def materialize(
 def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
     """Cast to bf16, or quantize every suitable layer.
 
-    Layers become MLX's affine groups of 64, or get one scale per output channel ("w8a8", "w4a8"), also from
-    affine layers with as many bits. As in mlx-lm's own conversion, a model may exempt layers or choose their
-    bits. Layers whose input width is not a multiple of 64 stay unchanged.
+    Layers are quantized in MLX's affine groups of 64, or with one scale per output channel ("w8a8", "w4a8").
+    "w8a8" and "w4a8" can also be made from affine layers of 8 and 4 bits. As in mlx-lm's own conversion, a
+    model may exempt layers or choose their bits. Layers whose input width no 64 divides stay unchanged.
     """
     bits = CHANNEL_BITS.get(weights)
     by_channels = {

@@ -3,7 +3,7 @@
 MLX commits a command buffer after 40 or 50 operations, or when its bound arrays exceed that many Mi elements
 (mlx/backend/metal/device.cpp). Every write and every attention call binds whole arrays of the page pool, so
 with pools of gigabytes each call would get its own command buffer. Other engines on MLX report gains with the
-values used here; they were not measured here. A variable that the user has set is left unchanged.
+values used here; Octavo's gains were not measured. A variable that the user has set is left unchanged.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Let a command buffer hold the arrays of four layers, pages and weights, in 16-bit elements. Call it
-    before MLX first uses its device, which reads the variables once."""
+    """Let a command buffer hold the pages and weights of four layers, counted in 16-bit elements. Call it
+    before MLX first uses its device, because MLX reads the variables only then."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))

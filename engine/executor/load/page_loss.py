@@ -55,9 +55,9 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence. It
-    compares the tokens that are among the likeliest of both, and counts all others as one token. Infinite if
-    ``other`` has no scores."""
+    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence.
+    Tokens among the likeliest of both are compared singly, and all other tokens as if they were one token.
+    Returns infinity if scores are missing."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class ReadyModel:
     """A model that is ready to serve.
 
-    report   replacements of its modules; None if they stay MLX's
+    report   replacements of its modules; None if all modules stay MLX's own
     fusion   result of the fusion check; None if fusion was not requested
     """
 
@@ -59,7 +59,7 @@ class ReadyModel:
 
 
 def choose_device(config: EngineConfig) -> BackendSelection:
-    """Return the backend and configure MLX for it; InvalidConfig if it cannot run here."""
+    """Return the backend and configure MLX for it. Raises InvalidConfig if the backend cannot run here."""
     try:
         choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:
@@ -85,7 +85,7 @@ def make_ready(
     exact: bool,
     fuse: bool = True,
 ) -> ReadyModel:
-    """Read the weights, replace modules and probe; ModelLoadError if steps compute wrong results."""
+    """Read the weights, replace modules, run the probe. Raises ModelLoadError if steps give wrong results."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
     gc.collect()  # cycles in observed graphs would keep their weights alive

@@ -35,7 +35,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # in positions; of longer windows, the end is not tested
+LONGEST_WINDOW = 256  # positions; sequences do not reach the end of longer windows
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
 token after it, the second ends early, and the third begins late. Each token is a row of three forwards that
@@ -49,7 +49,7 @@ class ProbeResult:
     latents        whether layers attend over latents (MLA)
     gathers        whether layers gather index keys of whole sequences, to choose positions
     selects_rows   whether the head computes sampled rows only
-    error, limit   worst row's error, and the largest allowed
+    error, limit   largest error of a row, and the largest allowed one
     recurrent      the recurrent layers as the probe ran them; None for models without any
     entries        state arrays of a slot, by name, as the model wrote them
     """
@@ -73,8 +73,8 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: computed
-    before modules were replaced; None if none were."""
+    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: results of
+    plain forwards before modules were replaced; None if no module was replaced."""
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
@@ -119,7 +119,7 @@ def probe(
 
 
 def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
-    """Compute the probe's reference with the unchanged model; ModelLoadError if mlx-lm cannot compute it."""
+    """Compute the probe's reference with mlx-lm's own modules. Raises ModelLoadError if they fail."""
     try:
         return make_reference(model, layout, _steps(layout))
     except Exception as error:  # model code can raise anything
@@ -130,7 +130,7 @@ def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Re
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
-    """Return STEPS, with a longer first chunk if it takes the first sequence beyond a window."""
+    """Return STEPS. The first chunk is longer if this makes the first sequence longer than a window."""
     windows = [spec.window for spec in layout.layers if spec.window is not None]
     reachable = [window for window in windows if window <= LONGEST_WINDOW]
     first, *rest = STEPS
@@ -198,7 +198,7 @@ def _judge(groups: list[Errors], reference: Reference) -> str | None:
 
 
 def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
-    """Whether computing the head for two rows gives their logits."""
+    """Whether a forward that computes the head for two rows only gives the right logits."""
     tokens = reference.sequences[0][:4]
     metadata = step_metadata(
         [(0, 0, len(tokens))], num_sequences=len(reference.sequences), longest=reference.longest

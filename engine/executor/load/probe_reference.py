@@ -35,10 +35,10 @@ Errors = NDArray[np.float64]
 class Reference:
     """Plain logits of each sequence and the effect of rounding on a row.
 
-    noise       effect on each row of the first rounding tried
-    worst       largest effect on any row of all roundings tried
-    precision   precision of the model's values
-    chunk       tokens of a plain forward
+    noise       effect of rounding on each row: of the first perturbation, or the mean of the others if larger
+    worst       largest effect of any perturbation on any row
+    precision   relative rounding error of the model's values
+    chunk       number of tokens in each plain forward
     """
 
     sequences: list[list[int]]
@@ -77,8 +77,8 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Add roundings of every layer's output to the reference. Rounding changes the experts of some rows, but
-    perhaps not the first rounding."""
+    """Return the reference with more perturbations, also of every layer's output. Rounding can change which
+    experts a row gets, but the first perturbation may not have changed them."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -111,8 +111,8 @@ def _plain_and_noisy(
 
 
 def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Return per row [.., V] the RMS of the difference over the RMS of the wanted logits. Both are centred,
-    because a constant added to all logits has no effect."""
+    """Return for each row [.., V] the RMS of the difference, divided by the RMS of the wanted logits. Logits
+    are centred first, because a constant added to all logits of a row has no effect."""
     finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
     if not np.array_equal(finite, np.isfinite(got)):
         return np.full(len(got), np.nan)
@@ -124,7 +124,7 @@ def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
 
 
 def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]:
-    """Return a function that multiplies a batch's second half by a reproducible random 1 +- precision."""
+    """Return a function that multiplies the second half of a batch by random factors 1 +- ``precision``."""
     keys = (mx.random.key(i) for i in itertools.count(first_key))
 
     def nudged(x: mx.array) -> mx.array:
@@ -157,7 +157,7 @@ def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[No
 
 
 def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:
-    """Return new caches that store K, V and states of the second half of a batch perturbed."""
+    """Return new caches that perturb the K, V and states that the second half of a batch stores."""
     nudged = _nudging(precision, seed << 16)
 
     def perturbed(cache: Any) -> Any:

@@ -65,8 +65,8 @@ class TracedCache:
 def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
-    """Compute sequences from their beginning; ``steps`` has each step's number of new tokens per sequence.
-    ``paged`` has a TracedCache for that many sequences of ``longest`` positions."""
+    """Compute sequences from their beginning. ``steps`` has the number of new tokens of each sequence in each
+    step. ``paged`` has a TracedCache for as many sequences of ``longest`` positions."""
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)
@@ -102,8 +102,8 @@ LONGEST = 8  # positions: one page, so that gathered arrays keep their shapes
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return on what a sequence's rows depend besides their own past, or None for nothing. ``paged`` has a
-    TracedCache for three sequences of LONGEST positions."""
+    """Return an error message if a sequence's rows depend on more than their own past, else None. ``paged``
+    has a TracedCache for three sequences of LONGEST positions."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -119,9 +119,9 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """Compare the last computed sequence with the same sequence alone and in one chunk; return a difference.
-    ``tokens``: the last sequence's. ``paged`` as in ``find_dependence``. Valid if a row's bits do not depend
-    on batch and chunk."""
+    """Compute the last sequence of ``computed`` again, alone and in one chunk. Return an error message if its
+    results change, else None. ``tokens``: the sequence's tokens. ``paged``: see ``find_dependence``. Use it
+    only on backends where a row's bits depend neither on the batch nor on the chunk."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:

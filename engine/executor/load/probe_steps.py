@@ -51,7 +51,7 @@ def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
 
 
 class _SharedTables:
-    """A cache of several groups with the same page ids in each, so that steps list them once."""
+    """A cache of several KV groups that use the same page ids, so that a step has only one page table."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -64,7 +64,8 @@ class _SharedTables:
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Return metadata in which pages are interleaved, in falling order, and page 0 and slot 0 are unused."""
+    """Return metadata in which the sequences' pages alternate, in falling order. Page 0 and state slot 0 are
+    unused."""
     width = num_pages(longest)
     tables = (
         1

@@ -51,8 +51,8 @@ class Rotation:
 
 def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, origin: str) -> None:
     """Apply the configured RoPE scaling where mlx-lm left it out, and check the result. Raises ModelLoadError
-    unless some module has each rotary embedding of the configuration. Models without modules of mlx-lm's
-    kinds pass."""
+    if no module computes one of the configured rotary embeddings. Models without rotary modules of mlx-lm's
+    types pass."""
     flat = text_config(config)
     settings = rope_settings(flat)
     _replace_dynamic(model)
@@ -82,8 +82,8 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
 
 
 def _replace_dynamic(model: Module) -> None:
-    """Remove dynamic scaling, which changes nothing up to the model's length (``lengths_of``). No sequence is
-    longer, and mlx-lm would use one length for all rows."""
+    """Remove dynamic scaling. It only affects sequences longer than the model's length, which are refused,
+    and mlx-lm would use one length for all rows."""
     plain = [
         (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
         for path, module in model.named_modules()
@@ -94,9 +94,8 @@ def _replace_dynamic(model: Module) -> None:
 
 
 def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether some module rotates as ``wanted``; if that rotation depends on the length, whether a module of
-    its kind exists.
-    """
+    """Whether some module rotates as ``wanted``. If that rotation depends on the sequence's length, only the
+    type of the modules is checked."""
     if (kind := _BY_LENGTH.get(wanted["rope_type"])) is not None:
         return any(isinstance(module, kind) for module in modules)
     bases = {float(module.base) for module in modules if isinstance(module, RoPE)} | {_DEFAULT_BASE}
@@ -108,7 +107,7 @@ def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapp
 
 
 def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], *, everywhere: bool) -> None:
-    """Scale the plain embeddings of this base if all layers share it, and correct YaRN's."""
+    """Correct YaRN embeddings and, with ``everywhere``, scale plain embeddings that have the wanted base."""
     replaced = []
     for path, module in model.named_modules():
         if isinstance(module, rope_utils.YarnRoPE) and wanted["rope_type"] == "yarn":
@@ -130,7 +129,7 @@ def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], 
 
 
 def _is_plain(module: Any, wanted: Mapping[str, Any]) -> bool:
-    """Whether a module is a rotary embedding of the base, without scaling."""
+    """Whether a module is a rotary embedding with the base of ``wanted`` and without scaling."""
     return type(module) is RoPE and module.base == wanted["rope_theta"] and module.scale == 1
 
 

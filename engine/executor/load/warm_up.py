@@ -15,7 +15,7 @@ from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
 
 LONG = 140
-"""Number of positions at which backends split a row over its keys."""
+"""Number of positions that is large enough for backends to split a row's attention over its keys."""
 
 Work = tuple[int, int, int]
 """Sequence index (0 or 1) and range [start, stop) of its new positions."""
@@ -23,8 +23,8 @@ Work = tuple[int, int, int]
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
     """Compute steps that make the backend compile its kernels, as far as the pool allows. They copy pages and
-    compute a prompt (alone, and with a decoding row), a long row with split keys, short rows, and a step
-    behind one in flight."""
+    compute a prompt (alone, and with a decoding row), a long row with split keys, short rows, and a step that
+    is submitted while the previous one is in flight."""
     for storage in runner.storages:
         if storage.spec.num_pages > 1:
             storage.copy_pages([(0, 1)])
@@ -70,7 +70,7 @@ def try_adapters(runner: PagedRunner) -> None:
 
 
 def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
-    """Return the states of a greedy and of a random sample."""
+    """Return the sample states of ``work``: greedy for sequence 0, random for sequence 1."""
     params = (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01))
     return [
         SampleState(params[sequence], seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size)
