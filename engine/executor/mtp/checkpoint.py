@@ -1,11 +1,11 @@
 """Heads for multi-token prediction in checkpoints, which mlx-lm leaves out.
 
-Two layouts, as vLLM and SGLang read them. N is ``num_hidden_layers``; of several heads, the first is read:
+Two layouts are known, as in vLLM and SGLang. N is ``num_hidden_layers``. Only the first head is read:
 
     DeepSeek-V3, GLM-4.5  ``model.layers.N.``: enorm, hnorm, eh_proj and shared_head.norm beside a decoder
                           layer. embed_tokens and shared_head.head are the model's own, and are not read
     Qwen3-Next, Qwen3.5   ``mtp.``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm and layers.0, whose
-                          norms hold weights less one
+                          norms store their weights minus one
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class HeadWeights:
 
     embedding_norm, hidden_norm, norm  [D]
     projection  [D, 2 D], of the embedding followed by the hidden state
-    layer       tensors of the decoder layer, named as in layer 0 of a model; norms as used in computation
+    layer       tensors of the decoder layer without norms, named as in layer 0 of a model
+    layer_norms norm weights of the decoder layer, as used in computation
     """
 
     embedding_norm: mx.array
@@ -55,7 +56,7 @@ class HeadWeights:
 
 
 def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | None:
-    """Find the layout of the head in a checkpoint with tensors of these names; None if it has none."""
+    """Return the layout of the head in a checkpoint with tensors of these names; None if it has no head."""
     layers = int(text_config(config).get("num_hidden_layers") or 0)
     deepseek = Layout(
         prefix=f"model.layers.{layers}.",
@@ -79,7 +80,7 @@ def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | Non
 
 
 def read_head(path: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Return the head's tensors, not evaluated. InvalidConfig if the checkpoint has no complete head."""
+    """Return the head's tensors, not evaluated. Raises InvalidConfig if there is no complete head."""
     files = weight_files(path)
     layout = find_layout((name for file in files for name in tensors_of(file)), config)
     if layout is None:

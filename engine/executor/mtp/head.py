@@ -1,4 +1,4 @@
-"""The head itself: one more decoder layer of the model's kind, on its last hidden state and the next token.
+"""The MTP head: one more decoder layer of the model's kind, which reads a hidden state and the next token.
 
     x = projection([embedding_norm(embed(t[i + 1])), hidden_norm(h[i])])
     y[i] = norm(layer(x)),  logits of t[i + 2] = output(y[i])
@@ -89,8 +89,8 @@ class MTPModel(Module):
 
 
 def load_head(path: Path, model: Module) -> MTPModel:
-    """Load the MTP head from the checkpoint of ``model``, its weights not evaluated. Raises InvalidConfig if
-    there is none, ModelLoadError if mlx-lm's layer does not accept its weights."""
+    """Load the MTP head from the checkpoint of ``model``; its weights are not evaluated. Raises InvalidConfig
+    if there is no head, and ModelLoadError if mlx-lm's layer does not accept the head's weights."""
     config = read_config(path)
     weights = read_head(path, config)
     whole = _one_layer_model(config, weights)
@@ -117,7 +117,7 @@ def load_head(path: Path, model: Module) -> MTPModel:
 
 
 def _one_layer_model(config: Mapping[str, Any], weights: HeadWeights) -> Any:
-    """Return a model of mlx-lm's code with the head's decoder layer; only that layer is used."""
+    """Return an mlx-lm model whose only layer has the head's weights; its other modules are not used."""
     settings = _one_layer(config)
     architecture = config["model_type"]
     try:
