@@ -25,8 +25,8 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 
 def replace_activations() -> dict[str, Any]:
-    """Replace every current binding of MLX's and mlx-lm's activations by native functions; return them by
-    name. Their ``original`` is the replaced function. Call it again after more model code was imported."""
+    """Replace every current binding of MLX's and mlx-lm's activations by native functions. Return the native
+    functions by name; ``original`` of each is the one it replaces. Call this again after further imports."""
     done = {}
     for path, name, wrap in _OURS:
         if (module := sys.modules.get(path)) is not None:
@@ -110,7 +110,7 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether new operations run on the CPU with native kernels, and not inside ``originals``."""
+    """Whether native kernels are used: operations run on the CPU, and no ``originals`` block is active."""
     return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
 
 

@@ -1,9 +1,9 @@
 """Comparison of each native module with the one it replaces.
 
 Before a module is replaced, mlx-lm's own code computes float32 results for inputs of every shape with which
-forwards call it. Then the native module computes them. Inputs have heavy tails, and rows and blocks of very
-different sizes, including a row near a norm's eps and a row of zeros. So a wrong group size, eps, head order
-or bias changes results far more than rounding does. Inputs of linear layers are integers, which 8-bit kernels
+forwards call it. Then the native module computes them. Inputs have heavy tails, and their rows and blocks
+differ much in magnitude; one row is near a norm's eps, one is zero. So a wrong group size, eps, head order or
+bias changes results far more than rounding does. Inputs of linear layers are integers, which 8-bit kernels
 represent exactly.
 """
 
@@ -33,7 +33,7 @@ exponentials."""
 
 _NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
 _POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
-_MANY = 40  # rows of a product as in prefill, for which kernels may differ from those of decode
+_MANY = 40  # rows of a product as in prefill, which may run other kernels than decode
 _FAR = 100_000  # position at which nearly equal frequencies differ visibly
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
@@ -66,7 +66,7 @@ Calls = Mapping[int, Sequence[Call]]
 
 @contextmanager
 def recorded(kinds: Iterable[type]) -> Iterator[dict[int, list[Call]]]:
-    """Record calls of modules of exactly these types in this block."""
+    """Record calls of modules of exactly these types while the block runs."""
     calls: dict[int, list[Call]] = {}
 
     def recording(kind: type, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ class _Case:
     """A call with inputs, and the result of mlx-lm's own module.
 
     outputs  indices of a linear layer's outputs that are compared; None: all
-    floor    smallest root mean square of a row that errors are relative to
+    floor    an error is relative to its value's size plus ``floor`` times the root mean square of its row
     """
 
     method: str
@@ -219,7 +219,7 @@ def _different(calls: Sequence[Call]) -> list[Call]:
 
 
 def _with_many_rows(call: Call) -> Call:
-    """Return a product with ``_MANY`` rows of x, and as many of chosen experts."""
+    """Return the call with ``_MANY`` rows of x, and as many rows of expert ids if it has any."""
     forms = (Form((_MANY, *arg.shape[1:]), arg.dtype) if isinstance(arg, Form) else arg for arg in call.args)
     return Call(call.method, tuple(forms), call.kwargs)
 
@@ -240,7 +240,7 @@ def _arguments(name: str, dtype: mx.Dtype) -> tuple[list[mx.array], dict[str, An
 
 
 def _error(found: mx.array, case: _Case) -> float:
-    """The largest error of a value, as a share of its size and its row's."""
+    """Return the largest error of a value, relative as ``_Case.floor`` says."""
     got, wanted = (np.array(values.astype(mx.float32)) for values in (found, case.wanted))
     row = np.sqrt(np.mean(wanted * wanted, axis=-1, keepdims=True))
     return float((np.abs(got - wanted) / (np.abs(wanted) + case.floor * row + 1e-30)).max())
@@ -286,7 +286,7 @@ def _cases(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _lookup(module: Any, call: Call) -> _Case:
-    """Return rows of a table; quantized ones in float32, because MLX rounds every step of dequantization."""
+    """Look up rows of a table. Quantized rows are wanted in float32, because MLX rounds when dequantizing."""
     (ids, *rest) = call.args
     count, dtype = module["weight"].shape[0], module(mx.zeros((1,), mx.int32)).dtype
     chosen = np.random.default_rng(0).integers(0, count, ids.shape).astype(np.int32)
@@ -358,7 +358,7 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
     x, *rest = call.args
     named = {name: value for name, value in call.kwargs if name != "offset"}
     if named or len(rest) > 1:
-        return  # native embeddings leave these calls to mlx-lm
+        return  # native rotary embeddings leave these calls to mlx-lm
     values = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
     positions = np.resize(np.array(_POSITIONS, np.int32), x.shape[0])
     offsets: list[tuple[mx.Dtype, Any, float]] = [(mx.float32, _POSITIONS[1], 0.0)]
@@ -375,7 +375,7 @@ def _rows(module: Any, call: Call) -> Iterator[_Case]:
     """Return rows of a norm, gated or not, in the dtype of the calls and in float32, which does not round."""
     first = call.args[0]
     for dtype in dict.fromkeys((first.dtype, mx.float32)):
-        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # float16 holds its products
+        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # so that float16 holds the products
         args = [
             mx.array(_heavy_rows(form.shape, small if index == 0 else 1.0, index)).astype(dtype)
             if isinstance(form, Form)
@@ -389,8 +389,8 @@ def _rows(module: Any, call: Call) -> Iterator[_Case]:
 
 @functools.lru_cache(maxsize=64)
 def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
-    """Return float32 rows of the last axis with blocks of very different sizes and heavy tails. Of every
-    three rows, the second has about the size ``small`` and the third is zero."""
+    """Return float32 rows along the last axis, with heavy tails and blocks of very different magnitudes. Of
+    every three rows, the second has about the root mean square ``small``, and the third is zero."""
     rng = np.random.default_rng(seed)
     size = shape[-1]
     rows = rng.standard_t(3, (max(int(np.prod(shape[:-1])), 1), size))

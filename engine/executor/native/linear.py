@@ -55,9 +55,9 @@ class Greedy(NamedTuple):
 
 
 def _original(name: str, index: int) -> property:
-    """Attribute ``name`` of the MLX module, read from its dictionary or from packed array ``index``.
-    Assignment works as on any MLX module, which first deletes the attribute: then all weights return to the
-    dictionary, to be packed again at their next use."""
+    """Return a property for attribute ``name`` of an MLX module. It reads the module's dictionary, or array
+    ``index`` of ``unpack`` if the weights are packed. MLX modules delete an attribute before they assign it.
+    Deletion unpacks all weights into the dictionary, and their next use packs them again."""
 
     def get(module: Any) -> mx.array | None:
         if name not in module.names:  # fp4 weights have no biases
@@ -74,7 +74,7 @@ def _original(name: str, index: int) -> property:
 
 
 class _Packed:
-    """Base of the native modules: ``packed`` weights, None until they are packed."""
+    """Base of the native modules. ``packed`` holds the packed weights, or None until they are packed."""
 
     packed: Any  # _ext.PackedWeight, or _ext.PackedExperts
     exact: bool
@@ -83,7 +83,7 @@ class _Packed:
     weight = _original("weight", 0)
 
     def pack(self: Any) -> None:
-        """Move the weights into the kernels' layout and drop the originals; the bias is read now, too."""
+        """Move the weights into the kernels' layout, with the current bias, and drop the originals."""
         if self.packed is None:
             self.packed = self.make_packed()
             for name in self.names:
@@ -100,7 +100,7 @@ class _Packed:
         return self.pack_stacked([self])
 
     def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
-        """Return the weights of similar layers as one matrix, stacked by outputs, with this layer's bias."""
+        """Return the weights of similar layers, stacked along the outputs, packed with this layer's bias."""
         return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
@@ -142,7 +142,7 @@ class _Quantized(_Packed):
         return self.pack_arrays([[layer[name] for layer in layers] for name in self.names], self.get("bias"))
 
     def pack_arrays(self: Any, arrays: list[list[mx.array]], bias: mx.array | None) -> _ext.PackedWeight:
-        """Pack one matrix from several parts; each part has the arrays called ``names``."""
+        """Pack the weights of one or more layers as one matrix. ``arrays``: a list for each of ``names``."""
         if self.mode == "affine":
             codes, scales, biases = arrays
             return _ext.pack_stacked_affine(
@@ -167,7 +167,7 @@ class NativeQuantizedLinear(_Quantized, QuantizedLinear):
 
 
 class NativeEmbedding(_Packed, Embedding):
-    """``nn.Embedding`` with a native ``as_linear``, packed at its first call; plain tables stay unpacked."""
+    """``nn.Embedding`` with a native ``as_linear``, whose first call packs the table."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:

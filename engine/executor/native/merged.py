@@ -2,8 +2,8 @@
 
 Groups are found by a forward that is built but never evaluated, which shows the input of every layer. The
 outputs of a group are adjacent in one packed matrix. The first layer that is called computes all of them, and
-the others return their part. A layer called with another input computes it alone, so results are correct even
-if the groups were found wrongly.
+the other layers return their own outputs from this product. A layer called with another input computes a new
+product, so results are correct even if the groups were found wrongly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Layers that were observed to read the same array."""
+    """Groups of layers that read the same array in a forward, tables used as output heads, and all calls."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
@@ -71,7 +71,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 @contextmanager
 def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
-    """Record, while the block runs, calls of this method of MLX's modules with their input."""
+    """Record the module and the input of each call of method ``name`` of ``kinds`` while the block runs."""
     calls: list[tuple[Any, mx.array]] = []
 
     def recording(original: Any) -> Any:
@@ -105,8 +105,8 @@ class Merged:
         self.whole.packed = self.whole.pack_stacked(self.members)
         for name in first.names:
             del self.whole[name]
-        self.together = True  # False: every member computes only its part
-        self._input: mx.array | None = None  # and its product, until all members have read their part
+        self.together = True  # False: each call computes the whole product, which no other member reads
+        self._input: mx.array | None = None  # kept with its product until all members have read from it
         self._output: mx.array | None = None
         self._waiting: set[int] = set()
         start = 0
@@ -120,7 +120,7 @@ class Merged:
             start = stop
 
     def multiply(self, index: int, x: mx.array) -> mx.array:
-        """Return member ``index``'s product with x."""
+        """Return the outputs of member ``index`` for x."""
         if not self.together:
             alone: mx.array = self.whole.multiply(x)[..., self.members[index].span]
             return alone

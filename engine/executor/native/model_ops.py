@@ -70,10 +70,10 @@ def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
 log = logging.getLogger(__name__)
 
 LARGEST_UNTOUCHED = 1 << 21
-"""Multiplications per row up to which MLX's own linear layers compute the probe's reference, at 1 to 2 per
-ns. For a larger model that would take longer than loading. Its reference is computed with native layers for
-packed weights, each of which is compared with MLX's own layer, and with MLX's own modules for everything
-else."""
+"""Largest number of multiplications per row for which MLX's own linear layers compute the probe's reference,
+at 1 to 2 per ns. For a larger model that would take longer than loading. There, layers with packed weights
+are made native first, and each is compared with MLX's own layer. Then they compute the reference, together
+with MLX's own other modules."""
 
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits of the formats that our kernel quantizes to
 
@@ -131,7 +131,7 @@ class NativeOps:
         """Replace MLX's modules by native ones, packing weights one layer at a time."""
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
-            model(mx.array([[0], [1], [2]]))  # row ids of a step; the forward is not evaluated
+            model(mx.array([[0], [1], [2]]))  # three rows, as in a step; the forward is not evaluated
         seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
         untouched = multiplications(model) <= LARGEST_UNTOUCHED
 
@@ -146,7 +146,7 @@ class NativeOps:
         )
         kept = dict(Counter(each.type for each in report.kept))
         log.info("native layers: %s; layers that stay MLX's: %s", report.replaced, kept or "none")
-        model.update(tree_map(_ext.copy_of, model.parameters()))  # the others may still be mapped
+        model.update(tree_map(_ext.copy_of, model.parameters()))  # unpacked weights may still be mapped
         return report
 
     def weight_bytes(self, model: Module) -> int:

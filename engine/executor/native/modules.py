@@ -53,8 +53,8 @@ def replace_modules(
               quantized weights (AVX2, AVX-512), or from fp16 to bf16 (AVX-512, AMX)
     fuse      let norms include the addition before them, and rotary embeddings the norm; results
               stay bit-identical
-    observed  observed calls of a forward: layers with one input are merged. Embeddings used as heads
-              are packed first, while nothing else is in memory; others at the head's first use
+    observed  observed calls of a forward: layers with the same input are merged. Embeddings used as output
+              heads are packed first, while nothing else is in memory
     between   called when layers with packed weights are native and the others are not yet
 
     Activation functions become native for every model of this process.
@@ -140,7 +140,7 @@ class _Replacement:
                 continue
             self._meet(before[0], module, kind)
             if hasattr(module, "fuse"):
-                module.fuse = fuse  # already fused, because fused results are compared in whole steps
+                module.fuse = fuse  # not compared here: equivalence_check.py compares whole fused steps
 
     def _meet(self, expected: Expected, module: Module, kind: type) -> None:
         self.replaced[kind.__name__] += 1
@@ -186,7 +186,7 @@ def multiplications(model: Module) -> float:
 
 
 def packed_bytes(model: Module) -> int:
-    """Return the bytes of packed weights; embeddings are packed at their head's first use."""
+    """Return the bytes of packed weights. An embedding is packed when it is first used as a head."""
     return sum(weight.nbytes for weight in _packed(model))
 
 
@@ -253,8 +253,8 @@ def _dense_reason(module: Any, num_dims: int = 2) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Replacement of an MLX module by a native one with packed weights, or the reason why not. Embedding
-    tables are packed at their head's first use, other weights at once."""
+    """Rule that replaces an MLX module by a native one with packed weights, or returns the reason why not. A
+    table is packed when it is first used as a head (``at_once`` False), other weights at once."""
 
     kind: type
     reason_of: Callable[[Any, int], str | None]

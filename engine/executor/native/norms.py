@@ -98,7 +98,7 @@ class NativeGatedRMSNorm(Module):
 class NormKind:
     """A norm that model code defines itself: with the stored weight plus one, or gated.
 
-    gate_first  order of a gated norm; None: not gated, the weight plus one
+    gate_first  whether the gate is applied before the norm; None: not gated, with the weight plus one
     grouped     groups of the module's ``group_size`` values are normalized separately
     """
 
@@ -131,9 +131,9 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """Return the kind of a norm in model code that has a native replacement, or None. It is recognized by
-    source code and attributes. Results are not compared, because norms of different kinds can agree on test
-    inputs."""
+    """Return the kind of a norm in model code that has a native replacement, or None. The kind is recognized
+    by the norm's source code and attributes, not by results, because norms of different kinds can agree on
+    test inputs."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None

@@ -25,7 +25,7 @@ class Rotation:
     """Parameters of a rotary embedding.
 
     dims                 rotated values of a head, from the first on
-    interleaved          pairs are neighbours; otherwise they lie dims / 2 apart
+    interleaved          whether the two values of a pair are neighbours; otherwise they lie dims / 2 apart
     inverse_frequencies  float32 [dims / 2]
     position_scale       factor on positions
     value_scale          factor on the rotated values, applied first
@@ -107,8 +107,8 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """Make MLX's own embeddings compute in float32 while the block runs. On a CPU they otherwise compute
-    angles in the type of x; in bf16, the angles of position 250 are off by half a position."""
+    """Make MLX's own rotary embeddings compute in float32 while the block runs. On a CPU they otherwise
+    compute angles in the type of x; in bf16, the angles of position 250 are off by half a position."""
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
