@@ -1,8 +1,8 @@
 """The ranks of a group: MLX's ring for arrays, and a connection from rank 0 to each other rank for steps.
 
-mlx-lm's ``shard`` chooses each rank's part of the model: its own heads and columns. Its communicating layers
-are then replaced by plain linear layers inside a module that sums. So native kernels, quantization and merged
-projections, which need plain layers, work here too.
+mlx-lm's ``shard`` chooses each rank's part of the model: its own heads and columns. Layers that communicate
+are then replaced by plain linear layers; ``RankSum`` adds their outputs where necessary. So native kernels,
+quantization and merged projections, which need plain layers, work here too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RankSum(Module):
 
 
 def shard(model: Any, group: Any) -> None:
-    """Reduce the model to this rank's part; InvalidConfig if it cannot be split."""
+    """Reduce the model to this rank's part. Raises InvalidConfig if the model cannot be split."""
     kind = type(model).__module__.rpartition(".")[2]
     if not hasattr(model, "shard"):
         raise InvalidConfig(
@@ -97,7 +97,7 @@ def _without_gradients(_group: Any) -> Any:
 
 
 def _as_plain(module: Any, group: Any) -> Module | None:
-    """Return a communicating layer as plain layers; None for other modules."""
+    """Return plain layers in place of a layer that communicates; None for other modules."""
     kind = type(module)
     if kind not in _SPLIT_OUTPUTS + _SPLIT_INPUTS:
         return None
@@ -130,13 +130,13 @@ def _at(model: Any, path: str) -> Any:
 
 logger = logging.getLogger(__name__)
 
-END_GRACE_S = 2.0  # seconds: rank 0 may still report its error before the end of another rank stops it
+END_GRACE_S = 2.0  # seconds for rank 0 to report its own error after another rank has ended
 STOP_S = 10.0
 _started = False  # MLX makes only one group per process
 
 
 class RankGroup:
-    """This process's place among the ranks; make it on the computing thread, whose MLX streams it uses.
+    """This process as one of the ranks. Make it on the computing thread, because it uses its MLX streams.
 
     steps   rank 0: connections to ranks 1, 2, ...; other ranks: the connection to rank 0
     """
@@ -148,7 +148,7 @@ class RankGroup:
         self.steps = tuple(steps)
 
     def shard(self, model: Any) -> None:
-        """Reduce the model to this rank's part; InvalidConfig if it cannot be split."""
+        """Reduce the model to this rank's part. Raises InvalidConfig if the model cannot be split."""
         shard(model, self._mlx)
 
     def smallest(self, value: int) -> int:
@@ -160,7 +160,7 @@ class LeadingGroup(RankGroup):
     """Rank 0, which starts the other ranks on this machine and ends with them."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Start the ranks; InvalidConfig if this process had a group before."""
+        """Start the other ranks. Raises InvalidConfig if this process had a group before."""
         global _started
         if _started:
             raise InvalidConfig(

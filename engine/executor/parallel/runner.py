@@ -81,7 +81,7 @@ class LeadingRunner:
 
 
 def follow(config: EngineConfig, group: RankGroup) -> None:
-    """Compute this rank's part of every step until rank 0 ends; its sampled tokens are dropped."""
+    """Compute this rank's part of every step until rank 0 ends. Tokens sampled here are not used."""
     runner = load_paged_runner(config, part=group)
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
