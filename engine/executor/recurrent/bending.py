@@ -28,7 +28,7 @@ def unbend(module: Module) -> None:
 
 @contextmanager
 def traced(model: Module, stack: list[Module]) -> Iterator[None]:
-    """Keep the modules that are being called in ``stack`` while the block runs, the innermost last."""
+    """While the block runs, let ``stack`` hold the modules that are being called, the innermost last."""
 
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         stack.append(module)

@@ -1,4 +1,4 @@
-"""The cut points of one mixer, computed by a kernel or by mlx-lm once per group of segments."""
+"""The cut points of one mixer: a kernel computes all rows, or mlx-lm's code one segment group at a time."""
 
 from __future__ import annotations
 
@@ -218,9 +218,8 @@ class Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Return a rotary embedding's ``__call__`` that gives each row a position: [1, H, T, D] as [T, H, 1,
-        D].
-        """
+        """Return a rotary embedding's ``__call__`` that computes [1, H, T, D] as [T, H, 1, D], so that each
+        row has its own position."""
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
@@ -230,7 +229,7 @@ class Cuts:
         return call
 
     def shifted_heads(self, plain: Call) -> Call:
-        """Return baichuan_m1's mixing of K, then of V, [T, H, 1, D], with the previous row."""
+        """Return baichuan_m1's function that mixes rows of K, and then of V, with their previous rows."""
         taps: dict[str, mx.array] = {}  # weights by cut point in the kernels' layout, made once
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:

@@ -34,8 +34,8 @@ def bytes_of(array: mx.array) -> Any:
 
 
 def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Return states [B, ..] padded in front with zeros to ``shape``, as windows are short at first. Raises
-    MixerError if a dimension is larger than in ``shape``."""
+    """Return states [B, ..] padded in front with zeros to ``shape``, because a sequence's first windows are
+    short. Raises MixerError if a dimension is larger than in ``shape``."""
     if value.shape[1:] == shape:
         return value
     if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):

@@ -29,7 +29,8 @@ class Mixer:
     """A module that touches one recurrent cache, and the parts of it that are replaced.
 
     name            its path in the model
-    state           index of its cache among the model's recurrent caches; entries: those it touches
+    state           index of its cache among the model's recurrent caches
+    entries         indices of the cache's entries that it touches
     touches_kv      whether it also writes K and V
     functions       names of ``FUNCTIONS`` that it calls
     convs           depthwise convolutions over [window, rows]
@@ -96,7 +97,7 @@ class Observed:
 
 
 class RecordingState(caches_of_mlx_lm.ArraysCache):
-    """A cache of mlx-lm that records its readers and writers and the shapes of its values."""
+    """A recurrent cache that records which modules read and write its entries."""
 
     def __init__(self, size: int, index: int, observed: Observed) -> None:
         super().__init__(size)
@@ -136,7 +137,7 @@ def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> No
 
 
 def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
-    """Return the mixers in the order of first access. MixerError if one has the states of several layers."""
+    """Return the mixers in order of first access. Raises MixerError if one uses several layers' states."""
     names = {id(module): name for name, module in model.named_modules()}
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:
@@ -188,7 +189,7 @@ def is_depthwise(module: Module) -> bool:
 
 
 def describe_mixers(mixers: Sequence[Mixer]) -> str:
-    """Describe the modules and their number in words, such as "3 linear_attn"."""
+    """Return the number of mixers of each name, such as "3 linear_attn"."""
     counts: dict[str, int] = {}
     for mixer in mixers:
         last = mixer.name.rsplit(".", 1)[-1]

@@ -50,8 +50,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A kernel call: ``run(pool, arrays)`` returns the pool's new handle and y of all rows. ``finish`` turns
-    y into the result of mlx-lm's function."""
+    """A kernel call: ``run(pool, arrays)`` returns a new handle of the pool's array, and y for all rows.
+    ``finish`` turns y into the result of mlx-lm's function."""
 
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
@@ -98,9 +98,8 @@ class Recurrences:
         return self.taps(rows, weight, module.bias if "bias" in module else None)
 
     def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
-        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C], this row's
-        last.
-        """
+        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C], in order of
+        position: the last weight is for the row itself."""
         if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
 
@@ -110,7 +109,7 @@ class Recurrences:
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
-        """Return the array made from a module's parameter for a kernel; it is made once."""
+        """Return the array that ``make`` derives from a module's parameters, made once for each module."""
         known = self._arrays.get(id(module))
         if known is None:
             known = self._arrays[id(module)] = (module, make(module))

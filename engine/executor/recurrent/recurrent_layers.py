@@ -102,7 +102,7 @@ class RecurrentLayers:
             self._bend_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:
-        """Record which states of the probe's steps kernels computed, by name; used by reports only."""
+        """Record by name whether a kernel (True) or mlx-lm's operations computed each state in the probe."""
         self.all_native = bool(computed_by) and all(computed_by.values())
         names = [f"{mixer.name}." for mixer in self.mixers]
         self.computed_by = {
@@ -132,7 +132,7 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Return modules without state outside recurrences and convolutions, which kernels always compute."""
+        """Return the modules of mixers in which kernels compute every cut point."""
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
@@ -141,7 +141,7 @@ class RecurrentLayers:
         return found
 
     def count_cut_points(self) -> dict[str, tuple[int, int]]:
-        """Return, by kind of cut point, how many kernels compute and how many mlx-lm's operations compute."""
+        """Return two counts for each kind of cut point: computed by kernels, and by mlx-lm's operations."""
         counts: dict[str, tuple[int, int]] = {}
         for name, native in self.computed_by.items():
             kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])

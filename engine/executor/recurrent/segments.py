@@ -17,7 +17,7 @@ from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent rows of one sequence; a snapshot inside a chunk splits it into two segments.
+    """Adjacent rows of one sequence. A snapshot inside a chunk splits the chunk into two segments.
 
     sequence    index in the step
     slot        slot of the sequence's state
@@ -70,13 +70,13 @@ class SegmentGroup:
         return [int(row) for row in self.rows[self.length - 1 :: self.length]]
 
     def take(self, rows: mx.array) -> mx.array:
-        """Return the group's rows of a step's [T, ..] as [B, S, ..]."""
+        """Return the group's rows as [B, S, ..] from all rows [T, ..] of the step."""
         part = rows[self.row_ids] if self._run is None else rows[self._run[0] : self._run[1]]
         return part.reshape(len(self), self.length, *rows.shape[1:])
 
 
 class StateStep:
-    """The segments of one step, in groups. ValueError if there is not one slot for each sequence."""
+    """The segments of one step, in groups. Raises ValueError unless each sequence has one slot."""
 
     def __init__(self, step: StepRows) -> None:
         states = step.states
@@ -114,10 +114,10 @@ class StateStep:
         return self._arrays
 
     def segments(self) -> StateSegments:
-        """Return one segment for each sequence: kernels need no waves, they copy snapshots while they run."""
+        """Return one segment per sequence for the kernels, which copy snapshots while they compute it."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
-        for group in self.groups:  # to which groups are sorted
+        for group in self.groups:  # sorted by wave, so each sequence's segments come in order
             for segment, last in zip(group.segments, group.last_rows, strict=True):
                 checkpoints += [(last, slot) for slot in segment.copies]
                 first, count, source, _ = rows.get(

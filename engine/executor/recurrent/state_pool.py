@@ -1,9 +1,9 @@
-"""Slots: the recurrent state of sequences, one row in every state array of the model.
+"""Slots for the recurrent states of sequences: a slot is one row in every state array of the model.
 
 A step reads the states of its slots. Its new states are kept apart until ``commit`` writes them, once;
-kernels (``advance``) write their slots directly when the step is evaluated. The pool records the number of
-tokens behind each slot's state, and refuses a step that begins elsewhere. So a repeated step cannot advance a
-state twice, and a wrong slot raises an error instead of giving wrong tokens.
+kernels (``advance``) write their slots directly when the step is evaluated. For each slot the pool records
+how many tokens its state includes, and refuses a step that begins at another position. So a repeated step
+cannot advance a state twice, and a wrong slot raises an error instead of giving wrong tokens.
 
 In captured programs of steps only kernels advance states, in place, so a program can keep the arrays'
 addresses. The slot of each row, and whether it has a state yet, are values and not part of the program.
@@ -31,8 +31,8 @@ NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """``num_slots`` slots of ``entries``, by name. With ``entries`` None, arrays are made and widened as the
-    model writes them; the probe learns the entries so. ``zeros`` makes the arrays."""
+    """A pool of ``num_slots`` slots. ``entries``: the arrays of a slot by name. If it is None, arrays are
+    made and widened as the model writes them, which shows the probe the entries. ``zeros`` makes arrays."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Return a kernel's output for all rows of the step. When evaluated, the kernel itself writes the
-        slots, also those of snapshots: once, before ``commit``."""
+        """Return a kernel's output for all rows of the step. The kernel itself writes the slots, including
+        those of snapshots, when it is evaluated: once, before ``commit``."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -155,8 +155,8 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance these arrays from now on, as in a step that is not computed. With ``segments``
-        None, the segments of the current step are used."""
+        """Let kernels advance ``arrays`` from now on, for instance while a program is captured. If
+        ``segments`` is None, kernels use the segments of the current step."""
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
@@ -350,8 +350,8 @@ class StateReplay:
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
-    """Return checkpoints padded to one per sequence, or unchanged if there are none or more. Programs are
-    specialized by the number of checkpoints; without padding, page ends would create many."""
+    """Return checkpoints padded to one per sequence; unchanged if there are none, or if they are more. Each
+    number of checkpoints needs its own program; without padding, page ends would cause many numbers."""
     num_missing = num_sequences - len(checkpoints)
     if not len(checkpoints) or num_missing <= 0:
         return checkpoints
