@@ -5,7 +5,7 @@ A device sums in float32 in its own order, and its exponentials differ from NumP
 rounding could change the token, the row is marked UNSURE and the host draws its token from the logits. The
 methods:
 
-greedy   compares logits: the first of the largest. No rounding, so no row is unsure.
+greedy   compares logits: takes the first of the largest. Nothing is rounded, so no row is unsure.
 top_k    compares logits: keeps all that are not smaller than the k-th largest.
 min_p    compares weights: unsure if a weight lies within WEIGHT_ERROR of the bound.
 top_p    compares sums of weights from the largest on: unsure if a sum lies within ``_sum_error`` of the
@@ -16,9 +16,9 @@ draw     compares sums of the kept weights in order of id: unsure if a sum lies 
 
 ``_sum_error`` bounds the error of a sum of weights, relative to the sum of all weights. Blocks are summed
 first and then their sums, so no sum chains more than BLOCK + V / BLOCK additions, each with an error of at
-most 2**-24. The errors of the weights are assumed to add up to at most 2**-18 of their sum. About this bound
-times the number of likely tokens is the share of unsure rows: some thousandths for a trained model, all for
-noise.
+most 2**-24. The errors of the weights are assumed to add up to at most 2**-18 of their sum. The share of
+unsure rows is about this bound times the number of likely tokens: some thousandths for a trained model, and
+all rows for random logits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Floats32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sampling parameters of S rows, as arrays [S]; rows without truncation have UNLIMITED, 1 and 0."""
+    """Sampling parameters of S rows. Without truncation: ``top_k`` UNLIMITED, ``top_p`` 1, ``min_p`` 0."""
 
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32
@@ -61,7 +61,7 @@ class Draws:
 
 
 def draws_of(states: Sequence[SampleState]) -> Draws | None:
-    """Return the parameters for the next token of each ``plain`` state; None if all are greedy."""
+    """Return the parameters for the next token of each state; None if all are greedy."""
     assert all(state.is_unprocessed for state in states), "sampling on the device takes unmodified logits"
     if all(state.greedy for state in states):
         return None
@@ -128,8 +128,8 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Return a mask of the x [S, V] that the nucleus keeps, and whether it is uncertain, [S]. ``weights``
-    belong to the logits in falling order; 0 where a token is already excluded."""
+    """Return a mask of the logits x [S, V] that ``top_p`` keeps, and whether it is uncertain, [S].
+    ``weights`` belong to ``ordered``, the logits in falling order; they are 0 for excluded tokens."""
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total
@@ -166,9 +166,7 @@ def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _sum_error(size: int) -> float:
-    """Return the error bound for comparing two sums of ``size`` weights, relative to the total; see the
-    module.
-    """
+    """Return the error bound for comparing two sums of ``size`` weights, relative to the total."""
     return 2 * ((min(size, BLOCK) + -(-size // BLOCK)) * ROUNDING + 2.0**-18)
 
 

@@ -25,7 +25,7 @@ class Sampler(Protocol):
     """Reads evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
-        """Draw one token per state from the row of the same index in ``rows``, like ``sampler.sample``."""
+        """Draw one token per state, like ``sampler.sample``. ``rows[i]`` is the row of ``states[i]``."""
         ...
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:

@@ -52,7 +52,7 @@ class LogitAdjustments(NamedTuple):
 class LogitsProcessors:
     """The logit changes that one sample's parameters ask for, updated with its tokens. ``any``: whether there
     are changes apart from the tokens suppressed until ``params.min_tokens``. ``follows``: whether the changes
-    depend on its tokens."""
+    depend on the sample's earlier tokens."""
 
     def __init__(
         self,
@@ -63,9 +63,8 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids`` are token sequences that must not appear: if all but the last token appeared, it is
-        excluded.
-        """
+        """``bad_ids`` are token sequences that must not appear. If all tokens of one but the last have just
+        appeared, its last token is excluded."""
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0

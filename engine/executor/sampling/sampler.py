@@ -38,8 +38,8 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid``: because of the
-    request's own parameters."""
+    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid``: whether the request's
+    own parameters are the reason."""
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -79,7 +79,7 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
-        self.mask_may_be_late = False  # whether a step may run without the token if the mask is late
+        self.mask_may_be_late = False  # whether ``allowed`` may raise MaskLate rather than wait for long
         self._behind: BehindDrafts | ReasoningGate | None = (
             None  # in a state made by ``after``: replaces ``constraint``
         )
@@ -90,7 +90,7 @@ class SampleState:
         self._vocab_size = vocab_size
         self._listed: Mask | None = None  # mask of params.allowed_token_ids, made at first use
         adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
-        self._asks_nothing = not adjusts and params.logprobs is None  # True once min_tokens is reached
+        self._asks_nothing = not adjusts and params.logprobs is None  # apart from min_tokens
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
@@ -127,8 +127,8 @@ class SampleState:
             self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
-        """Return this state as it will be after ``tokens``, for rows behind drafts. The result is valid until
-        the next ``record`` and must not be recorded itself."""
+        """Return this state as it will be after ``tokens``, for the rows of draft tokens. The result is valid
+        until the next ``record`` of this state. Do not call ``record`` on the result."""
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
