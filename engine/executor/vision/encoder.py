@@ -1,7 +1,7 @@
 """Encoding of images for a loaded model, with a cache of encoded images.
 
 Once the language model is ready, its modules are adapted in place: an object gets a subclass of its class.
-Without image rows a step computes as before, and text rows have the same bits with and without them.
+Without image rows a step computes as before. Text rows have the same bits whether or not a step has images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .families import Floats, tensors_of
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
-DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added behind layers
+DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added to the outputs of the first L layers
 _ROPES = (
     RoPE,
     rope_utils.Llama3RoPE,
@@ -162,7 +162,7 @@ class Tower:
     read. ``width``: hidden size of the language model."""
 
     def __init__(self, path: Path, family: str, rules: ImageRules, *, width: int) -> None:
-        """Read the weights; ModelLoadError if mlx-vlm is missing or cannot load them."""
+        """Read the weights. Raises ModelLoadError if mlx-vlm is missing or cannot load them."""
         load = _mlx_vlm_loader()
         try:
             self._model = load(path, lazy=True)
@@ -212,7 +212,7 @@ def _mlx_vlm_loader() -> Callable[..., Any]:
 
 
 class ImageEncoder:
-    """Encodes images and caches the results by digest, least recently used first out beyond ``max_bytes``.
+    """Encodes images and caches the results by digest. Beyond ``max_bytes`` it drops the least recently used.
     Call it only on the engine's thread, between two steps. ``has_axes``: positions have three axes."""
 
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
@@ -237,7 +237,7 @@ class ImageEncoder:
 def load_encoder(
     config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules
 ) -> ImageEncoder:
-    """Read the vision part of the folder ``path``, and prepare the language model for its rows."""
+    """Read the vision part of the folder ``path``, and prepare the language model for image rows."""
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"])

@@ -22,9 +22,9 @@ Settings = Mapping[str, Any]
 class Family(NamedTuple):
     """A family of models.
 
-    fields    fields of ``ImageRules``, from config.json and the image processor's settings; KeyError for a
-              missing one
-    tensors   inputs of mlx-vlm's ``get_input_embeddings`` for normalized pixels [H, W, 3]
+    fields    makes the fields of ``ImageRules`` from config.json and the image processor's settings. Raises
+              KeyError for a missing setting
+    tensors   makes the inputs of mlx-vlm's ``get_input_embeddings`` from normalized pixels [H, W, 3]
     """
 
     fields: Callable[[Settings, Settings], dict[str, Any]]
@@ -107,7 +107,7 @@ def _qwen(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _pixtral(config: Settings, settings: Settings) -> dict[str, Any]:
-    """Pixtral: lines of rows, each with a token at its end."""
+    """Pixtral: image rows in lines. A special token ends each line."""
     vision = config["vision_config"]
     edge = min(settings.get("size", {}).get("longest_edge", 1024), vision["image_size"])
     return {
@@ -122,7 +122,7 @@ def _pixtral(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
-    """Gemma 3: a picture of one size, whose rows see each other."""
+    """Gemma 3: every picture is scaled to one size, and its rows see each other."""
     vision, text = config["vision_config"], config["text_config"]
     num_rows = text.get("mm_tokens_per_image", 256)  # as mlx-vlm reads it
     if text.get("sliding_window", 1024) < num_rows:
@@ -142,7 +142,7 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
 
 
 def _lfm2(config: Settings, settings: Settings) -> dict[str, Any]:
-    """LFM2-VL, with a picture as one view: larger ones are scaled down, not cut into tiles."""
+    """LFM2-VL: each picture is one view. Larger pictures are scaled down, not cut into tiles."""
     read = {**config, **settings}
     side = read.get("encoder_patch_size", 16) * read.get("downsample_factor", 2)
     return {
