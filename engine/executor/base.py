@@ -28,12 +28,12 @@ class RunOutput(NamedTuple):
 
     samples      one per entry of ``batch.sample_rows``, in that order; ``token`` is None with an error if its
                  row or an earlier row of its sequence failed
-    failed_rows  rows t of the step whose K or V was not finite: their sequences must end, sampled or not, and
-                 their pages of this step must not be published
+    failed_rows  rows t of the step whose K or V was not finite: their sequences must end, even if they were
+                 not sampled, and their pages of this step must not be published
     hidden       [P, D], inputs of the output head for the rows in ``batch.hidden``; None if there are none
     scores       one per row of ``batch.scored``, in that order; those of failed rows are meaningless
     void         indices of samples whose row was computed from a token that the previous step then changed;
-                 they are meaningless, and the row must be computed again
+                 these samples are meaningless, and their rows must be computed again
     """
 
     samples: tuple[Sampled, ...]
@@ -48,7 +48,7 @@ class Pending(Protocol):
 
     @property
     def feeds(self) -> bool:
-        """Whether the next step may take its tokens from here before this one is resolved."""
+        """Whether the next step may use this step's tokens before this step is resolved."""
         ...
 
     def resolve(self) -> RunOutput:
@@ -79,7 +79,7 @@ class ModelRunner(Protocol):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The adapters of rows; None if the engine was started without any."""
+        """The model's adapters; None if the engine was started without any."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class ModelRunner(Protocol):
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
-        """Key of the page layout: pages with an equal key can be put into its pools."""
+        """Key of the page layout. Bytes of pages fit another runner if its key is equal."""
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
@@ -140,7 +140,7 @@ class Adapters(Protocol):
 
 
 class EncodedImage(Protocol):
-    """The rows of an image; see ``executor.vision.tower.Encoded``."""
+    """The rows of an image; see ``executor.vision.encoder.Encoded``."""
 
     @property
     def features(self) -> npt.NDArray[np.float32]: ...
@@ -161,7 +161,7 @@ class Images(Protocol):
 class HeadRunner(Protocol):
     """A model's MTP head with a page pool; call it only on the runner's thread.
 
-    num_pages      pages of ``page_size`` positions
+    num_pages      number of pages, of ``page_size`` positions each
     max_model_len  largest number of positions of a sequence
     """
 
@@ -175,9 +175,9 @@ class HeadRunner(Protocol):
     def max_model_len(self) -> int: ...
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """Compute one forward; row t has the hidden state ``hidden[t]`` of a position and the token after it.
-        Draws one token per entry of ``batch.sample_rows``. ``RunOutput.hidden`` has the head's estimate of
-        the hidden state at each next position."""
+        """Compute one forward and draw one token per entry of ``batch.sample_rows``. Row t has the hidden
+        state ``hidden[t]`` of a position, and the token after that position. ``RunOutput.hidden`` has the
+        head's estimate of the hidden state at each next position."""
         ...
 
 
@@ -185,7 +185,7 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Return the samples, as failures for each failed row and for later rows of its sequence."""
+    """Return the samples. Those from a failed row, or a later row of its sequence, become failures."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
@@ -201,7 +201,7 @@ def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int
 
 
 def with_failed_rows(batch: Batch, run: RunOutput) -> RunOutput:
-    """Return the output of a whole batch, in which samples of failed rows are failures."""
+    """Return ``run``, the output of a whole batch, with failures in place of samples from failed rows."""
     if not run.failed_rows:
         return run
     return run._replace(samples=with_failures(run.samples, batch, run.failed_rows))

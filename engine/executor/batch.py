@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
     """The requested outputs of a forward, besides the K/V and states that it writes.
 
     rows    [R]  rows whose logits are wanted, ascending, without repeats; None: all rows
-    greedy       only the largest logit of each row, and its index
+    greedy       whether only the largest logit of each row and its index are wanted
     hidden  [P]  rows whose hidden states are wanted, ascending; None: no rows
     """
 
@@ -58,14 +58,14 @@ class Batch(NamedTuple):
 
     token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` gives the token
     sample_rows  [S]  rows whose logits become tokens, once per sample (n > 1 draws several from the prompt's
-                      last row). A sequence with drafts has its last token's row and those of the drafts
+                      last row). A sequence with draft tokens has rows for its last token and every draft
     attention         where each row's K/V is written, and its visible positions
     copies            pages to copy before anything of this step is written
     scored            prompt tokens whose log-probability is requested
     hidden       [P]  rows whose hidden states are requested, ascending
     inputs            further inputs of the rows by name, [T, ...] each, for modules that read
                       ``RowInputs``; a step in which all are int32 can be captured
-    sources      [T]  indices of the previous step's samples that are the input tokens; None: all known
+    sources      [T]  each row's token is the previous step's sample with this index; None: all are known
     """
 
     token_ids: Ints
@@ -83,8 +83,8 @@ class Batch(NamedTuple):
         return self.scored is None and self.hidden is None
 
     def slices(self, size: int) -> Iterator[BatchSlice]:
-        """Yield parts of at most ``size`` rows, in order; computed one after the other they equal the
-        step."""
+        """Yield slices of at most ``size`` rows, in order. If they are computed one after the other, the
+        results equal those of the step."""
         total = len(self.token_ids)
         for first in range(0, total, size):
             stop = min(first + size, total)
@@ -108,7 +108,7 @@ class Batch(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """The rows of a batch from ``first`` on, as a batch. ``samples``: indices of its samples in the whole."""
+    """Rows of a whole batch from row ``first`` on. ``samples``: indices of their samples in the whole."""
 
     first: int
     samples: list[int]
@@ -116,9 +116,9 @@ class BatchSlice(NamedTuple):
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    """Return a planned step as a batch; ``groups``: the block manager's, if some are residual windows.
-    Python's work is per sequence, never per position: page tables are copied as raw memory, and work per
-    token uses NumPy."""
+    """Return a planned step as a batch. ``groups``: the block manager's KV groups, needed if some are
+    residual windows. Python's work is per sequence, never per position: page tables are copied as raw memory,
+    and work per token uses NumPy."""
     if step.plain or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)
@@ -129,9 +129,8 @@ def _is_decode(item: ScheduledChunk) -> bool:
 
 
 def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
-    """Build the batch of a step with one row for each sequence, each of which gets a token. Most steps are of
-    this kind and wait for this code, which runs with cold CPU caches. So each sequence is visited only once.
-    """
+    """Build the batch of a step that has one row and one sample for each sequence. Most steps are of this
+    kind and wait for this code, which runs with cold CPU caches. So each sequence is visited only once."""
     token_ids, positions, lengths, tables = [], [], [], []
     known = step.sources is None
     for item in step.work:
@@ -162,7 +161,7 @@ def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 
 
 def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
-    """Return the rows at these positions of each table, with page tables as in ``in_group`` below."""
+    """Return a group's metadata for one row per table, with page tables as ``in_group`` below makes them."""
     width = max(positions) // page_size + 1
     pages, unused = array("i"), array("i", [0]) * width
     slots = []
@@ -191,8 +190,8 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
-        """Return the group's metadata; row b of its page table has the pages of ``work[b]``. They reach up to
-        its last position of this step and are followed by zeros."""
+        """Return the group's metadata. Row b of the page table has the pages of ``work[b]`` up to its last
+        position in this step, and then zeros."""
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
@@ -215,7 +214,7 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 def _with_starts(
     groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
 ) -> tuple[GroupMetadata, ...]:
-    """Return the groups, with the first position that each row reads of residual windows, if needed."""
+    """Return the groups. Those of residual windows get ``starts``, the first position that each row reads."""
     if len(specs) < 2:
         return tuple(groups)  # a residual window is the second group of its layers
     afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
@@ -249,7 +248,7 @@ def _table(sequence: Sequence) -> PageTable:
 
 
 def _states(tables: list[PageTable]) -> StateMetadata:
-    """Return the slots of recurrent states; None for models without them."""
+    """Return the slots of the sequences' recurrent states, and the snapshots to take in this step."""
     slots, snapshots = [], []
     for index, table in enumerate(tables):
         state = table.state
@@ -285,7 +284,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """Return the metadata of rows [first, stop) as a separate step after the earlier rows."""
+    """Return the metadata of rows [first, stop) for a separate step, computed after the earlier rows."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     assert metadata.last is None, "rows that see later ones are computed together"
@@ -310,7 +309,8 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
 
 
 def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
-    """Return the states of sequences ``[begin, end)``, and snapshots among rows ``q_start`` of the step."""
+    """Return the states of sequences ``[begin, end)``, and the snapshots that fall into their rows of this
+    slice. These rows begin at ``q_start``, counted in the whole step."""
     assert metadata.states is not None
     kept = [
         (sequence - begin, position, slot)
@@ -326,7 +326,7 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 
 
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
-    """Return the rows in ascending order without repeats, and the place of each of ``rows`` among them."""
+    """Return the rows in ascending order without repeats, and the index of each of ``rows`` in that array."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
         return rows, range(len(rows))  # the usual case, a step of decodes
     once, places = np.unique(rows, return_inverse=True)

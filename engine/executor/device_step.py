@@ -18,15 +18,15 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 
 class DeviceStep:
-    """``Pending`` step: its graph, from logits to one array with all results for the host.
+    """``Pending`` step: the graph from its logits to one array with all results for the host.
 
-    ``sampling`` draws rows on the host that need more than unchanged logits (penalties, a bias, log
-    probabilities, a grammar) or that the device is unsure of. Only these rows are copied.
+    ``sampling`` draws on the host if a row needs more than unchanged logits (penalties, a bias, log
+    probabilities, a grammar), or if the device is unsure of the token. Only these rows are copied.
 
     logits   [R, V], not evaluated; ``places[i]`` is the row of ``states[i]``
     flags    arrays [T], not evaluated: rows of the step whose K or V is not finite
     after    the previous step, if it is also in flight
-    feeds    whether the next step may follow, because every token is drawn on the device
+    feeds    whether the next step may use this step's tokens, if all of them are drawn on the device
     """
 
     def __init__(

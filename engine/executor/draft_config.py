@@ -1,4 +1,4 @@
-"""The configuration of a draft model: the shared parts of its target's configuration."""
+"""The configuration of a draft model, derived from its target's configuration."""
 
 from __future__ import annotations
 

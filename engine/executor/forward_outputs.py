@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Identifies a model's graphs, in addition to shapes, by the arrays that they take and return."""
+    """The arrays that a graph of the model takes and returns. Form and shapes together identify a graph."""
 
     takes_rows: bool
     logits: bool
@@ -25,9 +25,9 @@ class Outputs(NamedTuple):
     """The outputs of a forward, not evaluated.
 
     logits   [R, V], of the wanted rows
-    choice   greedy choice of each row without all of its logits: ids int32 [R] of the largest logits
-             (ties by lower id), and these logits, float32 [R]: NaN if the row has any, and then the id is
-             meaningless
+    choice   greedy choice of each row, in place of ``logits``: ids int32 [R] of the largest logits (among
+             equal ones the lowest id), and these logits, float32 [R]. If a row has a NaN, its logit is NaN
+             and its id is meaningless
     hidden   float32 [P, D], the inputs of the output head
     """
 
@@ -49,7 +49,7 @@ class Outputs(NamedTuple):
 
 
 def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
-    """Return the arrays of ``Outputs`` in order; unwanted logits stay without a reader."""
+    """Return the arrays of ``Outputs`` in order. Unwanted logits are left out and so never computed."""
     results: list[mx.array] = []
     if form.greedy:
         if (choice := found.greedy_output) is None:

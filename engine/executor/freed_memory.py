@@ -13,8 +13,8 @@ from ..memory.malloc import give_memory_back
 
 
 def give_freed_memory_back(backend_name: str) -> None:
-    """Return freed memory to the system, so that the phases of loading do not add up in the process's peak.
-    Takes some milliseconds."""
+    """Return freed memory to the system, so that the memory of one phase of loading does not add to that of
+    the next. Takes some milliseconds."""
     mx.clear_cache()
     release_kept_memory(backend_name)
     give_memory_back()

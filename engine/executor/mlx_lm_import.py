@@ -25,7 +25,7 @@ from typing import Any
 
 PACKAGE = "mlx_lm"
 _ABSENT = ("huggingface_hub", "tokenizer_utils")  # names in the imports of ``mlx_lm.utils``
-_OWN_NAMES = ("__version__", "__all__")  # names that ``__init__`` sets; the import system reads others
+_OWN_NAMES = ("__version__", "__all__")  # set by ``__init__``; the import system reads other ``__names__``
 
 
 class Absent:
@@ -94,7 +94,7 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
         return _Empty(wanted) if wanted in absent else __import__(wanted, *args, **kwargs)
 
     module = importlib.util.module_from_spec(spec)
-    # The import statement looks for its function here, so no other module is ever shown an empty one.
+    # Only this module's import statements look up ``__import__`` here. So no other module gets an empty one.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
     spec.loader.exec_module(module)
     return module

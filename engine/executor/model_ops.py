@@ -1,6 +1,6 @@
 """Operations of a model besides attention: MLX's own modules, or native ones.
 
-The backend chooses once; loading, preparing and sampling then work with either.
+The backend determines which. Loading, preparing and sampling work with either.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class ModelOps(Protocol):
         ...
 
     def loading(self) -> AbstractContextManager[None]:
-        """Make mlx-lm read weight files in the best way for these operations, in this block."""
+        """Make mlx-lm read weight files in the best way for these operations while the block runs."""
         ...
 
     def quantizing(self) -> AbstractContextManager[None]:
-        """Make MLX's layers quantize with these operations, with equal bits, in this block."""
+        """Make MLX's layers quantize with these operations, to the same bits, while the block runs."""
         ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """The bits of ``kernels.channel_weights.quantize_as``."""
+        """Return the same bits as ``kernels.channel_weights.quantize_as``."""
         ...
 
     def prepare_model(

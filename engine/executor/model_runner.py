@@ -1,4 +1,4 @@
-"""The runner: a hooked model, its page pool, and one forward with its samples per step."""
+"""The runner: a loaded model and its page pool. Each step is one forward and its samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .vision.encoder import ImageEncoder
 
 
 class StoredPages:
-    """The page storages of a KV cache, one for each group, and behind them the slots of recurrent states."""
+    """The pages of each KV group. The slots of recurrent states count as one more group after the last."""
 
     def __init__(
         self, kv_cache: PagedKVCache, states: StatePool | None, info: EngineInfo, *, exact: bool = False
@@ -58,7 +58,7 @@ class StoredPages:
             self._states.copy_slots(pairs)
 
     def read(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Return the bytes of whole pages of one group, a copy."""
+        """Return a copy of the bytes of whole pages of one group."""
         if self._states is not None and group == len(self._info.groups):
             return self._states.read_slots(pages)
         if not self.storages:
@@ -66,7 +66,7 @@ class StoredPages:
         return self.storages[group].read_pages(pages)
 
     def write(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        """Put bytes as from ``read`` into these pages of a group."""
+        """Write bytes that ``read`` has returned into these pages of a group."""
         if self._states is not None and group == len(self._info.groups):
             self._states.write_slots(pages, data)
         elif self.storages:
@@ -74,7 +74,7 @@ class StoredPages:
 
     @functools.cached_property
     def layout_key(self) -> PageLayoutKey:
-        """The kind of the pages, computed at first use, because it reads all weights on disk."""
+        """The key of the page layout, computed at first use, because this reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]
@@ -103,19 +103,18 @@ class StoredPages:
         return StateKind(self._info.page_size, entries, states.snapshot_bytes)
 
 
-LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits of prompt tokens scored at once
-GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward gathers
+LOGIT_BYTES = 64 * 1024**2  # most bytes of float32 logits when prompt tokens are scored
+GATHER_BYTES = 256 * 1024**2  # most bytes of one layer's index keys that a forward gathers
 
 
 class PagedRunner:
     """``ModelRunner`` over a paged KV cache.
 
-    ``gathered_row_bytes``: bytes that one row of a layer gathers per visible position (None: no layer gathers
-    index keys); a step is then computed in slices of rows that stay below GATHER_BYTES. ``fused_argmax``: the
-    model's head chooses the tokens of steps with only plain greedy sampling. ``sampling`` draws the tokens of
-    other steps, by default in NumPy. ``on_device``: tokens are drawn in the step's graph; with ``feeds`` the
-    next step may read them there. ``head``: the model's MTP head. ``adapters``: adapters of rows; ``images``:
-    encoder of prompts' images.
+    ``gathered_row_bytes``: bytes that one row of a layer gathers per visible position. If they are given, a
+    step is computed in slices of rows that gather at most GATHER_BYTES; None: no layer gathers index keys.
+    ``fused_argmax``: the output head chooses the tokens of steps with only plain greedy sampling.
+    ``sampling`` draws the tokens of other steps, by default in NumPy. ``on_device``: tokens are drawn in the
+    step's graph; with ``feeds`` the next step may read them there. ``head``: the model's MTP head.
     """
 
     def __init__(
@@ -209,7 +208,7 @@ class PagedRunner:
         return step
 
     def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Compute a batch now. Its samples do not include failures of K or V rows yet."""
+        """Compute a batch now. Samples from rows with K or V that is not finite are not failures yet."""
         scored = batch.scored
         rows, places = each_once(
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
@@ -236,7 +235,7 @@ class PagedRunner:
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
-        """Sample one token for each state, from its row's place among the wanted rows."""
+        """Sample one token for each state. ``places`` has the index of each state's row among the outputs."""
         assert len(places) == len(states), "there must be one sampled token per state"
         if outputs.choice is not None:
             drawn = greedy_samples(*(each.tolist() for each in outputs.choice))

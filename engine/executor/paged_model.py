@@ -25,7 +25,7 @@ from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # if no row is wanted, because a head of no rows is a special case
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # computed if no row is wanted, so that the head always has a row
 ALL_ROWS = Wanted()
 
 
@@ -40,8 +40,8 @@ class PagedModel:
     """A model and its KV cache.
 
     ``selection`` None: the head computes every row. ``replay``: replay graphs of repeated steps if the cache
-    allows it. ``recurrent`` and ``states``: recurrent layers and their slots, if any; states that MLX's
-    operations write are not replayed. ``row_inputs``: further inputs of the rows, for the model's modules.
+    allows it. ``recurrent`` and ``states``: recurrent layers and their slots, if any. Steps are not replayed
+    if MLX's operations write a state. ``row_inputs``: further inputs of the rows, for the model's modules.
     """
 
     def __init__(
@@ -73,9 +73,8 @@ class PagedModel:
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
-        """Return all pools that a step writes if it can be captured; states first, see
-        ``StateReplay.pending``.
-        """
+        """Return all pools that a step writes, or none if steps cannot be captured. States come first, see
+        ``StateReplay.pending``."""
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
@@ -105,7 +104,7 @@ class PagedModel:
 
         ``token_ids`` replaces the batch's tokens that the host does not know. Call ``evaluate`` on arrays
         made of the outputs exactly once before the next call. Raises HookError for hidden states of a model
-        with an unknown output head, and for greedy choices if the model's output is not exactly its head's.
+        with an unknown output head, and for greedy choices if the model changes the logits of its head.
         """
         step = batch.attention
         self.kv_cache.begin_step(step)
@@ -137,7 +136,7 @@ class PagedModel:
 
     @property
     def computes_apart(self) -> bool:
-        """Whether a step is more than one graph that MLX evaluates: a program, or states that are moved."""
+        """Whether a step is not just one graph that MLX evaluates: it runs a program, or commits states."""
         return self.graph_runner is not None or self.states is not None
 
     @property
@@ -157,7 +156,7 @@ class PagedModel:
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Compute outputs of the last step, and its writes, unless that is done. States reach their slots."""
+        """Evaluate the last step's outputs and writes, unless its program has. Commit states to slots."""
         if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)
