@@ -1,4 +1,4 @@
-"""Limits on concurrent calls, which are counted once their headers arrive, and receipt of their messages."""
+"""Limits on concurrent calls. A call is counted when its headers arrive, before its message is received."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .status import Context, abort_with, errors_as_status
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: calls need no token and count against no share
 MAX_NAMING_BYTES = 4096  # bytes of a message that only names a service or a type
 _NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
-BURST_CALLS = 256  # so many ended calls make it worthwhile to return memory to the system
+BURST_CALLS = 256  # after this many calls, freed memory is returned to the system
 MAX_HEALTH_CALLS = 64  # concurrent health streams
 PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # documented, and not in the stubs
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # gRPC documents it, but the stubs lack it
 
 TenantOf: TypeAlias = Callable[[Context], Tenant]
 
@@ -58,11 +58,11 @@ def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method as its servicer implements it.
+    """A gRPC method, its implementation in the servicer, and the limits of its calls.
 
-    holders     counter of its calls
-    patience_s  how long its first message may take
-    only_names  its messages name a service or a type, so it has no work to wait for
+    holders     counter of the method's calls
+    patience_s  seconds that a client has to send its first message
+    only_names  the messages only name a service or a type; each must arrive within ``patience_s``
     """
 
     behaviour: Callable[[Any, Context], Any]
@@ -74,16 +74,16 @@ class _Method:
 
 
 class CallLimiter:
-    """Admits calls of one or several servers before it receives their messages.
+    """Admits the calls of one or several servers before their messages are received.
 
-    A tenant may have its share of the calls.
+    The calls of one tenant are limited to its share.
 
-    calls          calls in progress, without health calls
-    health_calls   calls of the health service: ``Watch`` may last, and ``Check`` is always answered
+    calls          calls in progress, except health calls
+    health_calls   ``Watch`` calls of the health service; ``Check`` calls are not limited
     """
 
     def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
-        """Begin without calls. ``patience_s``: how long a client may take to send the message of its call."""
+        """Begin without calls. A client has ``patience_s`` seconds to send the message of its call."""
         self.calls = Holders("calls", "calls are being served", max_calls)
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
@@ -95,8 +95,8 @@ class CallLimiter:
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
-        """Whether many calls, HTTP's included, were served and most of those have ended; True once for each
-        burst."""
+        """Whether many calls (gRPC and HTTP) were served and most of them have ended. Each burst is reported
+        once."""
         calls = self.calls
         if calls.num_begun < BURST_CALLS or 2 * calls.total > calls.peak:
             return False
@@ -126,7 +126,7 @@ class CallLimiter:
 
     @errors_as_status
     async def _serve(self, method: _Method, context: Context) -> Any:
-        """Serve and count a call. A call that was cancelled while it waited is not served."""
+        """Count a call and serve it, unless the client cancelled the call while it waited."""
         if context.cancelled():
             raise asyncio.CancelledError
         is_counted = method.holders is self.calls
@@ -155,8 +155,8 @@ class CallLimiter:
         return await self._parsed(method, data)
 
     async def _messages(self, method: _Method, context: Context) -> AsyncIterator[Any]:
-        """Yield the messages of a stream. GenerateMany may wait for its responses meanwhile, because it has
-        its own timeout."""
+        """Yield the messages of a stream. A GenerateMany stream has a timeout of its own, so its messages are
+        read without one here."""
         read = functools.partial(self._read, method, context) if method.only_names else context.read
         while (data := await read()) is not END:
             message = await self._parsed(method, data)
@@ -164,7 +164,7 @@ class CallLimiter:
             yield message
 
     async def _read(self, method: _Method, context: Context) -> Any:
-        """Return a raw message. Raise Overloaded if the client takes too long to send it."""
+        """Return the next raw message. Raise Overloaded if the client takes too long to send it."""
         try:
             async with asyncio.timeout(method.patience_s):
                 return await context.read()
@@ -175,7 +175,7 @@ class CallLimiter:
             ) from None
 
     async def _parsed(self, method: _Method, data: Any) -> Any:
-        """Return the parsed message; parsing uses another thread if it would block the event loop."""
+        """Return the parsed message. Parsing uses another thread if it would block the event loop."""
         if method.only_names and len(data) > MAX_NAMING_BYTES:
             raise InvalidRequest(
                 f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only has to "

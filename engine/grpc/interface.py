@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """A call of either protocol, with gRPC's metadata or HTTP's headers."""
+    """A client's call over gRPC or HTTP; its metadata are gRPC's metadata or the HTTP headers."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
@@ -50,14 +50,14 @@ class Engine(Protocol):
 
     @property
     def death(self) -> BaseException | None:
-        """Reason for which the engine thread has ended; None while it lives."""
+        """The error that ended the engine thread; None while the thread runs."""
         ...
 
     def gauges(self) -> Gauges: ...
 
     @property
     def num_streams(self) -> int:
-        """Number of outputs that are being computed or read."""
+        """Number of streams whose output is still being computed or read."""
         ...
 
     def generate(
@@ -72,9 +72,9 @@ class Engine(Protocol):
         tenant: Tenant = ...,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of all samples until each has its finish reason (``final_only``: one delta per
-        sample). Closing the generator, or cancelling the task that reads it, frees the request's pages within
-        one step."""
+        """Stream the deltas of all samples until each sample has its finish reason. With ``final_only``,
+        yield one delta per sample. Closing the generator, or cancelling the task that reads it, frees the
+        request's pages within one step."""
         ...
 
     @property
@@ -95,12 +95,12 @@ class Engine(Protocol):
     async def prepare(self, prompt: Prompt) -> EncodedPrompt: ...
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids. Raises InvalidRequest for a prompt that no request could have."""
+        """Return the prompt's token ids. Raises InvalidRequest if no request could have this prompt."""
         ...
 
     @property
     def cache_changes(self) -> Notifier:
-        """Notifier of page events, while there are watchers."""
+        """The notifier that announces new page events while there are watchers."""
         ...
 
     async def stop(self, drain_timeout: float = 0.0) -> None: ...

@@ -1,8 +1,8 @@
-"""A check of raw messages, which refuses too many fields before parsing.
+"""A limit on the number of fields in a raw message, checked before the message is parsed.
 
-Parsing takes 10 ns and up to 50 bytes of memory per field, however small: a megabyte of empty chat messages
-becomes 26 MB. Packed numbers take four to eight bytes each, and as much again while their list grows, so each
-counts as a field. The ids of a prompt count as one field and stay packed (``packed_ids``).
+Parsing takes 10 ns and up to 50 bytes per field, however small: a megabyte of empty chat messages becomes 26
+MB. A packed number takes four to eight bytes, and as much again while its list grows, so each number counts
+as a field. The token ids of a prompt count as one field and stay packed (``packed_ids``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .packed_ids import CARRIER, NO_END
 Parse: TypeAlias = Callable[[bytes], Any]
 
 MAX_FIELDS = 10_000  # fields of one message, nested messages included
-SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes: a field has at least two
-PROMPTS = frozenset(  # packed lists that may be long; only the first of a message
+SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes of a message that cannot exceed MAX_FIELDS: a field takes at least two
+PROMPTS = frozenset(  # packed lists that may be long; a message may have one of these
     (
         "octavo.v1.TokenIds.ids",
         "octavo.v1.DetokenizeRequest.token_ids",
@@ -51,8 +51,8 @@ def _descriptor(parse: Parse) -> Descriptor | None:
 
 
 def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
-    """Count fields in the wire format, also of nested messages but not of map entries. Malformed data ends
-    the count, because the parser stops there too. Returns the position of a long prompt's key, or None."""
+    """Count fields in the wire format, including nested messages but not map entries. Malformed data ends the
+    count, because the parser stops there too. Returns the position of a long prompt's key, or None."""
     count, has_prompt = 0, False
     found: int | None = None
     parts: list[tuple[int, int, Descriptor]] = [(0, len(data), descriptor)]
@@ -89,7 +89,7 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and the position after it; ``end`` if it is not complete."""
+    """Return a varint and the position after it; the position is ``end`` if the varint is incomplete."""
     found = shift = 0
     while at < end and shift < 70:
         byte = data[at]

@@ -1,8 +1,8 @@
-"""Token ids of a prompt in the form received, until its request is admitted.
+"""Token ids of a prompt, kept as the received bytes until the request is admitted.
 
-Protobuf takes four bytes for each id, and as much again while its list grows: many times the size of a
-message with small ids. ``message_shape`` renames a long list to ``CARRIER``, which no message declares, so
-the parser keeps its bytes.
+Protobuf takes four bytes for each id, and as much again while its list grows. For small ids that is many
+times the size of the message. So ``message_shape`` changes the field number of a long list to ``CARRIER``,
+which no message declares, and the parser keeps the list's bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..api.errors import InvalidRequest
 
-CARRIER = 15  # number of a bytes field; like the lists' keys, its key takes one byte
+CARRIER = 15  # field number; like the number of the lists, it fits into a key of one byte
 NO_END = bytes(range(128, 256))  # bytes that do not end a varint
 _PIECE = 2**16  # bytes that are decoded at once
 _MAX_VARINT = 10  # bytes
 
 
 def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids of a message's list, which ``message_shape`` may have renamed to ``CARRIER``."""
+    """Return ``ids`` of a message, or the packed list that ``message_shape`` moved to ``CARRIER``."""
     unknown = UnknownFieldSet(owner)
     fields = [unknown[at] for at in range(len(unknown))]
     packed = [field.data for field in fields if (field.field_number, field.wire_type) == (CARRIER, 2)]
@@ -65,7 +65,7 @@ class PackedIds(Sequence[int]):
 
 
 def _decoded(data: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
-    """Return the numbers of whole varints."""
+    """Decode a sequence of complete varints."""
     ends = np.flatnonzero(data < 128)
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts[: len(ends)] + 1

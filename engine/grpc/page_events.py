@@ -1,4 +1,4 @@
-"""Page events, read once from the engine and sent to all watchers."""
+"""Page events: each is fetched from the engine once and sent to all watchers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 BATCH = 512  # most events per fetch, and per message to a watcher
 MAX_WATCHERS = 64
 PAUSE_S = 0.01  # seconds between two fetches; events in between are sent together
-PROBE_S = 1.0  # seconds between checks without events, because the engine may have died
-_KEPT = 4096  # events kept here for slower watchers
+PROBE_S = 1.0  # seconds between fetches while no event is announced, because the engine may have died
+_KEPT = 4096  # latest events, kept for slower watchers
 
 
 class PageEventHub:
     """Follows the engine's page events while there are watchers. Lives on the event loop.
 
-    Only one task ends the subscription, when the last watcher has left, whatever happens to their calls.
+    One task ends the subscription after the last watcher has left, even if watchers' calls are cancelled.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -50,8 +50,8 @@ class PageEventHub:
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
-        """Register a watcher, which may read ``events_from`` until the block ends. Raises Overloaded if there
-        are too many, in all or of its tenant.
+        """Register a watcher until the block ends; the watcher may call ``events_from``. Raises Overloaded if
+        all clients, or the tenant, have too many watchers.
 
         tokens   keep the tokens of pages that are published from now on
         """
@@ -63,12 +63,12 @@ class PageEventHub:
             self._left.send()
 
     async def check_kept(self, number: int) -> None:
-        """Raise EventsGone unless events from ``number`` on are available, or it is the next one."""
+        """Raise EventsGone unless the log still has event ``number``, or it is the next event."""
         await self._engine.ask(PageEventsSince(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
-        """Yield lists of events from ``number`` on, in order; an empty list after ``heartbeat_s`` without
-        events. Raises FellBehind if the log lost some while the reader was busy."""
+        """Yield lists of events from ``number`` on, in order, and an empty list after ``heartbeat_s`` without
+        events. Raises FellBehind if the log dropped events before this reader fetched them."""
         cursor = number
         while True:
             news = self._news.next()
@@ -118,12 +118,12 @@ class PageEventHub:
 
     async def _fetch_while_watched(self) -> None:
         self._next = (await self._engine.ask(SubscribeEvents())).number
-        self._news.send()  # wakes watchers that may have missed the last events
+        self._news.send()  # wakes watchers: their last check may have missed events
         while self.holders.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))
-            except EventsGone:  # events were lost even here; watchers that need them get FellBehind
+            except EventsGone:  # fetched too late; watchers that need them get FellBehind
                 self._forget()
                 self._next = (await self._engine.ask(SubscribeEvents())).number
                 self._news.send()
@@ -142,7 +142,7 @@ class PageEventHub:
 
 
 async def _happens(change: asyncio.Future[None], within: float) -> bool:
-    """Whether the change occurs within this number of seconds."""
+    """Whether ``change`` completes within ``within`` seconds."""
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(change), within)
         return True

@@ -1,4 +1,4 @@
-"""The entry of every service's requests into the engine: common limits, ids, draining, and responses."""
+"""Admission of the requests of all services to the engine: limits, ids, tenants, draining, and responses."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
 MAX_TENANT_TEXT_CALLS = 64  # Tokenize and Detokenize calls of one tenant
 MAX_REQUEST_ID = 256  # characters
-LONG_SCORES = 32  # tokens whose log probabilities take over a millisecond to convert
+LONG_SCORES = 32  # more tokens with log probabilities take over a millisecond to convert
 MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # request ids in one call
 PRIORITY_KEY = "octavo-priority"  # key in a call's metadata
 SALT_KEY = "octavo-cache-salt"  # key in a call's metadata
 ADAPTER_KEY = "octavo-adapter"  # key in a call's metadata
-OPERATOR = "operator"  # tenant that may change the shared cache
+OPERATOR = "operator"  # name of the tenant that may change the shared cache
 WRITE_TIMEOUT_S = 30.0
 
 
@@ -64,8 +64,8 @@ class RequestHandler:
         *,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """Begin without requests. ``begin`` is called for each request with the engine's id and the call's
-        metadata; ``write_timeout_s``: how long a client may not read."""
+        """Begin without requests. ``begin`` is called for each request, with the engine's id of the request
+        and the call's metadata. A write fails if its client does not read for ``write_timeout_s`` seconds."""
         self._begin = begin
         self.draining = False
         self.engine = engine
@@ -73,7 +73,7 @@ class RequestHandler:
         self.texts = TextExecutor(
             "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
         )
-        self._messages = TextExecutor("answer")  # converts at most one message per request at a time
+        self._messages = TextExecutor("answer")  # one message per request at a time
         self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
@@ -81,7 +81,7 @@ class RequestHandler:
         self.generated = Rate()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._active: dict[tuple[str, str], str] = {}  # (tenant, tenant's id) -> engine's id
+        self._active: dict[tuple[str, str], str] = {}  # (tenant, the client's id) -> the engine's id
 
     @property
     def num_active(self) -> int:
@@ -99,11 +99,11 @@ class RequestHandler:
         final_only: bool = False,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the increments of one request; closing the stream frees the request's pages.
+        """Stream the deltas of one request. Closing the stream frees the request's pages.
 
-        An empty ``request_id`` gets a generated one. ``cache_salt`` and ``priority`` are those of the
-        message, see ``salt_of`` and ``priority_of``. ``final_only``: one delta per sample. ``adapter``: see
-        ``adapter_of``.
+        An empty ``request_id`` is replaced by a generated one. ``cache_salt``, ``priority`` and ``adapter``
+        come from the request's message; the call's metadata may set them instead (see ``salt_of``,
+        ``priority_of`` and ``adapter_of``). With ``final_only`` there is one delta per sample.
         """
         self.last_request_at = time.time()
         if self.draining:
@@ -169,8 +169,8 @@ class RequestHandler:
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
-        """Return the salt of a request's cached pages: its tenant's salt and its own, from the message or
-        from the metadata set by proxies. Raises InvalidRequest if these two differ or are too long."""
+        """Return the salt of a request's pages: the tenant's salt and then the request's, from the message or
+        from metadata set by proxies. Raises InvalidRequest if the last two differ or are too long."""
         given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
         salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
         if (longest := max(map(len, salts), default=0)) > MAX_SALT:
@@ -194,8 +194,8 @@ class RequestHandler:
             )
 
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
-        """Return the adapter's name, from the message or from the metadata. Raises InvalidRequest if those
-        two differ, Forbidden for an adapter of another tenant."""
+        """Return the name of the request's adapter, which comes from the message or from the metadata. Raises
+        InvalidRequest if these two differ, and Forbidden for an adapter of another tenant."""
         given = [str(value) for key, value in context.invocation_metadata() or () if key == ADAPTER_KEY]
         names = {name for name in (adapter, *given) if name}
         if len(names) > 1:
@@ -223,16 +223,16 @@ class RequestHandler:
     async def load_adapter(
         self, name: str, path: str, *, context: Caller, replace: bool = False
     ) -> AdapterInfo:
-        """Load an adapter from a folder below ``lora_dir``; ``replace`` allows replacing one of the same
-        name. Raises Forbidden for callers that are not operators, NotConfigured without ``lora_dir``, and
-        InvalidRequest for an adapter that cannot be served."""
+        """Load an adapter from a folder below ``lora_dir``; with ``replace``, it may replace an adapter of
+        the same name. Raises Forbidden unless the caller is an operator, NotConfigured without ``lora_dir``,
+        and InvalidRequest if the adapter cannot be served."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
             raise NotConfigured("adapters are loaded from the folder of --lora-dir; start the server with it")
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())
-        except (OSError, RuntimeError, ValueError):  # outside, links in a circle, or not a path's characters
+        except (OSError, RuntimeError, ValueError):  # outside, circular links, or characters no path can have
             raise InvalidRequest(
                 f"lora_path must be below {below}, got {path!r:.200}; move the adapter there"
             ) from None
@@ -244,8 +244,8 @@ class RequestHandler:
         return await self.engine.load_adapter(name, folder, replace=replace)
 
     async def unload_adapter(self, name: str, *, context: Caller) -> None:
-        """Unload an adapter. Raises Forbidden for callers that are not operators, NotFound for an unknown
-        name, and InvalidRequest while requests use it."""
+        """Unload an adapter. Raises Forbidden unless the caller is an operator, NotFound for an unknown name,
+        and InvalidRequest while requests use the adapter."""
         self.check_operator(context, "unload adapters")
         await self.engine.unload_adapter(name)
 
@@ -266,13 +266,13 @@ class RequestHandler:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return the engine's name of a tenant's object; tenant names contain no slash."""
+    """Return the engine's name of a tenant's request or pin; tenant names contain no slash."""
     return f"{tenant}/{name}" if tenant else name
 
 
 def priority_of(context: Caller, priority: int) -> int:
-    """Return a request's priority from the message or, if it has none, from the metadata. Raises
-    InvalidRequest unless that is a number."""
+    """Return a request's priority from the message or, if that is 0, from the metadata. Raises InvalidRequest
+    if the metadata have no whole number."""
     given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
     if priority or not given:
         return priority
@@ -319,7 +319,7 @@ class _Write:
 
 
 class ResponseWriter:
-    """Writes responses of all calls, and ends a call whose write takes longer than ``timeout_s``.
+    """Writes the responses of all calls. Ends a call if one of its writes takes longer than ``timeout_s``.
 
     A write waits while its client does not read and the connection's buffers are full. Writes share one
     timer, because there is a write for every token and most end in microseconds.
@@ -341,7 +341,7 @@ class ResponseWriter:
         try:
             await context.write(response)
         except asyncio.CancelledError:
-            if write.expired and not task.uncancel():  # otherwise the task was also cancelled from elsewhere
+            if write.expired and not task.uncancel():  # otherwise another cancellation is pending
                 raise SlowReader(
                     f"the client has not read its output for {self.timeout_s:g} s; read faster, request "
                     "less output, or start the server with a longer --write-timeout"

@@ -20,8 +20,8 @@ MAX_CHARACTERS = 2**21  # characters of one call's prompts in memory
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about each of several documents; the other fields are those of a request. ``request_id``:
-    each document's request has this id and its index; "" for generated ids."""
+    """A question that the model answers for each of several documents, and fields of the requests that ask
+    it. The id of a document's request is ``request_id`` and the document's index; "" for generated ids."""
 
     prompt: RerankPrompt
     query: str
@@ -34,8 +34,8 @@ class Question:
 
 async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tuple[list[float], list[Delta]]:
     """Return the score and the output of each document; raise if one fails. Each prompt has a copy of the
-    query, so prompts are built when they are sent, at most ``CONCURRENCY`` at a time and fewer if they are
-    long. Raises RequestTooLong before any is built if one cannot fit the model."""
+    query, so it is built when it is sent; at most ``CONCURRENCY`` prompts exist at a time, and fewer long
+    ones. Raises RequestTooLong before the first prompt is built if any cannot fit the model."""
     check_num_documents(len(asked.documents))
     tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)

@@ -13,7 +13,7 @@ from ..api.errors import InvalidRequest
 from ..api.sampling_params import PARAMETERS, SamplingParams
 from ..api.structured_output import StructuredOutput
 
-MAX_ITEMS = 2048  # entries of a list or mapping, which the event loop reads
+MAX_ITEMS = 2048  # entries of one list or mapping, because the event loop reads them
 
 
 class SamplingFields:
@@ -24,7 +24,7 @@ class SamplingFields:
     """
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
-        """Take a message's descriptor; ``vllm``: its fields have vLLM's names."""
+        """Read a message's descriptor. ``vllm``: the fields have vLLM's names."""
         names = {
             (declared.vllm if vllm else None) or name: name for name, (declared, _) in PARAMETERS.items()
         }
@@ -67,7 +67,7 @@ class _Choice(Protocol):
 
 
 def structured_of(kind: str | None, value: str | bool | _Choice | None) -> StructuredOutput | None:
-    """Return the constraint of a message's oneof field ``kind``; None if none is set."""
+    """Return the constraint that the message sets in the oneof field ``kind``; None if it sets none."""
     match kind, value:
         case None, _:
             return None

@@ -1,7 +1,7 @@
 """Security of the server: TLS, client certificates, and bearer tokens bound to tenants.
 
-Files are read at start, when a mistake ends the program, and again by ``reload``, when a mistake is logged
-and the old files stay in use. Certificates and tokens are never logged.
+Files are read at the start, where a mistake ends the program. ``reload`` reads them again; then a mistake is
+logged, and the old contents stay in use. Certificates and tokens are never logged.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def _read(path: Path, flag: str) -> bytes:
 
 
 def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]:
-    """Return the tenant of each token, by SHA-256 of the token. A line is TOKEN, or TENANT TOKEN (or
+    """Return the tenant of each token; keys are the SHA-256 of tokens. A line is TOKEN, or TENANT TOKEN (or
     TENANT:TOKEN); empty lines and # comments are skipped. A token without a tenant is its own tenant.
 
-    Raises InvalidConfig with the line's number, but never its contents.
+    Raises InvalidConfig with the number of the invalid line, but never with the line's contents.
     """
     found: dict[bytes, str] = {}
     text = _read(path, flag).decode(errors="replace")
@@ -104,7 +104,7 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
 
 
 def read_key(key: str) -> dict[bytes, str]:
-    """Return a single token that is its own tenant. Raises InvalidConfig without its contents."""
+    """Return a single token that is its own tenant. Raises InvalidConfig, without the token in its text."""
     if not _TOKEN.fullmatch(key):
         raise InvalidConfig(
             "the value of --api-key must be a token, which has letters, digits and -._~+/ and may end with ="
@@ -114,7 +114,7 @@ def read_key(key: str) -> dict[bytes, str]:
 
 
 class Tokens:
-    """The tokens of a file and an API key, by SHA-256. Either may be None.
+    """The tokens of a file and an API key, stored as SHA-256. The file or the key may be None.
 
     num_tenants   number of tenants with a token
     """
@@ -131,7 +131,7 @@ class Tokens:
         self.num_tenants = len(set(self._tenants.values()))
 
     def tenant_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-        """Return the tenant of a call's metadata. Raises Unauthenticated for a missing or wrong token."""
+        """Return the tenant of a call's token. Raises Unauthenticated if it is missing or wrong."""
         given = [value for key, value in metadata or () if key == "authorization"]
         if len(given) != 1 or not isinstance(given[0], str):
             raise Unauthenticated(
@@ -139,7 +139,7 @@ class Tokens:
             )
         scheme, _, token = given[0].partition(" ")
         digest = hashlib.sha256(token.strip().encode()).digest()
-        found = self._tenants.get(digest)  # the look-up's time may reveal the digest, but not the token
+        found = self._tenants.get(digest)  # the time of this look-up may reveal a digest, but not a token
         if scheme.lower() != "bearer" or found is None:
             raise Unauthenticated("the token is not valid here; ask the operator for one")
         return found
@@ -156,17 +156,17 @@ class Security:
         api_key: str | None = None,
         salts: TenantSalts | None = None,
     ) -> None:
-        """Read the files. ``api_key`` is accepted in addition to the file's tokens. ``salts`` separate
-        tenants' cached pages; by default they last as long as this object."""
+        """Read the files. ``api_key`` is a token in addition to those of the file. ``salts`` separate the
+        cached pages of tenants; by default, new salts are made for the life of this object."""
         self.tls = tls
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
         self._certificates = None if tls is None else tls.read()
-        self._taken = self._certificates  # certificates that gRPC got last
+        self._taken = self._certificates  # certificates that gRPC was given last
         self._credentials: grpc.ServerCredentials | None = None
 
     def reload(self) -> None:
-        """Read the files again, for new connections and calls."""
+        """Read the files again. New connections and calls use the new contents."""
         try:
             certificates = None if self.tls is None else self.tls.read()
             if self.tokens is not None:

@@ -46,7 +46,7 @@ MAX_PING_STRIKES = 100  # early pings; a connection with more is closed
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
 HEALTH_GRACE_S = 1.0  # seconds to notify watchers of the health
-CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
+CLOSE_GRACE_S = 2.0  # seconds to send the last responses after the engine has ended
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -63,8 +63,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     # Concurrent calls of a connection, including reset ones that gRPC has not finished.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
-    # Beyond this many unprocessed calls (default 1,000), gRPC cancels calls at random, also other clients'.
-    # Each takes about 15 KB until then. This limit lets a burst of five connections get proper refusals.
+    # With more unprocessed calls than this (default 1,000), gRPC cancels calls at random, even other
+    # clients'. Each takes about 15 KB. This limit lets a burst of five connections get proper refusals.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 )
@@ -88,9 +88,9 @@ class GrpcServer:
         write_timeout_s: float = WRITE_TIMEOUT_S,
         begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
-        """Create the server. ``with_reflection`` turns reflection on; ``max_message_bytes`` limits incoming
-        messages, and larger ones are refused unread (None: the size that a prompt of the model's length
-        needs); ``write_timeout_s`` and ``begin`` are passed to the handler."""
+        """Create the server. ``with_reflection`` turns reflection on. ``max_message_bytes`` limits incoming
+        messages; a larger one is refused before it is read (None: the size that a prompt of the model's
+        length needs). ``write_timeout_s`` and ``begin`` are passed to the handler."""
         self.security = security or Security()
         self.handler = RequestHandler(engine, self.security, begin, write_timeout_s=write_timeout_s)
         self.servicer = GenerationServicer(self.handler)
@@ -132,8 +132,8 @@ class GrpcServer:
         )
 
     def _registry(self) -> HolderRegistry:
-        """Return the counts of everything that clients of this server hold, and of the engine's resources for
-        their requests."""
+        """Return the registry that counts everything clients of this server hold, including the engine's
+        resources for their requests."""
         held, handler, engine = HolderRegistry(), self.handler, self._engine
         for holders in (self.limiter.calls, self.limiter.health_calls, handler.page_events.holders):
             held.add_holders(holders)
@@ -152,7 +152,7 @@ class GrpcServer:
         return held
 
     async def start(self, address: Address) -> Address:
-        """Listen and report SERVING; return the address with its actual port. Raises InvalidConfig if the
+        """Listen, and report SERVING. Return the address with its actual port. Raises InvalidConfig if the
         server cannot listen on the address."""
         port = self._bind(self._server, address, "--listen")
         for name in ("", *self.services):
@@ -162,9 +162,9 @@ class GrpcServer:
         return address.with_port(port)
 
     async def start_adapter(self, adapter: str, address: Address) -> Address:
-        """Serve vLLM's service on another address with an adapter as its model; return the actual address.
-        Routers do not name an adapter in requests and choose it by the worker. The adapter may be loaded
-        later. Raises InvalidConfig if the server cannot listen on the address."""
+        """Serve vLLM's service on another address, with an adapter as its model; return the actual address. A
+        router sees this address as a worker of its own, because routers do not name adapters in requests. The
+        adapter may be loaded later. Raises InvalidConfig if the server cannot listen on the address."""
         server = self._new_server()
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
             VllmEngineServicer(self.handler, adapter=adapter), server
@@ -190,8 +190,8 @@ class GrpcServer:
         return port
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Report NOT_SERVING, refuse new requests, let running ones finish for ``drain_timeout`` seconds, end
-        the rest with ABORT, and close."""
+        """Report NOT_SERVING, refuse new requests, and let running requests finish for ``drain_timeout``
+        seconds. Then end the remaining ones with ABORT, and close."""
         self.handler.draining = True
         for watch in self._watches:
             watch.cancel()
@@ -206,7 +206,7 @@ class GrpcServer:
         self.limiter.close()
 
     async def _watch_engine(self) -> None:
-        """Report the engine's death to every health check."""
+        """Watch for the engine's death, and then report it to every health check."""
         while self._engine.death is None:
             await asyncio.sleep(DEATH_POLL_S)
         logger.critical("the engine has died: %s", self._engine.death)
@@ -215,8 +215,8 @@ class GrpcServer:
         self.died.set()
 
     async def _watch_bursts(self) -> None:
-        """Return freed memory to the system after a burst of calls, whose requests, prompts and messages are
-        scattered."""
+        """Return freed memory to the system after each burst of calls, because its requests and messages
+        leave memory scattered."""
         while True:
             await asyncio.sleep(BURST_POLL_S)
             if self.limiter.burst_is_over():

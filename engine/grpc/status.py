@@ -36,9 +36,9 @@ from ..api.errors import (
 logger = logging.getLogger(__name__)
 
 DOMAIN = "octavo"
-RETRY_S = 1  # seconds after which to retry at a full server
+RETRY_S = 1  # seconds after which a client of a full server should try again
 INTERNAL_TEXT = "internal server error; see the server's log"
-MAX_TEXT = 2000  # characters of a message, which is sent three times in headers of at most 8 KiB
+MAX_TEXT = 2000  # characters of an error message; a status has it three times, in headers of at most 8 KiB
 LAST_WORD_S = 1.0  # seconds to send the status of a call whose client does not read
 _DETAILS_KEY = "grpc-status-details-bin"  # metadata key of a google.rpc.Status
 
@@ -60,8 +60,8 @@ CODES: tuple[tuple[type[OctavoError], grpc.StatusCode], ...] = (
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (EngineDead, grpc.StatusCode.UNAVAILABLE),
 )
-"""Errors and their gRPC status codes. The first entry that matches an error gives its code, and a client
-raises the first entry of the code that it gets."""
+"""Error classes and their gRPC status codes. The first class that matches an error gives its code. For a code
+that it receives, a client raises the first class with that code."""
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
@@ -134,10 +134,10 @@ def errors_as_status(
 
 
 async def _leave_with(context: Context, error: SlowReader) -> NoReturn:
-    """End the call as ``abort_with`` does, without waiting for the client to receive the status. gRPC keeps
-    the status while the connection lasts; nothing of the call stays here."""
+    """End the call as ``abort_with`` does, but without waiting until the client has received the status. gRPC
+    keeps the status while the connection lasts; this process keeps nothing else of the call."""
     try:
         await asyncio.wait_for(abort_with(context, error), LAST_WORD_S)
     except TimeoutError:
-        raise asyncio.CancelledError from None  # ends a handler without setting a status
+        raise asyncio.CancelledError from None  # ends the handler without setting another status
     raise AssertionError("abort_with returns by raising")

@@ -1,9 +1,9 @@
 """Secret salts that separate tenants' cached pages.
 
-A page's digest, which watchers see and which names files on disk, is computed from the tokens and the salt.
-If the salt could be computed from the tenant's name, anyone with a digest could try prompts until one
-matches. So salts are made with a random key. It is stored next to pages that outlive the server, which are
-found again only under the same salts.
+A page's digest is computed from the tokens and the salt. Watchers see digests, and files on disk have them in
+their names. If the salt could be computed from the tenant's name, anyone with a digest could try prompts
+until one matches. So salts are made with a random key. The key is stored next to the pages on disk, because a
+restarted server finds these only under the same salts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ KEY_BYTES = 32
 
 
 class TenantSalts:
-    """Salts of fixed length, made with one key (by default a new random one)."""
+    """Salts of fixed length, derived from one key (by default a new random one)."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
 
     def of(self, tenant: str) -> bytes:
-        """Return the prefix of a tenant's salts, HMAC-SHA-256 of its name; b"" for no tenant."""
+        """Return the prefix of a tenant's salts: HMAC-SHA-256 of the tenant's name; b"" without a tenant."""
         if not tenant:
             return b""
         return hmac.digest(self._key, b"octavo tenant\0" + tenant.encode(), hashlib.sha256)
 
 
 def load_tenant_salts(folder: Path | None) -> TenantSalts:
-    """Return salts made with the key in a folder, which is created if missing and readable only by this user;
-    without a folder, with a key of this process. Raises InvalidConfig if the file cannot be used."""
+    """Return salts made with the key in a folder. Folder and key are created if missing, readable only by
+    this user. Without a folder, a new key is used. Raises InvalidConfig if the file cannot be used."""
     if folder is None:
         return TenantSalts()
     path = folder / KEY_FILE
@@ -59,8 +59,8 @@ def load_tenant_salts(folder: Path | None) -> TenantSalts:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key under a temporary name first, so that servers that start at the same time all use the
-    first one's."""
+    """Create the key file. The key is first written under a temporary name, so that servers that start at the
+    same time all use the key of the first one."""
     unfinished = path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

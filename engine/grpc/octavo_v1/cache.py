@@ -42,8 +42,8 @@ IDLE_S = 1.0  # seconds without a call after which the thread ends
 
 
 class SnapshotWorker:
-    """Runs calls one after the other on its own thread, so that requests keep theirs. The thread is a daemon,
-    so a hanging disk cannot keep the server from ending."""
+    """Runs calls one after the other on its own thread, so they take no thread from requests. The thread is a
+    daemon, so that a hanging disk cannot keep the server from ending."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ class SnapshotWorker:
         self._thread: threading.Thread | None = None  # the thread, while it runs
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Return or raise the result of ``call``. A started call runs to its end even if this is
+        """Return or raise the result of ``call``. A call that has started runs to its end even if the wait is
         cancelled."""
         done: Future[ResultT] = Future()
         with self._lock:
@@ -75,7 +75,7 @@ class SnapshotWorker:
                 continue
             try:
                 result = call()
-            except BaseException as error:  # handled by the caller
+            except BaseException as error:  # raised in the caller of ``run``
                 done.set_exception(error)
             else:
                 done.set_result(result)
@@ -151,14 +151,14 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     def _saved(self, path: str) -> Path:
-        """Resolve a client's path."""
+        """Return the path below ``save_dir`` that a client's path stands for."""
         folder = self._engine.config.save_dir
         if folder is None:
             raise NotConfigured("this server has no folder to save to; start it with --save-dir")
         return below(folder, path, what="path")
 
     def _ask(self) -> Ask:
-        """Return a function with which other threads wait for answers of the engine."""
+        """Return a function with which other threads ask the engine and wait for the answer."""
         loop = asyncio.get_running_loop()
 
         def ask(command: Command[AnswerT]) -> AnswerT:
@@ -222,21 +222,21 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
 
 KEEP_S = 1.0  # a tree is reused for at least this many seconds
-REST = 10  # a tree is reused for ten times its build time, so building takes at most a tenth of a thread
+REST = 10  # a tree is reused for ten times its build time, so building takes at most 10 % of a thread
 PREVIEW_TOKENS = 24
 
 
 @dataclass(slots=True)
 class _Report:
-    """Tree of one tenant, and the texts of nodes shown so far."""
+    """Reuse tree of one tenant, and the decoded text of each node shown so far."""
 
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]
 
 
 class ReuseReports:
-    """The latest tree of each tenant. Trees are built on another thread, one at a time; concurrent calls
-    share one. Lives on the event loop."""
+    """The latest reuse tree of each tenant. Trees are built on another thread, one at a time, and concurrent
+    calls of a tenant share one tree. Lives on the event loop."""
 
     def __init__(
         self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
@@ -244,12 +244,12 @@ class ReuseReports:
         self._engine = engine
         self._keep_s = keep_s
         self._clock = clock
-        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by tenant's salt prefix
+        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # key: the salt prefix of the tenant
         self._fresh_until: dict[bytes, float] = {}
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the ``most`` nodes that saved most, of prefixes whose salts begin with ``salt_prefix``."""
+        """Return the ``most`` nodes that saved most tokens, of prefixes with salts that begin like this."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
@@ -273,7 +273,7 @@ class ReuseReports:
         return report
 
     def _drawn(self, prefixes: list[ReusedPrefix]) -> _Report:
-        """Build the tree with the texts that a response may show; runs on another thread."""
+        """Build the tree, and decode the texts that a response may show. Runs on another thread."""
         report = _Report(ReuseTree(prefixes, self._engine.info.page_size, preview=PREVIEW_TOKENS), {})
         for node in report.tree.best(messages.MAX_PREFIXES):
             self._text(report, node.tokens)

@@ -36,7 +36,7 @@ REASONS: Mapping[str, pb.MissReason] = {
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
-    """Return the requested number of prefixes. Raise InvalidRequest outside the allowed range."""
+    """Return the number of prefixes that the client requests. Raise InvalidRequest if it is out of range."""
     asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
     if not 0 <= asked <= MAX_PREFIXES:
         raise InvalidRequest(f"num_prefixes must be between 0 and {MAX_PREFIXES}, got {asked}")
@@ -44,15 +44,15 @@ def num_prefixes(request: pb.GetStatsRequest) -> int:
 
 
 def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a prefix given as text, ids or chat. Raises InvalidRequest if there is none, and
-    RequestTooLong, before reading it, if it has more than ``max_tokens`` ids or messages."""
+    """Return the prompt of a prefix given as text, ids or chat. Raises InvalidRequest if there is none.
+    Raises RequestTooLong, before reading ids or messages, if these are more than ``max_tokens``."""
     match prefix.WhichOneof("prefix"):
         case "text":
             return prefix.text
         case "token_ids":
             ids = ids_of(prefix.token_ids, prefix.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list once the request has its place
+            return ids  # converted to a list when the request is admitted
         case "chat":
             return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
@@ -66,8 +66,8 @@ def pin_name(name: str) -> str:
 
 
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
-    """Return the message of missed tokens. ``hide_salts``: leave out other salts, which may be other
-    tenants'."""
+    """Return the missed tokens as messages. With ``hide_salts``, misses due to another salt count as new,
+    because the salt may be another tenant's."""
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden
@@ -115,8 +115,8 @@ def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
 def explain_message(
     found: LookupRecord, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
-    """Return the explanation of a look-up. ``salt_prefix``: prefix of the caller's salts; other tenants'
-    salts are hidden."""
+    """Explain why a request's prefix lookup missed. ``salt_prefix``: prefix of the caller's salts; a salt
+    without this prefix belongs to another tenant and is hidden."""
     miss = found.miss
     own_salt = any(salt.startswith(salt_prefix) for salt in miss.other_salts)
     hide = miss.reason == "other_salt" and not own_salt

@@ -26,7 +26,7 @@ from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream; each may be large
-TEXT_LENGTHS = 4  # longest text of one Tokenize or Detokenize call, as a multiple of the model's length
+TEXT_LENGTHS = 4  # limit of one Tokenize or Detokenize call, as a multiple of the model's length
 
 BatchItem = pb.GenerateResponse | Exception | None
 
@@ -52,8 +52,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def GenerateMany(self, requests: AsyncIterator[pb.GenerateRequest], context: Context) -> None:
-        # Bounded: while the client does not read, its requests wait here and the engine
-        # merges what they generate.
+        # The queue is bounded: while the client does not read, the tasks of its requests wait here, and the
+        # engine merges their deltas.
         output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
         reader = asyncio.create_task(self._serve_batch(requests, output, context))
         try:
@@ -71,8 +71,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         output: asyncio.Queue[BatchItem],
         context: Context,
     ) -> None:
-        """Serve requests as they arrive, and put the responses into ``output``; then None, or the error that
-        ended the call."""
+        """Serve requests as they arrive, and put their responses into ``output``. The last item is None, or
+        the error that ended the call."""
         slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
 
         async def serve(request: pb.GenerateRequest) -> None:
@@ -96,7 +96,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     active.begin()
                     group.create_task(serve(request))
                     await slots.acquire()
-        except ExceptionGroup as group:  # a group of one: only reading the requests can raise
+        except ExceptionGroup as group:  # with one error: only reading the requests can raise
             await output.put(group.exceptions[0])
         else:
             await output.put(None)
@@ -214,7 +214,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """Number of a stream's active requests, and the time since which there are none."""
+    """The number of active requests of a stream, and the time at which the last one ended."""
 
     def __init__(self) -> None:
         self._num_active = 0
@@ -260,7 +260,7 @@ def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateRespon
     """Return the only response to a refused request."""
     return pb.GenerateResponse(
         request_id=request.request_id[:MAX_REQUEST_ID],
-        # cut, because a longer id may be the reason for the refusal
+        # shortened, because an id that is too long may be the reason for the refusal
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
     )

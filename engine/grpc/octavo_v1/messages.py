@@ -1,4 +1,4 @@
-"""Conversion between octavo.v1 messages and the engine's types, which is done only here."""
+"""The only conversion between octavo.v1 messages and the engine's types."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
 def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
-    """Return a chat in the form of chat templates. Raises RequestTooLong, before reading it, for too many
-    messages."""
+    """Return a chat as the input of chat templates. Raises RequestTooLong, before any message is read, if
+    there are too many."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
     if len(chat.messages) > max_messages:
@@ -91,8 +91,8 @@ def _object(where: str, text: str) -> dict[str, Any]:
 def with_tools(
     request: pb.GenerateRequest, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
 ) -> tuple[Prompt, SamplingParams]:
-    """Return the prompt and the parameters of a request, extended by its chat's tools and tool choice. Raises
-    InvalidRequest for unsupported tools."""
+    """Return the prompt with the chat's tools, and the parameters with the constraint of its tool choice.
+    Raises InvalidRequest for unsupported tools."""
     if not isinstance(prompt, ChatPrompt) or not (prompt.tools or request.chat.tool_choice):
         return prompt, params
     choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
@@ -110,15 +110,15 @@ def with_tools(
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if there is none, and RequestTooLong, before
-    reading it, if it has more than ``max_tokens`` ids or messages."""
+    """Return the prompt of a request. Raises InvalidRequest if there is none. Raises RequestTooLong, before
+    reading ids or messages, if these are more than ``max_tokens``."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
             ids = ids_of(request.token_ids, request.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list once the request has its place
+            return ids  # converted to a list when the request is admitted
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
                 raise InvalidRequest("chat.tool_choice is only served for Generate; leave it out")
@@ -156,16 +156,16 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 class Responses:
-    """Writes the messages of one request's deltas.
+    """Converts the deltas of one request to messages.
 
-    A message is made for every token, so fields are set one by one, which takes half the time of the
-    constructor. The prompt's log probabilities are made once and copied for the other samples, in a tenth of
-    the time.
+    There is a message for every token, so fields are set one by one, which takes half the time of the
+    constructor. The prompt's log probabilities are converted once and then copied for the other samples,
+    which takes a tenth of the time.
     """
 
     def __init__(self) -> None:
         self._num_generated: Counter[int] = Counter()  # tokens by sample
-        self._prompt: pb.GenerateResponse | None = None  # with the prompt's log probabilities only
+        self._prompt: pb.GenerateResponse | None = None  # message with only the prompt's log probabilities
 
     def of(self, delta: Delta) -> pb.GenerateResponse:
         response = pb.GenerateResponse()
@@ -198,13 +198,13 @@ class Responses:
 
 
 def error_message(error: Exception) -> pb.Error:
-    """Return the error of one request of a stream, equal to a call's status."""
+    """Return the error of one request of a stream, with the code and text that a call's status would have."""
     status = status_of(error)
     return pb.Error(code=status.code, message=status.message)
 
 
 def delta_of(response: pb.GenerateResponse) -> Delta:
-    """Return a response as a delta, for clients."""
+    """Return the delta of a response; for clients."""
     logprobs, prompt_logprobs, usage = response.logprobs, response.prompt_logprobs, response.usage
     delta = Delta(
         request_id=response.request_id,
@@ -275,7 +275,7 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
 
 
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
-    """Describe the state of the server; ``ready_since``: time.monotonic() at the start."""
+    """Describe the state of the server. ``ready_since``: value of time.monotonic() at the start."""
     return pb.GetServerInfoResponse(
         version=octavo.__version__,
         uptime_seconds=time.monotonic() - ready_since,

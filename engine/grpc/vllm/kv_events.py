@@ -1,11 +1,11 @@
 """Page events for routers: smg.grpc.common.KvEventBatch, whose blocks are our pages.
 
-A router that knows each worker's cached pages sends a prompt to the worker with most of them. It identifies
-prompts by tokens, so stored blocks carry theirs; they are kept from the first subscription on (see EventLog).
-A router that begins from zero first gets the pages cached now, as a snapshot.
+A router that knows each worker's cached pages sends a prompt to the worker with most of them. It matches
+pages by tokens, so stored blocks carry token ids, which the engine keeps from the first subscription on (see
+EventLog). A router without a cursor first gets the pages cached now, as a snapshot.
 
-Sequence numbers are those of the log plus a number that grows with every start of the engine. So a cursor of
-an earlier start is recognized as too old.
+A sequence number is the event's number in the log plus a base that grows with every start of the engine. So a
+cursor from before a restart is recognized as too old.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ...core.commands import CachedContents, EventLogState, FlushCache, GetCache
 from ..request_handler import RequestHandler
 from ..status import Context
 
-LOAD_S = 1.0  # seconds between measurements of the load without events
-SILENCE_S = 10.0  # seconds after which an unchanged load is sent
-SNAPSHOT_BLOCKS = 1024  # blocks per message
+LOAD_S = 1.0  # seconds between checks of the load while there are no events
+SILENCE_S = 10.0  # seconds after which even an unchanged load is sent
+SNAPSHOT_BLOCKS = 1024  # blocks per message of a snapshot
 _EPOCH_BITS = 24
 _POLL_S = 0.02
 
 
 class KvEventStream:
-    """Subscription to KV events, with its sent events and their numbers."""
+    """A router's subscription to KV events, with the sequence number and the load that were sent last."""
 
     def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
-        """``salt``: the tenant's; ``adapter``: report only this adapter's pages, as those of a model."""
+        """``salt``: the tenant's salt; ``adapter``: report only this adapter's pages, as a model's."""
         self._handler = handler
         self._engine = handler.engine
         self._page_size = handler.engine.info.page_size
@@ -49,14 +49,14 @@ class KvEventStream:
         self._base = 0
         self._sent = 0  # latest sequence number sent; 0: none yet
         self._num_samples = 0
-        self._load: Gauges | None = None  # load sent last, and its time
+        self._load: Gauges | None = None  # load sent last, and below the time at which it was sent
         self._told_at = 0.0
 
     async def batches(
         self, request: pb.SubscribeKvEventsRequest, number: int
     ) -> AsyncGenerator[pb.KvEventBatch, None]:
-        """Yield events from ``number`` on, which ``begin`` returned, after a snapshot if there is no cursor.
-        Raises FellBehind if this reader is too slow."""
+        """Yield batches of events from ``number``, as returned by ``begin``. Without a cursor in the request,
+        a snapshot comes first. Raises FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
             snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
@@ -71,8 +71,8 @@ class KvEventStream:
                     yield self._batch(None, ())
 
     async def begin(self, request: pb.SubscribeKvEventsRequest, its: EventLogState) -> int:
-        """Return the number of the first event to send. Raises EventsGone if the cursor is too old or in the
-        future."""
+        """Return the number of the first event to send. Raises EventsGone if the request's cursor is too old
+        or in the future."""
         self._base = int(its.log_began) << _EPOCH_BITS
         cursor: int = request.start_sequence_number
         if not cursor:
@@ -88,7 +88,7 @@ class KvEventStream:
         return number
 
     def _batch(self, number: int | None, events: Iterable[pb.KvCacheEvent]) -> pb.KvEventBatch:
-        """Return events with the load; without a number, only the load."""
+        """Return a batch with the events and the load, or with only the load if ``number`` is None."""
         if number is not None:
             self._sent = self._base + number
         self._num_samples += 1
@@ -103,7 +103,7 @@ class KvEventStream:
 
     def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
         if not self._sent and not request.load_records_before_first_batch:
-            return False  # without this flag, a router takes an early load record for an event
+            return False  # without this flag, a router would mistake an early load record for an event
         return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
 
     def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:
@@ -152,18 +152,18 @@ class KvEventStream:
         )
 
     def _names(self) -> dict[bytes, str]:
-        """Return the loaded adapters' names by their pages' variant."""
+        """Return the names of loaded adapters; keys are the variants in the salts of their pages."""
         return {info.variant: name for name, info in self._engine.adapters.items()}
 
     def _is_own(self, salt: bytes) -> bool:
-        """Whether pages of this salt are the tenant's, and the adapter's."""
+        """Whether pages of this salt belong to the tenant and, if the subscription has one, the adapter."""
         if self._adapter is None or not salt.startswith(self._salt):
             return salt.startswith(self._salt)
         _, variant = salt_and_variant(salt.removeprefix(self._salt))
         return self._names().get(variant) == self._adapter
 
     def _block(self, digest: Digest, contents: bytes) -> pb.KvBlock:
-        """Return the block of a page, with the digest and the start of each image that has rows in it."""
+        """Return a page's block; ``extra_keys`` has digest and start of each image with rows in the page."""
         size = self._page_size
         return pb.KvBlock(
             block_hash=block_hash(digest),
@@ -178,7 +178,7 @@ class KvEventStream:
     def _snapshot_batches(
         self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]
     ) -> Iterable[pb.KvEventBatch]:
-        """Yield a snapshot, numbered so that events continue after its last batch."""
+        """Yield a snapshot in batches; the last sequence number is the snapshot's own."""
         if not pages:
             return
         size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than event numbers
@@ -199,13 +199,13 @@ class KvEventStream:
 def _own_pages(
     snapshot: CachedContents, is_own: Callable[[bytes], bool]
 ) -> list[tuple[Digest, PageContents]]:
-    """Return pages of the caller's salts whose whole prefix is known, parents before children."""
+    """Return the caller's pages whose whole prefix is in the snapshot, parents before children."""
     own = {digest: page for digest, page in snapshot.pages.items() if is_own(page.salt)}
     return list(parents_first(own))
 
 
 def block_hash(digest: Digest) -> int:
-    """Return a page's 64-bit name for routers, which finds it but does not prove its contents."""
+    """Return a page's 64-bit key for routers. It identifies the page but does not prove its contents."""
     return int.from_bytes(digest[-8:], "big", signed=True)
 
 
@@ -216,11 +216,11 @@ async def write_kv_events(
     *,
     adapter: str | None,
 ) -> None:
-    """Answer SubscribeKvEvents until the caller has gone."""
+    """Serve SubscribeKvEvents until the caller has gone."""
     stream = KvEventStream(handler, handler.tenant_salt(context), adapter)
     async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
-        number = await stream.begin(request, its)  # an error before the stream begins makes routers reset
-        await context.send_initial_metadata(())  # routers wait for it, but events may be rare
+        number = await stream.begin(request, its)  # after an error here routers start anew
+        await context.send_initial_metadata(())  # routers wait for these; events may be rare
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await handler.writer.write(context, batch)
@@ -229,7 +229,7 @@ async def write_kv_events(
 async def flush_cache(
     handler: RequestHandler, request: pb.FlushCacheRequest, context: Context
 ) -> pb.FlushCacheResponse:
-    """Serve FlushCache: discard all cached pages, unless requests still run after the given time."""
+    """Discard all cached pages, or none if requests are still unfinished after the given time."""
     handler.check_operator(context, "flush the cache of all tenants")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s must be 0 or more seconds, got {request.timeout_s}")

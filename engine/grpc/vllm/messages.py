@@ -1,10 +1,10 @@
 """Conversion between vllm.grpc.engine messages and the engine's types.
 
-Semantics are those of vLLM 0.32's gRPC server. Numbers that proto3 cannot distinguish from unset ones (top_p
-0, n 0, repetition_penalty 0, ...) mean its defaults. Unsupported fields are refused by name, never ignored.
-There are exceptions, because only token ids are sent here: ``skip_special_tokens``,
-``spaces_between_special_tokens`` and ``include_stop_str_in_output`` affect text, which the router makes.
-``grammar_from_first_token`` is always in effect.
+Semantics are those of vLLM 0.32's gRPC server. In proto3, some fields that are 0 cannot be distinguished from
+unset ones (top_p, n, repetition_penalty, ...); for these, 0 means vLLM's default. Unsupported fields are
+refused by name. Four fields are accepted without an effect. ``skip_special_tokens``,
+``spaces_between_special_tokens`` and ``include_stop_str_in_output`` concern text, but only token ids are sent
+and the router makes the text. ``grammar_from_first_token`` is always in effect.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def _unsupported(field: str) -> InvalidRequest:
 
 
 def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if there is none, and RequestTooLong, before
-    reading it, if it has more than ``max_tokens`` ids."""
+    """Return the prompt of a request. Raises InvalidRequest if there is none. Raises RequestTooLong, before
+    reading the ids, if there are more than ``max_tokens``."""
     match request.WhichOneof("input"):
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list once the request has its place
+            return ids  # converted to a list when the request is admitted
         case "text":
             return str(request.text)
         case _:
@@ -62,7 +62,7 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
 
 
 def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> SamplingParams:
-    """Return the sampling parameters; an unset temperature is the model's own."""
+    """Return the sampling parameters; an unset temperature becomes ``default_temperature``."""
     kind = sampling.WhichOneof("constraint")
     given = {"temperature": default_temperature} | _FIELDS.read(sampling)
     if "seed" in given:
@@ -71,7 +71,7 @@ def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> Sam
 
 
 def chunk_of(delta: Delta) -> pb.GenerateResponse:
-    """Return new tokens of one sample, with ids and count of this chunk only."""
+    """Return new tokens of one sample; ids and count are those of this chunk only."""
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
         output_logprobs=_logprobs(delta),
@@ -82,7 +82,7 @@ def chunk_of(delta: Delta) -> pb.GenerateResponse:
 
 
 def complete_of(delta: Delta) -> pb.GenerateResponse:
-    """Return the end of one sample, with the tokens of ``delta``: its last one, or all."""
+    """Return the final message of one sample, with the tokens of ``delta``: only the last ones, or all."""
     assert delta.finish_reason is not None
     complete = pb.GenerateComplete(
         output_ids=delta.token_ids,
@@ -119,7 +119,7 @@ def _logprobs(delta: Delta) -> Any:
 
 
 def _prompt_logprobs(delta: Delta) -> Any:
-    """Return InputLogProbs of the whole prompt, whose first token has none; None if there are none."""
+    """Return InputLogProbs of the prompt, whose first token has none; None if not requested."""
     found = delta.prompt_logprobs
     if found is None:
         return None

@@ -41,7 +41,7 @@ class ModelFiles:
 
     @property
     def temperature(self) -> float:
-        """Temperature of requests that set none: the model's recommendation, or 1 as in vLLM."""
+        """Temperature of requests that set none: the model's recommended value, or 1 as in vLLM."""
         return float(self.sampling.get("temperature", 1.0))
 
     @property
@@ -67,7 +67,7 @@ def read_model_files(path: Path) -> ModelFiles:
 
 
 def _first_id(value: Any) -> int:
-    """Return a token id from a configuration's number or list; 0 if there is none."""
+    """Return the token id in a configuration's value, which may be a number or a list; 0 if there is none."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else 0
 

@@ -1,7 +1,6 @@
 """The vllm.grpc.engine.VllmEngine service, for the SMG router.
 
-The stubs come from the package smg-grpc-proto, because a process must not have a second copy of the same
-descriptors.
+The stubs come from the package smg-grpc-proto, because a process cannot load the same descriptors twice.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     """Serves VllmEngine for the engine behind ``handler``."""
 
     def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
-        """Read the model's folder; ModelLoadError if one of its files is damaged. ``adapter``: name of the
-        adapter that computes every request, shown as a model of that name."""
+        """Read the model's folder; raises ModelLoadError if one of its files is damaged. With ``adapter``,
+        every request uses this adapter, and the service shows it as a model of that name."""
         self._handler = handler
         self._adapter = adapter
         self._engine = handler.engine
@@ -47,8 +46,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """Stream each delta as a chunk, and at the end the last delta again as a complete; without
-        ``stream``, return one complete per sample."""
+        """Stream a chunk for each delta with tokens. At its end, each sample gets a ``complete`` message with
+        its last delta. Without ``stream``, send only one ``complete`` per sample, with all tokens."""
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
@@ -70,7 +69,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 if delta.finish_reason is not None:
                     last = (
                         replace(delta, prompt_logprobs=None) if request.stream else delta
-                    )  # a chunk contained them
+                    )  # an earlier chunk has them
                     make = functools.partial(vllm_messages.complete_of, last)
                     await write(context, await self._handler.message_of(last, make))
                 if delta.finish_reason is FinishReason.ERROR:
@@ -98,7 +97,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:
-        """Describe the model without paths, which clients cannot read; GetTokenizer sends the files."""
+        """Describe the model without paths, because clients cannot read files; GetTokenizer sends these."""
         info, files = self._engine.info, self._files
         name = self._adapter or info.name
         return pb.GetModelInfoResponse(
@@ -164,7 +163,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
-        """Stream a zip file of the tokenizer, in chunks of 64 KiB, the last with its SHA-256."""
+        """Stream a zip file of the tokenizer in chunks of 64 KiB; the last chunk has the file's SHA-256."""
         if self._tokenizer_zip is None:
             self._tokenizer_zip = await asyncio.to_thread(
                 model_files.tokenizer_zip, self._files.path, self._engine.info.chat_template
@@ -186,7 +185,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """Return the last token's state, normalized, as vLLM does by default for models that generate."""
+        """Return the last token's normalized hidden state, vLLM's default for generative models."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
