@@ -1,1 +1,1 @@
-"""The HTTP APIs, in the server's process and event loop."""
+"""The HTTP APIs, served in the same process and event loop as gRPC."""

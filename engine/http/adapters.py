@@ -1,4 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, in vLLM's form; for operators."""
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, in vLLM's form. Only operators may use them."""
 
 from __future__ import annotations
 

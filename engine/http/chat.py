@@ -52,7 +52,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 
 async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
-    """Return the engine's request. Raises InvalidRequest for unsupported fields."""
+    """Return the turn: prompt and parameters for the engine. Raises InvalidRequest for unsupported fields."""
     max_tokens = agreed(request, "max_tokens", "max_completion_tokens")
     cut = prompt_cut(
         services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
@@ -104,8 +104,8 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
 
 
 def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Message:
-    """Return a message in the form of chat templates. Parts of text are joined; next to pictures, parts stay
-    separate."""
+    """Return a message in the form of chat templates. Text parts are joined, unless the message has
+    pictures."""
     content: str | list[dict[str, Any]] | None = None
     if isinstance(message.content, str) or message.content is None:
         content = message.content
@@ -161,7 +161,7 @@ class _Answer:
         return ReplyReader(self._turn.reader(), shows_reasoning=self._request.include_reasoning is not False)
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        """Return the response; ``take`` counts its bytes."""
+        """Return the response; each choice's size is passed to ``take``."""
         choices: dict[int, bytes] = {}
         async for _, delta in deltas:
             self._usage.add(0, delta)
@@ -177,7 +177,7 @@ class _Answer:
             self._prompt_logprobs = prompt_entries(delta.prompt_logprobs, self._services.texts)
             self.prompt_fields["prompt_logprobs"] = None
         reader = self._reader()
-        message = _message(reader.read(delta))  # first: it tells whether the sample called tools
+        message = _message(reader.read(delta))  # before _choice, which asks whether the sample called tools
         choice = self._choice(delta, reader) | {"message": message}
         return json_of(choice, logprobs=self._logprobs(delta))
 
@@ -243,7 +243,7 @@ class _Answer:
 
 
 def _message(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole message; its content is null if it has only other parts."""
+    """Return a whole message; its content is null if there is no text but, for example, a tool call."""
     for call in fields.get("tool_calls", ()):
         del call["index"]
     content = None if fields else ""
@@ -259,8 +259,8 @@ class ReplyReader:
         self.has_called_tools = False
 
     def read(self, delta: Delta) -> dict[str, Any]:
-        """Return the new parts of a message. The last delta has a finish reason and flushes all text held
-        back."""
+        """Return what the delta adds to the message. The sample's last delta, which has a finish reason, also
+        flushes all text that was held back."""
         events = self._reader.add(delta.text)
         if delta.finish_reason is not None:
             events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)
@@ -280,7 +280,7 @@ class ReplyReader:
                     call["function"]["arguments"] += text
                 case CallMalformed(text, begun):
                     content += text
-                    if begun is not None:  # parts already sent stay unchanged
+                    if begun is not None:  # a call that was sent in earlier chunks stays as it is
                         calls.pop(begun, None)
                 case CallEnd():
                     self.has_called_tools = True

@@ -22,7 +22,7 @@ from .request_model import only
 from .sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's default
-_LOGPROB_BYTES = 20  # least bytes of a log probability in an answer
+_LOGPROB_BYTES = 20  # least size of a log probability in an answer
 PromptField = str | list[int] | list[str] | list[list[int]]
 
 
@@ -63,8 +63,8 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
 
 
 def prompts_of(name: str, given: PromptField) -> list[Prompt]:
-    """Return the prompts of a field with text, token ids, or a list of either. Raise FieldError for none or
-    too many."""
+    """Return the prompts in a field: one text, one list of token ids, or several of either. Raise FieldError
+    for no prompts or too many."""
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [cast(Prompt, given)]
     if not 1 <= len(given) <= MAX_PROMPTS:
@@ -106,15 +106,15 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
         answer.prompts = list(answer.prompt_ids)
         answer.texts = [await _text_of(services, prompt) for prompt in prompts]
-    if request.echo and asked_logprobs is not None:  # every sample has the prompt's
+    if request.echo and asked_logprobs is not None:  # each sample repeats the prompt's log probabilities
         num_prompt = sum(map(len, answer.prompt_ids))
         services.answers.check(params.n * num_prompt * (1 + asked_logprobs) * _LOGPROB_BYTES)
     return answer
 
 
 async def _check_json_object(services: Services, request: CompletionRequest, prompts: list[Prompt]) -> None:
-    """Refuse json_object if a prompt does not mention JSON, as the OpenAI API does for chats. The model would
-    otherwise continue its text within a string up to max_tokens."""
+    """Refuse json_object if a prompt does not mention JSON, as the OpenAI API does for chats. Without an
+    instruction, the model would continue within a JSON string until max_tokens."""
     if request.response_format is None or request.response_format.type != "json_object":
         return
     for prompt in prompts:
@@ -136,8 +136,8 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
 class _Answer:
     """Writes the response to one request.
 
-    prompt_ids, texts   ids and texts of the prompts, if the response includes them
-    without_output      the response has only the prompts
+    prompt_ids, texts   token ids and texts of the prompts, if the response includes these
+    without_output      the response has the prompts but no output
     """
 
     def __init__(
@@ -161,10 +161,10 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}
-        self._echoed: set[int] = set()  # choices that have begun with their prompt
+        self._echoed: set[int] = set()  # indices of choices whose prompt has been sent
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        """Return the response; ``take`` counts its bytes."""
+        """Return the response; each choice's size is passed to ``take``."""
         choices: dict[int, bytes] = {}
         async for prompt, delta in deltas:
             self._take(prompt, delta)
@@ -189,13 +189,13 @@ class _Answer:
         await exchange.end_events()
 
     def _take(self, prompt: int, delta: Delta) -> None:
-        """Count new tokens; drop them if only the prompt is wanted."""
+        """Count the delta's tokens. Remove the output from the delta if only the prompt is wanted."""
         if self.without_output:
             delta.token_ids, delta.text, delta.logprobs = (), "", ()
         self._usage.add(prompt, delta)
 
     def _is_echoed(self, index: int) -> bool:
-        """Whether a choice has begun with its prompt, or does not need to."""
+        """Whether a choice's prompt has been sent, or is not wanted."""
         return not self._request.echo or index in self._echoed
 
     def _completion(self, choices: bytes, *, with_usage: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""A bounded connection: limits for headers and pipelined requests, and timeouts."""
+"""An HTTP connection with limits on headers and pipelined requests, and with timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .exchange import ABORT
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of one request's headers and path
 MAX_PIPELINED = 8  # requests that wait until an earlier one is answered
-MAX_PIECES = 1024  # small chunks and trailers of one body; each takes the event loop some 2 us
+MAX_PIECES = 1024  # small chunks and trailers of one body; each takes about 2 us of the event loop
 PIECE_BYTES = 64  # a body may have one more chunk for every 64 bytes
 HEADER_TIMEOUT_S = 10.0  # seconds for headers to arrive completely
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
@@ -21,8 +21,8 @@ IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with limits.
 
-    ``sweep`` is called about once per second, because one task for all connections costs less than a timer
-    for each.
+    The server calls ``sweep`` about once per second for every connection, because one task for all
+    connections costs less than one timer for each.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -30,7 +30,7 @@ class Connection(HttpToolsProtocol):
         self._since = time.monotonic()  # start of the current state
         self._header_bytes = 0  # bytes of incomplete headers
         self._is_in_headers = True
-        self._num_pieces = self._body_bytes = 0  # of the body being read
+        self._num_pieces = self._body_bytes = 0  # counts of the current body
         self._unsent = 0  # unsent bytes at the last sweep
         self._unsent_since = self._since
 
@@ -75,7 +75,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_headers, self._header_bytes = False, 0
         self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")  # closes the connection, see _count_piece
+            raise ValueError("too many pipelined requests")  # the parser stops, and the connection is closed
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -83,7 +83,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _count_piece(self, num_bytes: int) -> None:
-        """Raise for a body in too many pieces; the parser then stops, and the connection is closed."""
+        """Raise if a body has too many small chunks; the parser then stops, and the connection is closed."""
         self._num_pieces += 1
         self._body_bytes += num_bytes
         if self._num_pieces > MAX_PIECES + self._body_bytes // PIECE_BYTES:
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._since = time.monotonic()
-        self._is_in_headers = True  # headers of the next request
+        self._is_in_headers = True  # the next data belong to a new request
 
     def send_400_response(self, msg: str) -> None:
         if self.is_idle:
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def sweep(self, now: float, write_timeout_s: float) -> None:
-        """Close the connection if it has been in its state for too long."""
+        """Close the connection if it idles or receives headers for too long, or its client reads nothing."""
         unsent = self.num_unsent
         if not unsent or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now

@@ -19,7 +19,7 @@ from .request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):
-    """A request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's; the last three fields are
+    """A request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's fields; the last three are
     vLLM's."""
 
     input: PromptField

@@ -1,4 +1,4 @@
-"""Common work of all endpoints: tokens, limits, the body, errors."""
+"""Work that all endpoints share: token checks, limits, reading the body, and errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ RequestT = TypeVar("RequestT", bound=RequestModel)
 class Services:
     """Objects that endpoints need.
 
-    handler     entry of requests into the engine, shared with gRPC
+    handler     admission of requests to the engine, shared with gRPC
     files       settings from the model's folder
-    bodies      budget of bytes of bodies that are being read or parsed
-    answers     budget of bytes of whole answers that are being written
+    bodies      limit of the bytes of request bodies that are being read or parsed
+    answers     limit of the bytes of whole answers that are being written
     calls       limiter of calls, shared with gRPC
     """
 
@@ -40,12 +40,12 @@ class Services:
     calls: Holders
 
     def names(self, exchange: Exchange) -> tuple[str, ...]:
-        """Names of the model, then of the adapters that the caller may use."""
+        """Return the model's name and aliases, followed by the adapters that the caller may use."""
         info = self.handler.engine.info
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
     def adapter(self, name: str) -> str | None:
-        """Return the adapter of a name from ``check_model``, unloaded by now or not; None for the model's."""
+        """Return the adapter that ``check_model`` returned, even if unloaded since; None for the model."""
         info = self.handler.engine.info
         return None if name in (info.name, *info.aliases) else name
 
@@ -55,8 +55,8 @@ class Services:
         return self.handler.engine.info.images is not None
 
     def check_model(self, name: str | None, exchange: Exchange) -> str:
-        """Return the model name for answers. Raises ModelNotServed for another model, Forbidden for an
-        adapter of another tenant."""
+        """Return the model name to show in the answer. Raises ModelNotServed for an unknown name, and
+        Forbidden for an adapter of another tenant."""
         names = self.names(exchange)
         if name is None:
             return names[0]
@@ -74,12 +74,12 @@ class Services:
         return None if delta.stop_match in ids else delta.stop_match
 
     def check_caller(self, exchange: Exchange) -> None:
-        """Raise Unauthenticated unless the client sent a valid token, if tokens are required."""
+        """Raise Unauthenticated if tokens are required and the client did not send a valid one."""
         self.handler.tenant_of(exchange)
 
 
 class Route:
-    """An ASGI application for one path; its work is a function of the exchange."""
+    """An ASGI application for one path. ``work`` serves the exchange; its errors become answers."""
 
     def __init__(
         self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool

@@ -1,4 +1,4 @@
-"""HTTP statuses of errors, and their bodies in the form of the APIs, with the texts of gRPC."""
+"""HTTP statuses and bodies of errors, in the form of each API. The texts are those of gRPC."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FieldError(InvalidRequest):
 
 
 def named(error: InvalidRequest, request: Any) -> InvalidRequest:
-    """Return the engine's error about its field under the name of the RequestModel's field."""
+    """Return the engine's error about a field, with the name that the field has in the HTTP request."""
     found = re.match(r"(\w+)[\w.\[\]]*", str(error))
     if type(error) is not InvalidRequest or found is None:
         return error
@@ -67,7 +67,7 @@ def _field(request: object, path: str) -> object:
 
 
 class ModelNotServed(OctavoError, LookupError):
-    """The request is for another model."""
+    """The request names another model."""
 
 
 class HttpRefusal(OctavoError):
@@ -115,14 +115,14 @@ def message_error_body(error: Exception) -> dict[str, Any]:
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     text = text_of(error)
-    if isinstance(error, RequestTooLong):  # Claude Code recognizes these words and compacts the conversation
+    if isinstance(error, RequestTooLong):  # Claude Code compacts the conversation at these words
         text = f"prompt is too long: {text}"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """Form of errors. ``event``: name of their event in a stream; ``last``: end of that stream."""
+    """An API's form of errors. ``event``: name of an error's event in a stream; ``last``: end of a stream."""
 
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""
@@ -134,5 +134,5 @@ _ANTHROPIC = ErrorForm(message_error_body, event="error", last=b"")
 
 
 def error_form(path: str) -> ErrorForm:
-    """Return the form of errors for a path."""
+    """Return the form that errors have on a path."""
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI

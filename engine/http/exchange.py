@@ -1,4 +1,4 @@
-"""One request and its answer: caller, body, and writing to a client that may be slow or gone."""
+"""One HTTP request and its answer: the caller, the body, and writing to a client that may be slow or gone."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .errors import HttpRefusal, error_form, headers_of, status_of
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Take: TypeAlias = Callable[[int], None]  # counts bytes of a request
+Take: TypeAlias = Callable[[int], None]  # counts bytes that a request holds
 
 BODY_TIMEOUT_S = 60.0  # seconds for a body to arrive
 PIECE_BYTES = 64 * 2**10  # bytes written at once
 JSON_TYPES = (b"application/json", b"text/json")
 CONTENT_TYPE = b"content-type"
-ABORT = "octavo.abort"  # key in the scope: function that closes the connection at once
+ABORT = "octavo.abort"  # key in the ASGI scope: function that closes the connection at once
 
 
 def json_of(answer: object, **parts: bytes | None) -> bytes:
-    """Return an answer as JSON. ``parts``: values of fields that are null or an empty list in it, as JSON.
-    Long lists are written in parts, because dictionaries take ten times the memory and the interpreter is
-    held until all of them are written."""
+    """Return an answer as JSON. ``parts`` are values, as JSON, for fields that are null or an empty list in
+    ``answer``. Long lists are passed this way: as dictionaries they take ten times the memory, and converting
+    them holds the interpreter lock."""
     data = to_json(answer, inf_nan_mode="null")
     for name, value in parts.items():
-        if value is not None:  # within a text the quotes would be escaped
+        if value is not None:  # the key cannot match a text, whose quotes are escaped
             before, key, after = data.partition(f'"{name}":'.encode())
             empty = b"[]" if after.startswith(b"[]") else b"null"
             assert after.startswith(empty), f"{name} must be empty"
@@ -51,14 +51,14 @@ class ClientGone(Exception):
 
 
 class ByteBudget:
-    """Budget of bytes that requests hold, such as their bodies, for all together and for each tenant.
+    """Limit of the bytes that requests hold, such as their bodies, for all requests and for each tenant.
 
     total   bytes held now
     """
 
     def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
-        """Create an empty budget. A request for more than ``max_one`` bytes is refused with ``status`` and
-        ``remedy``; ``what`` names these bytes in messages."""
+        """Create an empty budget. A request for more than ``max_one`` bytes is refused with ``status``, and
+        its message ends with ``remedy``; ``what`` names the limited object in messages."""
         self.total = 0
         self._what = what
         self._max_one = max_one
@@ -69,8 +69,8 @@ class ByteBudget:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[Take]:
-        """Yield a function that counts more bytes of one request until the block ends. It raises HttpRefusal
-        if the request has too many, and Overloaded if all requests, or those of the tenant, have."""
+        """Yield a function that counts bytes of one request until the block ends. It raises HttpRefusal if
+        the request has too many bytes, and Overloaded if all requests, or the tenant's, have."""
         size = 0
 
         def take(num_bytes: int) -> None:
@@ -100,7 +100,7 @@ class ByteBudget:
                 del self._by_tenant[tenant.name]  # tenant names come and go
 
     def check(self, num_bytes: int) -> None:
-        """Raise HttpRefusal if a request may not have so many bytes."""
+        """Raise HttpRefusal if one request may not have this many bytes."""
         if num_bytes > self._max_one:
             raise HttpRefusal(
                 self._status,
@@ -112,8 +112,8 @@ class ByteBudget:
 class Exchange:
     """A request in the form of ASGI, and its answer.
 
-    request_id   the client's id from the body, else from the header X-Request-Id, or ""
-    is_started   whether part of the answer was sent
+    request_id   the client's id from the body; without one, the header X-Request-Id, or ""
+    is_started   whether a part of the answer was sent
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, writer: ResponseWriter) -> None:
@@ -133,14 +133,14 @@ class Exchange:
         self.error_form = error_form(scope["path"])
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """The headers, in the form of gRPC's metadata."""
+        """Return the headers in the form of gRPC's metadata."""
         return self._headers
 
     def header(self, name: str) -> str:
         return next((value for key, value in self._headers if key == name), "")
 
     async def body(self, budget: ByteBudget, take: Take) -> bytes:
-        """Read the body, which must be JSON within the budget; ``take`` counts its bytes."""
+        """Read the body, which must be JSON and fit into the budget; its size is passed to ``take``."""
         kind = self.header("content-type").partition(";")[0].strip().lower().encode()
         if kind not in JSON_TYPES:
             raise HttpRefusal(
@@ -225,7 +225,7 @@ class Exchange:
         )
 
     async def event(self, data: object, *, name: str = "") -> None:
-        """Send one event with an object, or with its JSON, which has no line break."""
+        """Send one event. ``data``: an object, or its JSON without line breaks."""
         head = f"event: {name}\n".encode() if name else b""
         written = data if isinstance(data, bytes) else json_of(data)
         await self._write_body(b"%bdata: %b\n\n" % (head, written), more=True)

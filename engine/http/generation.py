@@ -1,4 +1,4 @@
-"""Engine requests of one exchange: one prompt or several, whole or as deltas."""
+"""The engine requests of one exchange: one for each prompt, with whole outputs or a stream of deltas."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .endpoint import Services
 from .exchange import Exchange
 
 MAX_PROMPTS = 2048  # prompts of one request
-CONCURRENCY = 64  # prompts of one request computed concurrently
-BACKLOG = 16  # unread deltas of several prompts; each may be large
+CONCURRENCY = 64  # prompts of one request that are computed at a time
+BACKLOG = 16  # unread deltas of a request with several prompts; each may be large
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The engine requests of one exchange. ``model``: name of the model or an adapter; ``request_id``: "" for
-    a generated one."""
+    """The engine requests of one exchange. ``model``: name of the model or of an adapter; ``request_id``: ""
+    to generate one."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
@@ -62,8 +62,8 @@ class Usage:
 
 
 def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Return the deltas of all prompts with their prompt's index; closing frees their pages. Raises the error
-    of a request, RequestFailed for a failed one, and EngineStopping for an ended one."""
+    """Stream deltas, each with its prompt's index; closing the stream frees the pages. Raises errors of
+    requests, RequestFailed if computing one failed, and EngineStopping if one was aborted."""
     if len(job.prompts) == 1:
         return _deltas(services, exchange, job, 0)
     return _interleaved(services, exchange, job)
@@ -128,5 +128,5 @@ async def _deltas(
 
 
 def new_id(prefix: str, given: str = "") -> str:
-    """Return a response's id, which ends with the client's id if one is ``given``."""
+    """Return a new id of a response; if the client's id is ``given``, it ends with that."""
     return f"{prefix}-{given or uuid.uuid4().hex}"

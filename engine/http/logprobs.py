@@ -1,4 +1,4 @@
-"""Log probabilities in the forms of chat and of text completions, and of vLLM for prompts."""
+"""Log probabilities in the OpenAI forms for chats and text completions, and in vLLM's form for prompts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_KEPT = 65_536  # tokens whose text is cached
 
 
 class TokenText(NamedTuple):
-    """A token's text and bytes; ``data`` is None for special tokens, which the text leaves out."""
+    """A token's text and bytes; ``data`` is None for special tokens, which texts leave out."""
 
     text: str
     data: bytes | None
 
     @property
     def escaped(self) -> str:
-        r"""The text; bytes that are not characters by themselves are written as ``bytes:\xf0\x9f``."""
+        r"""The text; a token that is only part of a character is written by its bytes: ``bytes:\xf0\x9f``."""
         if self.data is None or "\N{REPLACEMENT CHARACTER}" not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
@@ -45,7 +45,7 @@ class TokenTexts:
 
 
 def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Return the entries of a delta, without a final token that has no text."""
+    """Return the log probabilities of a delta, except that of an end token, which the text leaves out."""
     ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
     ended_by_token = ended_by_token and not params.include_stop_str_in_output
     return delta.logprobs[:-1] if ended_by_token else delta.logprobs
@@ -54,7 +54,7 @@ def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, 
 def chat_logprobs(
     entries: tuple[TokenLogprob, ...], texts: TokenTexts, top: int, *, as_ids: bool = False
 ) -> bytes:
-    """Return log probabilities in the form of chats, as JSON; ``top``: number of likeliest tokens to show."""
+    """Return log probabilities in the form of chats, as JSON, with the ``top`` likeliest tokens."""
 
     def shown(token_id: int, logprob: float) -> dict[str, Any]:
         text = texts.of(token_id)
@@ -85,7 +85,7 @@ class CompletionLogprobWriter:
     def write(
         self, entries: tuple[TokenLogprob, ...], prompt: PromptLogprobs | None = None
     ) -> dict[str, list[Any]]:
-        """Return the entries, after those of the prompt, whose first token has no log probability."""
+        """Return the entries' log probabilities, after those of ``prompt``; its first token has none."""
         found: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
@@ -110,8 +110,8 @@ class CompletionLogprobWriter:
 
 
 def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> bytes:
-    """Return the log probabilities of a prompt's tokens as JSON, in vLLM's form: for each token a dict from
-    token id to ``logprob``, ``rank`` and ``decoded_token``; the first has none."""
+    """Return the log probabilities of a prompt in vLLM's form, as JSON. The list has null for the first
+    token, and for each other token a dict from token id to ``logprob``, ``rank`` and ``decoded_token``."""
     rows = [b"null"]
     for entry in found.rest:
         row: dict[str, dict[str, Any]] = {}

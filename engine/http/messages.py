@@ -36,9 +36,9 @@ from .turns import (
 )
 
 _BILLING = (
-    "x-anthropic-billing-header"  # Claude Code's text for Anthropic's server; it changes with every request
+    "x-anthropic-billing-header"  # Claude Code's text for Anthropic; left out, as each request changes it
 )
-_SIGNATURE = "octavo"  # placeholder, because thinking is not signed here but clients require a signature
+_SIGNATURE = "octavo"  # placeholder: clients require a signature, but thinking is not signed here
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 
@@ -51,7 +51,7 @@ async def serve_messages(services: Services, request: MessagesRequest, exchange:
 
 
 async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:
-    """Answer with the number of the prompt's tokens."""
+    """Answer with the number of tokens in the prompt."""
     services.check_model(request.model, exchange)
     turn = await _turn(services, request, SamplingParams())
     ids = turn.prompt_ids or await services.handler.engine.encode(turn.prompt)
@@ -62,7 +62,7 @@ def _params(services: Services, request: MessagesRequest) -> SamplingParams:
     given = sampling_of(services, request, "temperature", "top_p", "top_k")
     thinking, output = request.thinking, request.output_config
     thinks = services.handler.engine.tokenizer.chat_format.reasoning is not None
-    if thinking is not None and thinks:  # other models ignore the budget
+    if thinking is not None and thinks:  # models without reasoning ignore the budget
         given["max_reasoning_tokens"] = 0 if thinking.type == "disabled" else thinking.budget_tokens
     if output is not None and output.format is not None:
         given["structured"] = StructuredOutput(json_schema=output.format.schema_)
@@ -85,7 +85,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
         services,
         ChatPrompt(
             messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun
-        ),  # continue a reply that the client has begun
+        ),  # the model continues a reply whose beginning the client sent
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),
@@ -116,7 +116,7 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
 
 
 def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dict[str, Any]]:
-    """Yield messages in the form of the OpenAI API, which chat templates use."""
+    """Yield the conversation as messages in the form of the OpenAI API, which chat templates use."""
     if isinstance(request.system, str):
         system = request.system
     else:
@@ -131,7 +131,7 @@ def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dic
 
 
 def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages after the edits of ``context_management``."""
+    """Return the messages with the edits of ``context_management`` applied."""
     edits = request.context_management.edits if request.context_management is not None else None
     for edit in edits or ():
         if (kept := edit.kept_turns) is not None:
@@ -201,7 +201,7 @@ def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> s
 
 
 def _text(block: ContentBlock, where: str) -> str:
-    """Return the text of a block; for images and files, a text that says so."""
+    """Return the text of a block. For an image, or a file that is not text, return a placeholder."""
     match block.type:
         case "text":
             return _given(block.text, f"{where}.text")
@@ -243,7 +243,7 @@ class _Answer(TurnAnswer):
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
         super().__init__(turn, "msg", name)
         self._shows_thinking = shows_thinking
-        self._places: dict[int, int] = {}  # places of shown blocks
+        self._places: dict[int, int] = {}  # block's index -> index in the stream, of blocks that are shown
 
     def _whole(self) -> dict[str, Any]:
         content = [self._block(block) for block in self.blocks.shown if self._is_shown(block)]

@@ -156,7 +156,7 @@ class ContextManagement(RequestModel):
 
 
 class MessageFields(RequestModel):
-    """Fields of both messages and count_tokens requests."""
+    """Fields that messages requests and count_tokens requests share."""
 
     model: str | None = None
     messages: list[InputMessage]

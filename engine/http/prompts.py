@@ -1,4 +1,4 @@
-"""Prompts that requests cut, or encode without special tokens."""
+"""Truncation of prompts, and encoding without special tokens, as a request asks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import FieldError
 from .exchange import Exchange
 
 Side: TypeAlias = Literal["left", "right"]
-TEXT_LENGTHS = 4  # most text encoded at once, as a multiple of the model's length, even if less of it is kept
+TEXT_LENGTHS = 4  # limit of a text to encode and then truncate, as a multiple of the model's length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PromptCut:
     special: bool = True
 
     async def encoded(self, services: Services, exchange: Exchange, prompt: Prompt) -> Prompt:
-        """Return the prompt, as token ids if it must be cut or encoded without special tokens."""
+        """Return the prompt, encoded and truncated if ``most`` or ``special`` requires that."""
         if self.most is None and (self.special or not isinstance(prompt, str)):
             return prompt
         handler = services.handler
@@ -71,11 +71,11 @@ def prompt_cut(
     default_side: Side = "left",
     special: bool = True,
 ) -> PromptCut:
-    """Return the cut for ``truncate_prompt_tokens`` (``most``) and ``truncation_side``. -1 keeps as many
-    tokens as fit before ``max_tokens``. Raises FieldError for other negative numbers."""
+    """Return the cut for the fields ``truncate_prompt_tokens`` (``most``) and ``truncation_side``. -1 keeps
+    as many tokens as leave space for ``max_tokens``. Raises FieldError for 0 and other negative numbers."""
     if most == -1:
         longest = services.handler.engine.info.max_model_len
-        most = max(longest - (max_tokens if max_tokens < longest else 1), 1)  # more is refused, or cut later
+        most = max(longest - (max_tokens if max_tokens < longest else 1), 1)  # max_tokens is checked later
     if most is not None and most < 1:
         raise FieldError(
             "truncate_prompt_tokens",

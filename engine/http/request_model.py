@@ -16,26 +16,26 @@ from .errors import FieldError
 ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 LONG_BODY = 64 * 2**10  # bytes; the values of a longer body are counted before it is parsed
-MAX_VALUES = 32_768  # values of a long body without numbers: strings, keys, objects, lists, booleans, null
-MAX_NUMBERS = 262_144  # commas of a long body outside of texts; a number takes up to 40 bytes while parsed
-MAX_DEPTH = 199  # nested objects and lists, as in pydantic's parser
+MAX_VALUES = 32_768  # values of a long body, except numbers: strings, keys, objects, lists, booleans, null
+MAX_NUMBERS = 262_144  # commas in a long body outside of strings; parsing takes up to 40 bytes a number
+MAX_DEPTH = 199  # nesting of objects and lists; the same as in pydantic's parser
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
-_SHOWN = 60  # characters of a wrong value
+_SHOWN = 60  # characters of a wrong value that an error message shows
 _MAX_RULES = 4
-_MAX_ERRORS = 100  # errors examined; lists have one each, but objects one for each invalid value
+_MAX_ERRORS = 100  # errors to examine; a list has at most one, an object one per invalid field
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 
 def _alias(field: str) -> str:
-    """Return the field's name, without the underscore that avoids a name of Python's or pydantic's."""
+    """Return a field's JSON name; the underscore avoids a name that Python or pydantic uses."""
     return field.rstrip("_")
 
 
 class RequestModel(BaseModel):
-    """Base of requests and of objects in them; a null field counts as absent.
+    """Base of requests and of the objects in them. A field that is null counts as absent.
 
-    fields_of   names of the fields that an object of a ``type`` may have, separated by spaces
-    allowed     values that a field may have here
+    fields_of   ``type`` of the object -> names of the fields that it may have, separated by spaces
+    allowed     field -> values that are supported
     """
 
     fields_of: ClassVar[Mapping[Any, str]] = {}
@@ -46,13 +46,13 @@ class RequestModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return pydantic's schema, whose lists end with their first wrong item: errors take 1 KB each."""
+        """Return pydantic's schema; it stops at a list's first wrong item, because errors take 1 KB each."""
         schema = handler(source)
         _fail_fast(schema)
         return schema
 
     def client_path(self, path: str) -> str:
-        """Return the request's own path for one in the form of chat completions."""
+        """Return the path that a field of chat completions has in this request."""
         return path
 
     def check_fields(self, where: str = "") -> None:
@@ -98,7 +98,7 @@ def not_served(name: str) -> FieldError:
 
 
 def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> None:
-    """Raise FieldError unless the field's value is None or one of the allowed ones."""
+    """Raise FieldError unless the field's value is None or one of ``allowed``."""
     if value is None or any(value == each and type(value) is type(each) for each in allowed):
         return
     if not allowed:
@@ -110,7 +110,7 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
 
 
 def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
-    """Return the value of a field with two names. Raises FieldError if both are given and differ."""
+    """Return the value of a field with two names. Raises FieldError for two different values."""
     value, rule = getattr(model, name), getattr(model, other)
     if None not in (value, rule) and value != rule:
         field = where + name
@@ -146,8 +146,8 @@ def _checked(request: ModelT) -> ModelT:
 
 
 def _loaded(body: bytes) -> Any:
-    """Return the values of a long body. While it parses, pydantic keeps over 32 bytes for every number, five
-    times as much as ``json``."""
+    """Return the parsed JSON of a long body. pydantic's own JSON parser needs over 32 bytes for every number,
+    five times as much as ``json``."""
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     depths = accumulate(1 if each in b"[{" else -1 for each in outside.translate(None, _NO_BRACKETS))
     try:
@@ -159,17 +159,17 @@ def _loaded(body: bytes) -> Any:
 
 
 def _paired(found: re.Match[bytes]) -> bytes:
-    """Return the escape, or U+FFFD for half of a surrogate pair."""
+    """Return the escape unchanged, or U+FFFD if it is half of a surrogate pair."""
     return rb"\ufffd" if found.group(1) else found.group()
 
 
 def _check_values(body: bytes) -> None:
-    """Refuse too many small values, because parsed values take up to a hundred times their bytes."""
+    """Refuse too many small values, because a value may take a hundred times its bytes when parsed."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     count, num_items = plain.count(b'"') // 2, 0
     if count <= MAX_VALUES:
         outside = b"".join(plain.split(b'"')[::2])
-        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: true and false; n: null
+        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: true, false; n: null
         num_items = outside.count(b",")
     for number, most, what in (
         (count, MAX_VALUES, "strings, objects and lists"),
@@ -208,7 +208,7 @@ def _rule(error: Any) -> str:
 
 
 def _name(location: tuple[int | str, ...]) -> str:
-    """Return a field's path without the union branches that pydantic adds."""
+    """Return the path of a wrong field, without the names of union members that pydantic adds."""
     path = ""
     for part in location:
         if isinstance(part, int):

@@ -19,8 +19,8 @@ class DocumentText(RequestModel):
 
 
 class RerankRequest(RequestModel):
-    """A request of /v1/rerank. ``instruction``, ``template``, ``yes`` and ``no`` define the question to the
-    model."""
+    """A request of /v1/rerank. ``instruction``, ``template``, ``yes`` and ``no`` change the prompt in which
+    the model judges a document."""
 
     query: str
     documents: list[str | DocumentText]
@@ -41,7 +41,7 @@ class RerankRequest(RequestModel):
 
 
 async def serve_rerank(services: Services, request: RerankRequest, exchange: Exchange) -> None:
-    """Answer with all documents' scores; with an error if one fails."""
+    """Answer with the scores of all documents, or with an error if one document fails."""
     name = services.check_model(request.model, exchange)
     for field in ("max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"):
         only(field, getattr(request, field), (), "documents are not truncated")

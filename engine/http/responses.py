@@ -1,4 +1,4 @@
-"""/v1/responses, in the form of the OpenAI API, without storage."""
+"""/v1/responses, in the form of the OpenAI API. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
 
 
 def _conversation(request: ResponsesRequest, takes_images: bool) -> list[dict[str, Any]]:
-    """Return messages in the form of chat completions; an assistant's items before its text become one
-    message."""
+    """Return the input as messages in the form of chat completions. Reasoning, calls and text of the
+    assistant that follow each other become one message."""
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
@@ -126,7 +126,7 @@ def _conversation(request: ResponsesRequest, takes_images: bool) -> list[dict[st
 
 
 def _item(item: InputItem, where: str, takes_images: bool) -> tuple[str, dict[str, Any]]:
-    """Return the role and the fields of an item's message."""
+    """Return the role and the other fields of the message for an item."""
     match item.type:
         case "message" | None:
             role = _ROLES.get(item.role or "")
@@ -163,7 +163,7 @@ def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
 def _content(
     content: str | Sequence[InputPart] | None, where: str, takes_images: bool
 ) -> str | list[dict[str, Any]]:
-    """Return the text of parts; parts in their order next to pictures."""
+    """Return the content of a message: one text, or the parts in their order if one is a picture."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -189,8 +189,8 @@ def _encoded(text: str) -> str:
 
 
 def _decoded(content: str | None) -> str:
-    """Return the reasoning of an earlier response; it is encoded but not encrypted, because it is the
-    client's own."""
+    """Return the reasoning in ``encrypted_content`` of an earlier response. It is only encoded, because the
+    client may read its own."""
     try:
         return base64.b64decode(content or "", validate=True).decode()
     except ValueError:
@@ -202,7 +202,7 @@ class _Answer(TurnAnswer):
         super().__init__(turn, "resp", name)
         self._request = request
         self._created = int(time.time())
-        self._ids: dict[int, str] = {}  # ids of items, by block
+        self._ids: dict[int, str] = {}  # block's index -> id of its item
         self._namespaces = {
             _full_name(tool.name, space): {"name": tool.name, "namespace": space}
             for _, tool, space in functions_of(request.tools)
@@ -279,7 +279,7 @@ class _Answer(TurnAnswer):
         return item | self._named(block)
 
     def _named(self, block: Block) -> dict[str, Any]:
-        """Return the name of a call, and its namespace if it has one."""
+        """Return the name of a called function, and its namespace if it has one."""
         return self._namespaces.get(block.name, {"name": block.name})
 
     def _response(self, items: list[dict[str, Any]], status: str | None = None) -> dict[str, Any]:

@@ -77,8 +77,8 @@ class FunctionTool(RequestModel):
 def functions_of(
     tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
 ) -> Iterator[tuple[str, FunctionTool, str | None]]:
-    """Yield functions with their paths and namespaces. Raise FieldError for tools that the client does not
-    execute."""
+    """Yield the functions in ``tools``, each with its path in the request and its namespace. Raise FieldError
+    for tools that the client does not execute."""
     for index, tool in enumerate(tools or ()):
         here = f"{where}[{index}]"
         if tool.type == "namespace" and namespace is None and tool.name:
@@ -123,7 +123,7 @@ class ResponsesStreamOptions(RequestModel):
 
 
 class ResponsesRequest(RequestModel):
-    """A request of /v1/responses. Nothing is stored: each has the whole conversation."""
+    """A request of /v1/responses. Each request has the whole conversation, because nothing is stored."""
 
     input: str | list[InputItem]
     model: str | None = None

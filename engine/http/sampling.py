@@ -67,7 +67,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's ``structured_outputs``, of which one field may be set."""
+    """vLLM's ``structured_outputs``; only one of its fields may be set."""
 
     json_: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -163,7 +163,7 @@ class SamplingFields(RequestModel):
                 )
 
     def structured(self) -> StructuredOutput | None:
-        """Return the output's constraint. Raise InvalidRequest if several fields set one."""
+        """Return the constraint on the output. Raise InvalidRequest if several fields set one."""
         named: dict[str, StructuredOutput | None] = {}
         if self.response_format is not None:
             named["response_format"] = self.response_format.structured()
@@ -189,7 +189,7 @@ class SamplingFields(RequestModel):
         logprobs: int | None,
         structured: StructuredOutput | None,
     ) -> SamplingParams:
-        """Return the sampling parameters; ``defaults``: those recommended by the model's files."""
+        """Return the sampling parameters. ``defaults``: values recommended in the model's files."""
         self.check_served()
         given: dict[str, Any] = {"temperature": 1.0, **defaults}
         given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
@@ -207,7 +207,7 @@ class SamplingFields(RequestModel):
                 "allowed_token_ids must have at least one id, got none; leave it out for all",
             )
         budget = agreed(self, "thinking_token_budget", "max_reasoning_tokens")
-        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # -1: none
+        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # -1: no limit
         if self.stop is not None:
             _check_count("stop", self.stop if isinstance(self.stop, list) else ())
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -219,7 +219,7 @@ class SamplingFields(RequestModel):
 
 
 def keep_likeliest(given: dict[str, Any]) -> None:
-    """Replace a ``top_p`` of 0, which the OpenAI API allows, by one that keeps only the likeliest token."""
+    """Replace a ``top_p`` of 0, which the OpenAI API allows: keep only the likeliest token."""
     if given.get("top_p") == 0:
         given["top_p"] = 2.0**-30
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
-BODIES = 32  # factor on the largest body: bytes of all bodies being read
-ANSWER_BYTES = 64 * 2**20  # bytes of a whole answer; all of them together may have twice as many
-MAX_CONNECTIONS = 8192  # beyond it, the connections idle for longest are closed
+IMAGE_BODY_BYTES = 32 * 2**20  # bytes added to the limit of a request if the model takes images
+BODIES = 32  # limit of all bodies being read, as a multiple of the largest body
+ANSWER_BYTES = 64 * 2**20  # bytes of a whole answer; twice as many for all answers together
+MAX_CONNECTIONS = 8192  # above this number, the connections that were idle for longest are closed
 BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
-TLS_READ_BYTES = 2**14  # read buffer of a TLS connection, also an idle one: one record; asyncio's has 256 KiB
+TLS_READ_BYTES = 2**14  # read buffer of each TLS connection: one record; asyncio's default is 256 KiB
 SWEEP_S = 1.0
-CLOSE_GRACE_S = 2.0  # seconds to send last responses after the engine has ended
+CLOSE_GRACE_S = 2.0  # seconds to send the last responses after the engine has ended
 
 
 class HttpServer:
@@ -58,9 +58,9 @@ class HttpServer:
         max_connections: int = MAX_CONNECTIONS,
         allowed_origins: Sequence[str] = (),
     ) -> None:
-        """Create the server. ``calls`` counts calls, including gRPC's. ``check`` returns why the server takes
-        no requests, for /health. ``render`` returns /metrics. ``write_timeout_s``: how long a client may not
-        read. ``allowed_origins``: origins of web pages that may send requests."""
+        """Create the server. ``calls`` counts calls, including gRPC's. ``check`` returns the reason for
+        taking no requests, for /health; ``render`` returns the metrics. A client may leave its response
+        unread for ``write_timeout_s`` seconds. Web pages of ``allowed_origins`` may send requests."""
         engine = handler.engine
         room = 0 if engine.info.images is None else IMAGE_BODY_BYTES
         self.services = Services(
@@ -94,7 +94,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # else every malformed request writes a line
+            log_level="error",  # otherwise each malformed request logs a line
             access_log=False,
             proxy_headers=False,
             timeout_keep_alive=round(IDLE_TIMEOUT_S),
@@ -123,13 +123,13 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._sweep_always())
 
     def reload(self) -> None:
-        """Read the certificates again, for new connections."""
+        """Read the certificates again; new connections use them."""
         if self._tls is not None:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Close the listening socket and, after a moment for last responses, every connection. The engine
-        must have stopped before."""
+        """Close the listening socket, give the last responses a moment, and close every connection. The
+        engine must have stopped before."""
         if self._server is None:
             return
         self._server.close()
@@ -163,7 +163,7 @@ class HttpServer:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Close slow connections, and the longest idle ones if there are too many."""
+        """Close connections that are too slow, and the longest idle ones if there are too many."""
         date = formatdate(time.time(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date), (b"server", b"octavo")]
         now = time.monotonic()

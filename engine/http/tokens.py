@@ -49,7 +49,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
         )
     else:
         only("add_special_tokens", request.add_special_tokens, (False,), TEMPLATE_WRITES)
-        tool_use(tokenizer, request.tools)  # refuses what a chat refuses
+        tool_use(tokenizer, request.tools)  # raises for tools that a chat would refuse
         encode = functools.partial(
             tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
         )

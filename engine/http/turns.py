@@ -1,4 +1,4 @@
-"""Chat turns for all APIs: the request for the engine, and the response as a list of blocks."""
+"""Turns of a chat for all APIs: one engine request, whose output is split into a list of blocks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .exchange import Exchange
 from .generation import Job, Usage, new_id, run
 from .sampling import keep_likeliest
 
-NO_THINKING = {"enable_thinking": False, "thinking": False}  # variables of chat templates
+NO_THINKING = {"enable_thinking": False, "thinking": False}  # variables with which templates omit reasoning
 MAX_PARTS = 2048  # messages, content parts and tools of one conversation, which the event loop reads
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
 def unseen(kind: str) -> str:
-    """Return a placeholder for a part that a text model cannot read. Agents send their whole conversation
-    each time, so a refused picture would end the conversation permanently."""
+    """Return a placeholder for content that a text model cannot read. Agents send their whole conversation
+    each time, so refusing a picture would end the conversation permanently."""
     return f"[{kind} is here, which this model cannot read: it reads text alone]"
 
 
@@ -52,7 +52,7 @@ def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None
 
 
 def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any]:
-    """Return the sampling parameters of a request, over those of the model."""
+    """Return sampling parameters: those of the request in ``fields``, and the model's defaults for others."""
     given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
     given |= {field: value for field in fields if (value := getattr(request, field)) is not None}
     keep_likeliest(given)
@@ -61,7 +61,7 @@ def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A request for the engine. ``prompt_ids``: prompt of a reasoning model, with which its reply begins."""
+    """A turn's prompt and parameters. ``prompt_ids``: the prompt's tokens, if the model can reason."""
 
     prompt: Prompt
     params: SamplingParams
@@ -75,7 +75,7 @@ class Turn:
 
 
 def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list[dict[str, Any]]:
-    """Return the content of a message: texts as one text; parts in their order next to URLs of pictures."""
+    """Return the content of a message: one text, or a list of texts and URLs of pictures in their order."""
     if not any(are_pictures):
         return "\n".join(parts)
     return [
@@ -85,7 +85,7 @@ def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list
 
 
 def _joined(contents: Sequence[Any]) -> Any:
-    """Return contents as one: texts that follow each other as one text, parts in their order."""
+    """Return contents of several messages as one: adjacent texts joined, lists of parts in order."""
     found: list[Any] = []
     for are_texts, group in groupby(contents, lambda each: isinstance(each, str)):
         if are_texts:
@@ -96,10 +96,10 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with one system message at the start, because many templates allow no other. Later ones
-    become text of the user's message before them, or a user's message."""
-    found: list[tuple[dict[str, Any], list[Any]]] = []  # messages, and the contents of each
-    is_begun = False  # whether a message is no system message
+    """Return messages with a single system message at the start, because many templates allow no other. A
+    later system message becomes text of the user's message before it, or a user's message of its own."""
+    found: list[tuple[dict[str, Any], list[Any]]] = []  # each message, and the contents to join in it
+    is_begun = False  # whether there was a message that is no system message
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "system" and is_begun:
@@ -124,8 +124,8 @@ async def prepare_turn(
     is_parallel: bool = True,
     encode: Callable[[Prompt], Awaitable[Prompt]] | None = None,
 ) -> Turn:
-    """Return the engine's request for a conversation; ``encode`` may cut the prompt. Tools are in the form of
-    the OpenAI API. Raises InvalidRequest for unsupported fields, RequestTooLong and Overloaded."""
+    """Return the turn of a conversation. ``encode`` may truncate the prompt; ``tools`` have the form of the
+    OpenAI API. Raises InvalidRequest for unsupported fields, RequestTooLong and Overloaded."""
     engine = services.handler.engine
     tokenizer = engine.tokenizer
     use = tool_use(
@@ -137,7 +137,7 @@ async def prepare_turn(
         is_bounded=params.max_reasoning_tokens is not None,
     )
     reasoning = tokenizer.chat_format.reasoning
-    if use.form is not None or reasoning is not None:  # its marks may be special tokens
+    if use.form is not None or reasoning is not None:  # marks of reasoning or calls may be special tokens
         params = replace(use.applied(params), skip_special_tokens=False)
     chat = replace(chat, tools=use.shown or None)
     prompt: Prompt = chat if encode is None else await encode(chat)
@@ -149,7 +149,7 @@ async def prepare_turn(
 
 @dataclass(slots=True)
 class Block:
-    """A part of a response; ``text``: its text, or a call's arguments as JSON.
+    """Reasoning, text or a tool call in a response. ``text``: its text, or the call's arguments as JSON.
 
     is_whole   whether the model has completed it; False for a call that was cut or is malformed
     """
@@ -167,7 +167,7 @@ Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks of one response in order; the last may be open."""
+    """The blocks of one response, in order. The last one may still be growing."""
 
     all: list[Block] = field(default_factory=list)
     _open: Block | None = None
@@ -179,11 +179,11 @@ class Blocks:
 
     @property
     def shown(self) -> list[Block]:
-        """Return the blocks of a whole response, without calls that are malformed or cut."""
+        """Return the blocks of a response as a whole, without calls that are malformed or cut."""
         return [block for block in self.all if block.kind != "call" or block.is_whole]
 
     def add(self, events: Iterable[Event]) -> list[Step]:
-        """Take new events; return how the blocks change."""
+        """Add the parser's events; return the resulting changes of blocks."""
         steps: list[Step] = []
         for event in events:
             match event:
@@ -203,7 +203,7 @@ class Blocks:
         return steps
 
     def end(self) -> list[Step]:
-        """Close the open block."""
+        """Close the open block; return that change, if any."""
         if (block := self._open) is None:
             return []
         block.is_whole = block.is_whole or block.kind != "call"
@@ -227,7 +227,7 @@ class Blocks:
 
 
 class TurnAnswer(ABC):
-    """The response to a turn with one sample, in the form of one API. ``name``: name that the client
+    """The response to a turn with one sample, in the form of one API. ``name``: model name that the client
     requested."""
 
     def __init__(self, turn: Turn, prefix: str, name: str) -> None:
