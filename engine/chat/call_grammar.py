@@ -1,4 +1,4 @@
-"""Grammars of required tool calls, in each notation, with the tools' parameters."""
+"""Grammars that force tool calls in a model's notation, with arguments of the tools' schemas."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WHITESPACE = r"[ \n]?"  # white space between JSON elements, as in other struct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Notation of parameters that are written one by one; ``{key}`` in ``before`` is the name.
+    """Notation of arguments that are written one by one. In ``before``, ``{key}`` stands for the name.
 
-    texts    form of text values: "raw" (unquoted), "json", or the quotes around them
-    nested   form of other values: JSON, or JSON with bare keys and those quotes
+    texts    form of text values: "raw" (unquoted), "json", or the quotation mark around them
+    nested   form of lists and objects: "json", or "bare" with unquoted keys and that quotation mark
     """
 
     before: str
@@ -37,11 +37,11 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Notation in which a model must write calls. ``call`` contains ``{name}`` and, for a number,
-    ``{index}``.
+    """Notation in which a grammar makes the model write calls. ``call`` contains ``{name}``, and ``{index}``
+    if calls are numbered.
 
-    section      text around all calls
-    call         text around the arguments of one call
+    section      texts before and after all calls
+    call         texts before and after the arguments of one call
     parameters   None: the arguments are one JSON object
     """
 
@@ -55,9 +55,9 @@ class CallShape:
 class ToolFormat(ABC):
     """A notation of tool calls: ``start``, calls and ``end``.
 
-    shape     the notation for a model that must write calls
-    id_style  form of generated ids, if the notation has none
-    is_bare   the whole answer is a bare object without marks; only names of given tools make it a call
+    shape     the notation in which a grammar makes the model write calls
+    id_style  form of generated ids, if the notation has no ids
+    is_bare   a call is a JSON object without marks; an object is a call only if it names a given tool
     """
 
     start: str
@@ -68,7 +68,7 @@ class ToolFormat(ABC):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that mark parts of calls."""
+        """All marks of the notation."""
         return tuple(filter(None, (self.start, self.end, *self._inner_marks())))
 
     def _inner_marks(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read all calls behind ``start``, which has been consumed."""
+        """Read all calls. ``start`` has been consumed."""
 
 
 def call_grammar(
@@ -90,12 +90,12 @@ def call_grammar(
     with_text: bool = False,
     or_schema: Any = None,
 ) -> str:
-    """Return a Lark grammar of one call of one of the tools, or of several with ``is_many``.
+    """Return a Lark grammar for a call of one of the tools; for several calls with ``is_many``.
 
-    start       text that begins calls; "" if they are the whole answer
-    marks       texts of the notation that may be special tokens
-    with_text   text may precede and follow calls, or replace them
-    or_schema   JSON of this schema may replace calls
+    start       mark before calls; "" if calls are the whole answer
+    marks       marks of the notation, which may be special tokens
+    with_text   the answer may have text before and after calls, or only text
+    or_schema   the answer may be JSON of this schema instead of calls
     """
     writer = _Writer(shape, marks, added_id)
     return writer.grammar(tools, start=start, is_many=is_many, with_text=with_text, or_schema=or_schema)
@@ -142,13 +142,13 @@ class _Writer:
         return "\n".join([starts, *self._rules]) + "\n"
 
     def _add_bare_rules(self) -> None:
-        """Add rules of values that are nearly JSON, with the notation's quotes around texts."""
+        """Add rules for values that are JSON except for unquoted keys and the notation's quotation mark."""
         assert self._shape.parameters is not None
         quote = self._shape.parameters.texts
         self._rules += [f"quoted: {self._texts(quote)} {self._text('quoted', quote)}", *_BARE_RULES]
 
     def _parts(self, text: str) -> list[str]:
-        """Return terminals for a text: special tokens by id, other text as strings."""
+        """Return terminals for a text: special tokens as ids, other text as strings."""
         found, at = [], 0
         for match in self._splits.finditer(text):
             found += [json.dumps(text[at : match.start()])] if match.start() > at else []
@@ -169,7 +169,7 @@ class _Writer:
         return f"call_{index}"
 
     def _parameters(self, call: int, schema: Mapping[str, Any]) -> str:
-        """Return the rule of all required parameters in order, followed by any of the others."""
+        """Return a rule with all required parameters in order, and then any of the others."""
         parameters = self._shape.parameters
         assert parameters is not None
         properties = schema.get("properties") or {}
@@ -177,7 +177,7 @@ class _Writer:
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         ordered = sorted(
             properties, key=lambda key: key not in required
-        )  # required ones first; the first has no separator
+        )  # required parameters come first; the first parameter has no separator
         parts = []
         for index, key in enumerate(ordered):
             rule = f"p_{call}_{index}"
@@ -192,7 +192,7 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, rule: str, parameters: Parameters, schema: Any, shared: Mapping[str, Any]) -> str:
-        """Return the rule of a parameter's value and the text after it."""
+        """Return the rule for a parameter's value and the text behind it."""
         after = self._texts(parameters.after)
         schema = schema if isinstance(schema, Mapping) else {}
         if schema.get("type") == "string" and parameters.texts != "json":
@@ -206,7 +206,7 @@ class _Writer:
         return f"{_json({**shared, **schema})} {after}"
 
     def _text(self, rule: str, end: str) -> str:
-        """Return the rule of any text up to ``end``."""
+        """Return the rule for any text that ends with ``end``."""
         if not end:
             return _ANY_TEXT
         if self._splits.match(end.lstrip("\n")):  # a special token cannot be part of a text
@@ -224,7 +224,7 @@ _BARE_RULES = [
 
 
 def _parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; any object if the tool is not strict."""
+    """Return the schema of a tool's arguments; any object if ``strict`` is false."""
     found = function.get("parameters")
     if not isinstance(found, Mapping) or function.get("strict") is False:
         return {"type": "object"}

@@ -19,7 +19,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallWriter:
-    """Makes the events of one answer's calls. ``name``: name of the open call, if any."""
+    """Makes the events of the calls in one answer. ``name``: name of the call that has not ended."""
 
     def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
         self.tools = tools
@@ -38,7 +38,7 @@ class CallWriter:
         return self._index + 1
 
     def give_up(self) -> None:
-        """Drop the open call, which turned out to be malformed."""
+        """Forget the open call, which turned out to be malformed."""
         self.name = None
 
     def begin(self, name: str, call_id: str | None = None) -> CallBegin:
@@ -78,7 +78,7 @@ class CallWriter:
         yield self.end()
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """Return the parameters' schemas of the tool ``name``; empty if the request has none."""
+        """Return the schemas of the parameters of the tool ``name``; empty for an unknown tool."""
         for tool in self.tools:
             function = tool.get("function", {})
             if function.get("name") == name:
@@ -92,12 +92,12 @@ class CallWriter:
 
 
 def new_id(style: IdStyle = "call") -> str:
-    """Return an id for a call; "short": nine letters and digits, as Mistral's templates require."""
+    """Return a new id for a call; "short": nine letters and digits, as Mistral's templates require."""
     if style == "short":
         return "".join(secrets.choice(_ALPHABET) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 
 
 def as_json(value: Any) -> str:
-    """Return the value as JSON text, without escaping letters of any alphabet."""
+    """Return the value as JSON; letters that are not ASCII stay as they are."""
     return json.dumps(value, ensure_ascii=False)

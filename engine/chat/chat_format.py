@@ -1,4 +1,4 @@
-"""Marks in the answers of one model."""
+"""Formats of answers: the marks that one model uses."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """Marks of reasoning and tool calls. ``reasoning``: for reasoning models; ``tools``: for models with tool
-    calls."""
+    """Marks of a model's answers. ``reasoning``: None for models without reasoning; ``tools``: None for
+    models without tool calls."""
 
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that mark parts of an answer."""
+        """All marks of the format."""
         reasoning, tools = self.reasoning, self.tools
         found = () if reasoning is None else (reasoning.start, reasoning.end, reasoning.direct)
         return tuple(filter(None, found + (() if tools is None else tools.marks)))
@@ -35,8 +35,8 @@ def chat_format_of(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> ChatFormat:
-    """Return the format of the named parsers, or with "auto" that of the chat template and the vocabulary.
-    Raises InvalidConfig for unknown names."""
+    """Return the format of the named parsers. For "auto", the chat template and the vocabulary determine the
+    format. Raises InvalidConfig for unknown names."""
     return ChatFormat(
         reasoning=reasoning_of(template, vocab)
         if reasoning_parser == AUTO

@@ -1,4 +1,4 @@
-"""Parts of an answer, in the order in which they are generated."""
+"""Events of a parser: the parts of an answer, in the order in which they are generated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the answer."""
+    """More of the content, which is the text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call of the tool ``name``; ``index`` counts the calls of the answer."""
+    """Begin of a call of the tool ``name``. ``index``: index of the call in the answer."""
 
     index: int
     call_id: str
@@ -39,14 +39,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The arguments are complete."""
+    """End of a call: its arguments are complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallMalformed:
-    """Text that began as a call but is malformed. ``index``: of the open call, if any."""
+    """Text that looked like a call but is malformed. ``index``: index of the call, if it has begun."""
 
     text: str
     index: int | None

@@ -27,8 +27,8 @@ _SHAPE = CallShape(call=(f"{_CHANNEL}commentary to=functions.{{name}} {_KIND}jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyCalls(ToolFormat):
-    """Calls as messages to functions, one in an answer; ``read_messages`` reads whole answers. An end token,
-    which is never part of the text, ends the call."""
+    """Calls in messages to functions; an answer has one call. An end token, which is never part of text, ends
+    the call. ``read_messages`` reads whole answers."""
 
     start: str = f"{_CHANNEL}commentary to="
     end: str = ""
@@ -39,15 +39,15 @@ class HarmonyCalls(ToolFormat):
         return (_START, _CHANNEL, _BODY, _END, _KIND)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read a call; the beginning of its header was consumed."""
+        """Read a call. The mark before the function's name has been consumed."""
         head, _ = yield from source.read_until(_BODY)
         yield from _read_call(source, calls, head.split(_KIND)[0].split()[0])
 
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any
     ) -> str | None:
-        """Return a grammar of all messages of an answer, the analysis first. The answer is a call or, without
-        ``is_forced``, may be text (of the schema). None if the vocabulary has no tokens for the marks."""
+        """Return a grammar for an answer's messages: any analysis, then a call. Without ``is_forced``, text
+        (or JSON of ``or_schema``) may replace the call. None if the vocabulary lacks tokens for the marks."""
         ids = {mark: added_id(mark) for mark in self.marks}
         if None in ids.values():
             return None
@@ -74,7 +74,7 @@ def read_messages(
     has_tools: bool,
     was_cut: Callable[[], bool],
 ) -> Steps[None]:
-    """Read the messages of one answer: analysis is reasoning, messages to functions are calls.
+    """Read the messages of one answer. Analysis is reasoning, messages to functions are calls.
 
     Other messages are content.
 
@@ -105,12 +105,12 @@ def read_messages(
 
 
 def _read_head(source: TextSource, was_cut: Callable[[], bool], *, is_first: bool) -> Steps[str | None]:
-    """Return the header of the next message, which has been consumed; None at the end."""
+    """Consume and return the header of the next message; None at the end of the text."""
     source.mark()
     yield from source.skip_space()
     space = source.taken
     opener = yield from source.starts_with(*_OPENERS)
-    if opener is None and source.rest and is_first:  # text without any message
+    if opener is None and source.rest and is_first:  # text without messages is content
         if not (was_cut() and any(each.startswith(source.rest) for each in _OPENERS)):
             source.give_back(space)
             while source.rest or (yield from source.more()):

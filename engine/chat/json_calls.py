@@ -1,4 +1,4 @@
-"""Tool calls in JSON: {"name": ..., "arguments": ...}, or a name and then the arguments."""
+"""Tool calls in JSON: {"name": ..., "arguments": ...}, or a name followed by JSON arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Read one object with a name and arguments, in any order. Raises Malformed or Unfinished."""
+    """Read an object with a name and arguments, in either order. Raises Malformed or Unfinished."""
     yield from source.expect("{")
     name, call_id, early, is_done = "", None, None, False
     while True:
@@ -45,7 +45,7 @@ def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def read_arguments(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Read the arguments of an open call incrementally; an object written as a string is read as a whole."""
+    """Read the arguments of an open call incrementally. Arguments in a JSON string are read as a whole."""
     yield from source.skip_space()
     if (yield from source.starts_with('"')) is None:
         yield from source.json_value(calls.arguments)
@@ -61,15 +61,15 @@ def _loaded(text: str) -> object:
 
 
 def _unpacked(value: str) -> str:
-    """Return the object in a JSON string, or the value itself."""
+    """Return the text in a JSON string, or the value itself if it is no string."""
     loaded = _loaded(value)
     return loaded if isinstance(loaded, str) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls(ToolFormat):
-    """Calls of ``start``, an object (or a list of objects, or several in a row) and ``end``. Used by Hermes,
-    Qwen2.5, Qwen3, Granite and Llama 3. ``between``: allowed text between calls."""
+    """Calls as JSON objects between ``start`` and ``end``: one object, a list, or several with ``between`` in
+    between. Used by Hermes, Qwen2.5, Qwen3, Granite and Llama 3."""
 
     between: str = ""
 
@@ -93,7 +93,7 @@ class JsonCalls(ToolFormat):
 
 
 def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Raise Malformed unless the next object begins as a call of a given tool."""
+    """Raise Malformed unless the next text begins with a call of a given tool."""
     known = tuple(
         f'{{{kind}"name":"{name}"' for name in calls.tool_names for kind in ("", '"type":"function",')
     )
@@ -107,7 +107,7 @@ def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def end_mark(source: TextSource, end: str) -> Steps[None]:
-    """Consume the mark that closes a call, which may be missing at the end of the output."""
+    """Consume the mark ``end``. At the end of the output it may be missing or incomplete."""
     yield from source.skip_space()
     if source.rest or not source.is_closed:
         found = yield from source.starts_with(end)
@@ -120,7 +120,7 @@ def end_mark(source: TextSource, end: str) -> Steps[None]:
 
 
 def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps[None]]) -> Steps[None]:
-    """Read one or more calls, each behind ``start``, up to ``end``, which may be missing at the end."""
+    """Read one or more calls, each behind ``start``, until ``end`` or the end of the output."""
     is_first = True
     while True:
         yield from source.skip_space()
@@ -138,12 +138,12 @@ def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedCalls(ToolFormat):
-    """Calls of a head with the name, then the arguments as JSON: DeepSeek, Kimi K2, Mistral.
+    """A head with the tool's name, then JSON arguments. Used by DeepSeek, Kimi K2 and Mistral.
 
-    call_start, call_end   texts around each call
-    separators   texts that end a head
-    name_of      function from a head to name and id; None: it has none
-    fence        optional texts around the arguments
+    call_start, call_end   marks around each call
+    separators   marks, one of which ends the head
+    name_of      function that returns the name and the id (None: no id) in a head
+    fence        optional marks around the arguments
     """
 
     call_start: str

@@ -10,11 +10,11 @@ from ..api.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around a model's reasoning; the answer follows ``end``.
+    """Marks around a model's reasoning. The answer follows ``end``.
 
-    header   optional text behind ``start`` that is not part of the reasoning (Gemma 4's "thought")
-    direct   optional begin of an answer without reasoning, not part of the answer
-    is_harmony   an answer consists of messages with a header each
+    header   optional text behind ``start``, which is not part of the reasoning ("thought" in Gemma 4)
+    direct   optional mark that begins an answer without reasoning
+    is_harmony   an answer is a list of messages, each with a header
     """
 
     start: str
@@ -24,11 +24,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether a prompt with this end has opened the reasoning."""
+        """Whether the reasoning has begun in a prompt that ends with this text."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether a prompt with this end has closed the reasoning, possibly empty, and begun the answer."""
+        """Whether the reasoning, which may be empty, has ended in a prompt that ends with this text."""
         return prompt_tail.rstrip().endswith(self.end)
 
 
@@ -62,7 +62,7 @@ REASONING_PARSERS: tuple[str, ...] = tuple(sorted(_NAMES))
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """Return the marks of a parser's models; None for "none". Raises InvalidConfig for an unknown name."""
+    """Return the named parser's marks; None for "none". Raises InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     if name not in _NAMES:
@@ -74,8 +74,8 @@ def reasoning_named(name: str) -> Reasoning | None:
 
 
 def reasoning_of(template: str, vocab: Mapping[str, int]) -> Reasoning | None:
-    """Return the marks that a chat template writes or removes from earlier turns, or that the vocabulary has
-    as special tokens; None for a model without reasoning. A generation prompt needs only the first mark."""
+    """Return the marks that the chat template contains, or that the vocabulary has as tokens; None for a
+    model without reasoning. In the template's generation prompt, ``start`` is enough."""
     for reasoning in _PAIRS.values():
         marks = (reasoning.start,) if reasoning.direct else (reasoning.start, reasoning.end)
         if all(mark in template for mark in marks) or all(mark in vocab for mark in marks):

@@ -1,5 +1,5 @@
-"""Tool calls with one tag per parameter: Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat; in Gemma's notation,
-which resembles JSON; and in notations that are read as a whole."""
+"""Tool calls with one tag per parameter (Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat), in Gemma's notation,
+which resembles JSON, and in notations that are read as a whole."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .json_calls import end_mark, read_each
 from .text_source import Malformed, Steps, TextSource, Unfinished, Wrap
 
 Parse: TypeAlias = Callable[[str, Tools], Any]
-"""Parser of mlx-lm: turns the text of whole calls into {"name", "arguments"} or a list of such objects."""
+"""Parser of mlx-lm: from the text of complete calls to {"name", "arguments"}, or a list of such objects."""
 
 _CDATA = "<![CDATA["
 
 
 def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any]]:
-    """Return the calls that mlx-lm's parser finds in a text. Raises Malformed if it refuses."""
+    """Return the calls that mlx-lm's parser finds in a text. Raises Malformed if the parser fails."""
     try:
         found = parse(text, tools)
     except Exception:  # parsers may raise any error
@@ -35,14 +35,14 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCalls(ToolFormat):
-    """``start``, calls and ``end``, with a pair of texts around each part.
+    """Calls between ``start`` and ``end``, with a pair of marks around each name and value.
 
-    call       around a call's name; None if the name ends with the first parameter or with ``end``
-    key, value around a parameter's name and value
-    call_end   after the last parameter
-    trim       text removed from values: one line break at each side, or all white space
-    null_word  whether "null" means no value, also for texts
-    parse      mlx-lm's parser, which gives values their types; called again for each parameter
+    call       marks around a call's name; None if the first parameter or ``end`` ends the name
+    key, value marks around a parameter's name, and around its value
+    call_end   mark after the last parameter
+    trim       white space removed from values: one line break at each side, or all
+    null_word  whether "null" means no value, even for text parameters
+    parse      mlx-lm's parser, which determines the types of values; called after each parameter
     """
 
     parse: Parse
@@ -58,7 +58,7 @@ class TagCalls(ToolFormat):
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether each call has its own marks within ``start`` and ``end``."""
+        """Whether each call has marks of its own between ``start`` and ``end``."""
         return self.call is not None and self.call[0] != self.start
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
@@ -69,7 +69,7 @@ class TagCalls(ToolFormat):
         yield from read_each(source, opened, self.end, lambda: self._one(source, calls, opened))
 
     def _one(self, source: TextSource, calls: CallWriter, opened: str) -> Steps[None]:
-        """Read one call; ``opened``: the part of it that was consumed."""
+        """Read one call. ``opened``: beginning of the call, which was already consumed."""
         begun = len(source.taken) - len(opened)
         if self.call is not None:
             name = (yield from source.read_until(self.call[1]))[0].strip().strip("\"'")
@@ -106,7 +106,7 @@ class TagCalls(ToolFormat):
 
     @property
     def _outer_end(self) -> str:
-        """Return the mark that closes a call if mlx-lm's parser does not remove it, else an empty string."""
+        """Return the mark that ends a call if mlx-lm's parser must not get it, else ""."""
         return self.call_end if self.call_end == self.end and self.call is None else ""
 
     def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:
@@ -134,7 +134,7 @@ class TagCalls(ToolFormat):
 
 
 class _TextValue:
-    """Incremental JSON string of a text value; holds back text that more text may change."""
+    """Converts a text value to a JSON string incrementally. Text that later text may change is held back."""
 
     def __init__(self, calls: TagCalls) -> None:
         self._trim = calls.trim
@@ -161,7 +161,7 @@ class _TextValue:
 
 
 def _is_text(schema: object) -> bool:
-    """Whether a parameter of this schema is text, whatever its value looks like."""
+    """Whether the schema says that a parameter is text, so that its value need not be examined."""
     return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
 
 
@@ -170,7 +170,7 @@ _WORD = re.compile(r"[^\s{}\[\],:<]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(ToolFormat):
-    """``call:NAME{key:<|"|>text<|"|>,number:1}``, with bare keys, and texts between ``quote``."""
+    """Calls like ``call:NAME{key:<|"|>text<|"|>,number:1}``. Keys are unquoted; ``quote`` encloses texts."""
 
     parse: Parse
     quote: str
@@ -197,7 +197,7 @@ class GemmaCalls(ToolFormat):
         yield from end_mark(source, self.end)
 
     def _rest_of_object(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read an object after its opening brace, as JSON."""
+        """Read an object after its opening brace; yield it as JSON."""
         depth = 1
         while depth:
             if not source.rest:
@@ -219,7 +219,7 @@ def _escaping(calls: CallWriter) -> Wrap:
 
 
 def _word(source: TextSource) -> Steps[str]:
-    """Read a key and add the quotes of JSON, or a value unchanged."""
+    """Read an unquoted word. Return a key with JSON's quotation marks, and a value unchanged."""
     while (found := _WORD.match(source.rest)) is None or found.end() == len(source.rest):
         if found is None:
             raise Malformed

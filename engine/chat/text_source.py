@@ -1,5 +1,5 @@
-"""Text in pieces for parsers written as generators, which yield results, and None when they need more
-text."""
+"""Text that arrives in pieces, for parsers written as generators. They yield events, and None when they need
+more text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TextSource:
         self._taken: list[str] = []
 
     def mark(self, opened: str = "") -> None:
-        """Start ``taken`` anew, with ``opened``: text that was consumed before."""
+        """Let ``taken`` begin here, with the text ``opened``, which was consumed before."""
         self._taken = [opened]
 
     @property
@@ -56,7 +56,7 @@ class TextSource:
         self.rest = text + self.rest
 
     def more(self) -> Steps[bool]:
-        """Wait for more text; False if none comes."""
+        """Wait for more text; return False if there is none."""
         length = len(self.rest)
         while len(self.rest) == length:
             if self.is_closed:
@@ -70,21 +70,21 @@ class TextSource:
             raise Unfinished
 
     def skip_space(self) -> Steps[None]:
-        """Consume white space, up to something else or the end."""
+        """Consume white space up to other text or the end."""
         while True:
             self.take(len(self.rest) - len(self.rest.lstrip()))
             if self.rest or not (yield from self.more()):
                 return
 
     def starts_with(self, *texts: str) -> Steps[str | None]:
-        """Return the longest of ``texts`` that comes next, without consuming it."""
+        """Return the longest of ``texts`` with which the remaining text begins, without consuming it."""
         while any(text.startswith(self.rest) and text != self.rest for text in texts):
             if not (yield from self.more()):
                 break
         return max((text for text in texts if self.rest.startswith(text)), key=len, default=None)
 
     def comes(self, text: str) -> Steps[bool]:
-        """Consume ``text`` if it comes next. Raises Unfinished at an end within it."""
+        """Consume ``text`` and return True if it comes next. Raises Unfinished at an end within it."""
         if (yield from self.starts_with(text)) is not None:
             self.take(len(text))
             return True
@@ -93,7 +93,7 @@ class TextSource:
         return False
 
     def expect(self, *texts: str) -> Steps[str]:
-        """Consume one of ``texts``, after white space. Raises Malformed or Unfinished."""
+        """Consume white space and one of ``texts``, and return the latter. Raises Malformed or Unfinished."""
         yield from self.skip_space()
         found = yield from self.starts_with(*texts)
         if found is None:
@@ -104,9 +104,9 @@ class TextSource:
         return self.is_closed and any(text.startswith(self.rest) for text in texts)
 
     def stream_until(self, *marks: str, wrap: Wrap, holds_space: bool = False) -> Steps[str | None]:
-        """Yield the text up to the first of ``marks`` in pieces; consume and return the mark, None at the
-        end. A possible beginning of a mark is held back, and left unconsumed at the end. With ``holds_space``
-        white space is held back as well, and dropped before a mark."""
+        """Yield the text before the first of ``marks`` in pieces; consume and return the mark, or return None
+        at the end. Text that may begin a mark is held back, and is left unconsumed at the end. With
+        ``holds_space``, white space is held back, too, and dropped before a mark."""
         while True:
             found = self._first_of(marks)
             if found is not None:
@@ -125,7 +125,7 @@ class TextSource:
                 return None
 
     def read_until(self, *marks: str) -> Steps[tuple[str, str]]:
-        """Consume the text up to the first of ``marks``; return it and the mark. Raises Unfinished."""
+        """Consume and return the text before the first of ``marks``, and the mark. Raises Unfinished."""
         while (found := self._first_of(marks)) is None:
             yield from self.require_more()
         at, mark = found
@@ -142,7 +142,7 @@ class TextSource:
         return len(self.rest)
 
     def _first_of(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
-        """Return the place of the first mark, and the mark; of two at the same place the longer."""
+        """Return the first mark's position, and the mark. Of two at one position, the longer counts."""
         found = [(self.rest.find(mark), -len(mark), mark) for mark in marks if mark in self.rest]
         if not found:
             return None
@@ -150,8 +150,8 @@ class TextSource:
         return at, mark
 
     def json_value(self, wrap: Wrap | None = None) -> Steps[str]:
-        """Consume one JSON value after white space, and return its text; with ``wrap`` also yield it in
-        pieces. It finds the value's end, without checking the value. Raises Malformed or Unfinished."""
+        """Consume white space and one JSON value, and return the value's text. With ``wrap``, also yield it
+        in pieces. Only the value's end is found; the value is not checked. Raises Malformed or Unfinished."""
         yield from self.skip_space()
         if not self.rest:
             raise Unfinished
@@ -179,7 +179,7 @@ class _ValueEnd:
         self._is_scalar = False
 
     def end_in(self, text: str) -> int | None:
-        """Return how many characters of the next piece belong to the value; None: all, and more."""
+        """Return how many characters of the next piece belong to the value; None if it goes on."""
         for position, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:

@@ -1,4 +1,4 @@
-"""Tools of a request: checks, and their effect on the prompt, the output and its parser."""
+"""Tools of a request: checks, and their effects on the prompt, on the output and on its parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tool_formats import tool_format
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,128}")
-_FORCED_FORMAT = "json_tools"  # for models without a format; its grammar needs no training
+_FORCED_FORMAT = "json_tools"  # for models without a known notation; its grammar works without training
 
 
 class ChatTokenizer(Protocol):
@@ -35,7 +35,7 @@ class ChatTokenizer(Protocol):
         ...
 
     def added_id(self, text: str) -> int | None:
-        """Return the id of the token that stands for this text alone."""
+        """Return the id of the added token with exactly this text; None if there is none."""
         ...
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
@@ -47,11 +47,11 @@ class ChatTokenizer(Protocol):
 class ToolUse:
     """Effects of a request's tools.
 
-    shown        tools for the chat template
-    structured   a constraint of the whole answer after the reasoning; None: no constraint
-    is_whole     the constraint includes the reasoning and begins with the first token
-    form         notation of calls to read; None: calls are not read
-    max_calls    largest number of calls in an answer; None: any
+    shown        tools that the chat template shows
+    structured   constraint on the answer after the reasoning; None: no constraint
+    is_whole     the constraint includes the reasoning, and applies from the first token
+    form         notation in which calls are read; None: calls are not read
+    max_calls    largest number of calls in an answer; None: no limit
     """
 
     shown: Tools = ()
@@ -66,7 +66,7 @@ class ToolUse:
         return replace(params, structured=self.structured, structured_from_first_token=from_first)
 
     def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
-        """Return a parser of one answer to a prompt. Without ``prompt_ids`` reasoning is not separated."""
+        """Return a parser for an answer to the prompt; without ``prompt_ids``, reasoning is content."""
         reasoning = tokenizer.chat_format.reasoning
         is_thinking = False
         if reasoning is not None:
@@ -92,8 +92,8 @@ def tool_use(
     structured: StructuredOutput | None = None,
     is_bounded: bool = False,
 ) -> ToolUse:
-    """Return the effects of tools given in the form of the OpenAI API. ``structured``: constraint of content
-    otherwise; ``is_bounded``: the reasoning has a budget. InvalidRequest names an unsupported combination."""
+    """Return the effects of tools in the form of the OpenAI API. ``structured``: constraint on answers
+    without calls; ``is_bounded``: the reasoning has a budget. Raises InvalidRequest for bad combinations."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
@@ -132,7 +132,7 @@ def tool_use(
             return ToolUse(
                 shown=list(tools), structured=grammar, is_whole=True, form=form, max_calls=max_calls
             )
-        form = tool_format(_FORCED_FORMAT)  # within the final message, behind the reasoning
+        form = tool_format(_FORCED_FORMAT)  # calls are JSON in the final message, after the reasoning
         assert form is not None
     source = call_grammar(
         form.shape,
@@ -155,7 +155,7 @@ def _needs_grammar(tools: Tools, structured: StructuredOutput | None, *, is_forc
 
 
 def _schema_of(structured: StructuredOutput) -> Any:
-    """Return the schema of an answer that may be a call instead; InvalidRequest for other constraints."""
+    """Return the JSON schema of an answer without calls. Raises InvalidRequest for other constraints."""
     if structured.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(
             f"{structured.kind} must not come with tools whose calls are optional; give a JSON "
@@ -210,7 +210,7 @@ def _check_keys(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
 def _named(
     tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]] | None:
-    """Return the required tool in a list; None if the choice names none."""
+    """Return a list of the tool that the choice names; None if it names none."""
     if choice is None or choice in ("none", "auto", "required"):
         return None
     function = choice.get("function") if isinstance(choice, Mapping) else None
