@@ -1,1 +1,1 @@
-"""The asyncio front end, and ``LLM`` for batches: checking, queueing and streaming of requests."""
+"""The asyncio front end, and ``LLM`` for batches: checks, queues and streams of requests."""

@@ -1,4 +1,4 @@
-"""The engine for asyncio: a stream of deltas per request, without arrays."""
+"""The engine for asyncio: each request is a stream of deltas."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ STOP_TIMEOUT_S = 10.0  # seconds to wait for the engine's thread to end
 class AsyncEngine:
     """Serves requests concurrently on its own engine thread.
 
-    Belongs to the event loop that called ``start``. It ends with ``stop``, or with an error that is not one
-    request's own. In the second case ``death`` is the cause, and every open stream and later request raises
-    EngineDead.
+    Belongs to the event loop that called ``start``. The engine ends by ``stop``, or by an error that concerns
+    more than one request. In the second case, ``death`` is the error, and every open stream and every later
+    request raises EngineDead.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class AsyncEngine:
         own_process: bool = False,
     ) -> None:
         """Configure the engine; ``start`` loads the model. ``core_factory`` makes the core on the engine's
-        thread, ``observer`` receives each step and refusal, and ``own_process`` runs the engine in a separate
-        process."""
+        thread. ``observer`` receives a record of each step and each refusal. ``own_process`` runs the engine
+        in a separate process."""
         assert core_factory is None or not own_process, "a core must be made in the process that runs it"
         self._own_process = own_process
         self.config = checked(config)
@@ -87,7 +87,7 @@ class AsyncEngine:
 
     @property
     def num_streams(self) -> int:
-        """Number of outputs that are being computed or read."""
+        """Number of requests whose output is still being computed or read."""
         return self._open.num_read
 
     async def start(self) -> None:
@@ -126,8 +126,8 @@ class AsyncEngine:
         return 0.0 if self._client is None else self._client.step_seconds
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, let running ones finish for ``drain_timeout`` seconds, abort the rest, and end
-        the engine's thread. May be called again, also on a dead engine."""
+        """Refuse new requests, let running requests finish for ``drain_timeout`` seconds, abort the remaining
+        ones, and end the engine's thread. May be called again, even if the engine is dead."""
         self._stopping = True
         if self._client is None:
             return
@@ -136,12 +136,12 @@ class AsyncEngine:
                 await asyncio.wait_for(self._open.all_ended(), drain_timeout)
         for stream in self._open.streams():
             self._client.abort(stream.request.number)
-        with contextlib.suppress(TimeoutError):  # the thread ends after its current step, unless that hangs
+        with contextlib.suppress(TimeoutError):  # a hanging step is not waited for
             await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._client.stop()
-        with contextlib.suppress(TimeoutError):  # a thread that hangs ends only with the process
+        with contextlib.suppress(TimeoutError):  # a hanging thread lasts until the process ends
             await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
         self._pictures.close()
@@ -165,16 +165,16 @@ class AsyncEngine:
         tenant: Tenant = NO_TENANT,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the output of a request; deltas of its n samples are interleaved, each with its index.
+        """Stream the output of a request. Deltas of its n samples are interleaved; each has a sample's index.
 
         The request is sent when the iteration starts; closing or cancelling the iteration aborts it. An error
-        of this request alone arrives as a delta with finish_reason ERROR. A slow reader gets merged deltas;
-        one that leaves too much unread gets SlowReader.
+        of only this request arrives as a delta with finish_reason ERROR. A slow reader gets merged deltas; a
+        reader that leaves too much unread gets SlowReader.
 
-        salt       cached prompt pages are shared only between requests with equal salt
+        salt       only requests with equal salt share cached prompt pages
         priority   smaller numbers are admitted first and preempted last
-        final_only deliver one delta per sample, when it has ended
-        tenant     tenant of the request, and its share of the queue
+        final_only deliver one delta per sample, at the sample's end
+        tenant     tenant of the request, and the tenant's share of the queue
         adapter    name of a loaded adapter; None is the base model
 
         Raises InvalidRequest, NotFound, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
@@ -200,7 +200,7 @@ class AsyncEngine:
                         adapter=adapter,
                     )
                     self._open.limiter.check_sendable(request)
-                engine = self._check_open(request_id)  # once more: encoding may have taken a while
+                engine = self._check_open(request_id)  # again, because encoding may have taken long
                 self._open.limiter.check(request.num_prompt, params.n)
                 self._open.limiter.check_images(request)
                 self._shares.check_tokens(tenant, request.num_prompt)
@@ -229,10 +229,10 @@ class AsyncEngine:
         return self._input.adapters
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows to replace one of the same name.
+        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows replacing one of the same name.
 
-        Raises InvalidRequest, with nothing changed, if it cannot be served or the old one is in use, and
-        NotConfigured if this engine has no memory for adapters.
+        Raises InvalidRequest, with nothing changed, if the adapter cannot be served or the old one is in use,
+        and NotConfigured if this engine has no memory for adapters.
         """
         self._running()
         assert self._input is not None
@@ -246,10 +246,10 @@ class AsyncEngine:
             loaded[name] = await self.ask(LoadAdapter(name, str(folder), replace))
             return loaded[name]
 
-        return await asyncio.shield(load())  # a caller that leaves must not part ``loaded`` from the engine
+        return await asyncio.shield(load())  # cancelling must not prevent the update of ``loaded``
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
+        """Unload an adapter. Raises NotFound for an unknown name, and InvalidRequest while it is in use."""
         self._running()
         assert self._input is not None
         loaded = self._input.adapters
@@ -261,8 +261,8 @@ class AsyncEngine:
         await asyncio.shield(unload())
 
     async def abort(self, request_id: str) -> None:
-        """Abort a request; its stream ends with finish_reason ABORT. Does nothing for unknown and ended
-        requests."""
+        """Abort a request; its stream ends with finish_reason ABORT. An id that is unknown or whose request
+        has ended is ignored."""
         stream = self._open.find(request_id)
         if stream is not None:
             self._abort(stream.request)
@@ -272,19 +272,19 @@ class AsyncEngine:
         self._client.abort(request.number)
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt; see ``prepare``."""
+        """Return the token ids of a prompt; see ``prepare``."""
         return (await self.prepare(prompt)).ids
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt:
-        """Return the token ids of a prompt and its images, checked as for a request. Raises Overloaded if no
-        request would be admitted now."""
+        """Return a prompt's token ids and images, checked as for a request. Raises Overloaded if a request
+        with this prompt would not be admitted now."""
         self._running()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
             return await self._input.encode_beside(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
-        """End a request that was not admitted within the time that it may wait."""
+        """Abort a request that has waited too long for its admission."""
         self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
@@ -312,14 +312,14 @@ class AsyncEngine:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """Return the answer of a command that the engine's thread executes between two steps. Raises the
+        """Return the answer to a command, which the engine's thread executes between two steps. Raises the
         command's errors, and EngineDead if the engine has ended."""
         self._running()
         assert self._client is not None
         try:
             return await asyncio.wrap_future(self._client.ask(command))
         except EngineStopping:
-            self._running()  # raises EngineDead if the engine died meanwhile
+            self._running()  # raises EngineDead if the engine has died meanwhile
             raise
 
     def _on_ready(self) -> None:
@@ -352,7 +352,7 @@ class AsyncEngine:
 
 
 class LoopBridge:
-    """Listener on the engine's thread that forwards its news to the event loop, once per step."""
+    """Listener that forwards what the engine's thread reports to the event loop, once per step."""
 
     def __init__(
         self,

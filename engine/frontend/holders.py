@@ -1,6 +1,6 @@
-"""Counts of calls, streams and watchers in progress, by tenant, and their limits.
+"""Counts of what clients hold, such as calls, streams and watchers, with limits for all and for each tenant.
 
-``HolderRegistry`` lists all of them, so a leak shows as a count that is not 0 at rest.
+``HolderRegistry`` lists all counts. A count that is not 0 while the server is idle shows a leak.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from ..api.tenant import Tenant
 
 
 class Holders:
-    """Counts one kind of resource that clients hold, and refuses more than a tenant or all may hold.
+    """Counts one kind of resource that clients hold. Refuses more than the limit for all, or a tenant's share
+    of it.
 
-    Lives on the event loop. A holder counts while the block of ``held`` runs, so a count that is not 0 at
-    rest is a leak.
+    Lives on the event loop. A resource is held while the block of ``held`` runs.
 
-    total       holders now; may be read from any thread
-    num_begun   holders since this count was last set to 0, and ``peak`` the most at a time
+    total       number held now; may be read from any thread
+    num_begun   number begun since this count was last set to 0; ``peak``: largest ``total`` since then
     """
 
     def __init__(self, name: str, doing: str, most: int) -> None:
-        """Begin at 0. ``name`` is the count's name for programs, ``doing`` the end of its error message, and
-        ``most`` the limit, of which a tenant may have its share."""
+        """Begin at 0. ``name`` is the count's name for programs, ``doing`` is text for error messages, and
+        ``most`` is the limit, of which each tenant has its share."""
         self.name = name
         self.most = most
         self._doing = doing
@@ -34,7 +34,7 @@ class Holders:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[None]:
-        """Count one more holder until the block ends. Raises Overloaded if the limit is exceeded."""
+        """Count one more until the block ends. Raises Overloaded if the limit is exceeded."""
         self._check(tenant)
         self._by_tenant[tenant.name] += 1
         self.total += 1
@@ -46,7 +46,7 @@ class Holders:
             self.total -= 1
             self._by_tenant[tenant.name] -= 1
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # clients choose tenant names, so idle ones are dropped
+                del self._by_tenant[tenant.name]  # so that idle tenants take no memory
 
     def _check(self, tenant: Tenant) -> None:
         for count, most, whose in (
@@ -62,14 +62,14 @@ class Holders:
 
 
 class HolderRegistry:
-    """Counts of everything that clients and requests of a server hold, by kind. At rest each count is 0,
-    except for pins, which clients keep on purpose."""
+    """Counts of everything that clients and requests of a server hold, by kind. On an idle server each count
+    is 0, except that of pins, which clients keep on purpose."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], int]] = {}
 
     def add(self, kind: str, count: Callable[[], int]) -> None:
-        """Register a kind; ``count`` returns the holders now and may be called on any thread."""
+        """Register a kind. ``count`` returns the number held now, and may be called on any thread."""
         assert kind not in self._counts, f"{kind} are counted already"
         self._counts[kind] = count
 

@@ -1,4 +1,4 @@
-"""Checks of requests that need no step, with messages that name the numbers."""
+"""Checks of requests before they reach the engine. Error messages contain the numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG_PROMPT = 20_000  # ids; a longer list would block the event loop for millis
 
 
 class InputProcessor:
-    """Turns the input of callers into requests that can be served, or raises the reason why it cannot."""
+    """Turns prompts and parameters into requests, or raises the reason why they cannot be served."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class InputProcessor:
         grammars: GrammarCompiler,
         cut_max_tokens: bool = False,
     ) -> None:
-        """Take the model's facts. ``capacity`` is the number of positions that the page pool has for a
-        sequence; ``cut_max_tokens`` lowers max_tokens to what fits instead of refusing."""
+        """Begin with the facts of a model. ``capacity`` is the number of positions that the page pool has for
+        one sequence. ``cut_max_tokens`` lowers max_tokens to what fits, instead of refusing the request."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
@@ -50,9 +50,8 @@ class InputProcessor:
         self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Return the prompt's token ids, checked against the vocabulary, and its images. Raises
-        InvalidRequest for an invalid prompt, RequestTooLong, before encoding, for one that cannot fit the
-        model."""
+        """Return the prompt's images and its token ids, checked against the vocabulary. Raises InvalidRequest
+        for an invalid prompt. Raises RequestTooLong, before encoding, if it cannot fit the model."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if self._pictures is not None and self._has_pictures(prompt):
@@ -104,8 +103,8 @@ class InputProcessor:
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:
-        """Return a lower bound of the prompt's tokens without encoding it. Raises InvalidRequest for an
-        invalid prompt."""
+        """Return a lower bound of the number of tokens, without encoding the prompt. Raises InvalidRequest
+        for an invalid prompt."""
         check_prompt(prompt)
         if isinstance(prompt, EncodedPrompt):
             return len(prompt.ids)
@@ -116,8 +115,8 @@ class InputProcessor:
     async def encode_beside(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
     ) -> EncodedPrompt:
-        """Return ``encode``, on another thread if it would block the event loop for milliseconds. Images use
-        a thread of ``pictures``, which may take seconds, and texts one of ``texts``."""
+        """Return ``encode``, on another thread if it would block the event loop for milliseconds. Prompts
+        with images, which may take seconds, use threads of ``pictures``, and others threads of ``texts``."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if not _is_chat(prompt):
@@ -127,12 +126,12 @@ class InputProcessor:
         return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
-        """Return the ticket of the grammar for ``params.structured``. It may take long and may be called from
-        several threads. Raises InvalidRequest or Overloaded."""
+        """Compile the grammar for ``params.structured`` and return its ticket. Compiling may take long. May
+        be called from several threads. Raises InvalidRequest or Overloaded."""
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
     async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
-        """Return ``compile``, queued fairly between tenants and given up when this is cancelled."""
+        """Return ``compile``, queued fairly between tenants. Cancelling the wait drops the grammar."""
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)
@@ -140,7 +139,7 @@ class InputProcessor:
             return await asyncio.wrap_future(ticket)
         except asyncio.CancelledError:
             ticket.cancel()
-            ticket.add_done_callback(self._drop)  # drops a grammar that was compiled meanwhile
+            ticket.add_done_callback(self._drop)  # drops a grammar that is compiled nevertheless
             raise
 
     def _drop(self, ticket: Future[int]) -> None:
@@ -159,7 +158,7 @@ class InputProcessor:
         grammar: int | None = None,
         adapter: str | None = None,
     ) -> EngineRequest:
-        """Return a request that can be queued, for a prompt from ``encode``. ``grammar``: ticket from
+        """Return a request for the queue. ``prompt`` comes from ``encode``; ``grammar``: ticket from
         ``compile`` for these parameters; ``adapter``: name of a loaded adapter. Raises InvalidRequest,
         RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
@@ -202,7 +201,7 @@ class InputProcessor:
         return self.adapters[adapter].variant
 
     def _check_images(self, prompt: EncodedPrompt) -> None:
-        """Raise InvalidRequest for placeholders that no image fills."""
+        """Raise InvalidRequest if the number of placeholders differs from the rows of the images."""
         if (rules := self._info.images) is None:
             return
         count, wanted = prompt.ids.count(rules.token), sum(image.num_rows for image in prompt.images)
@@ -221,7 +220,7 @@ class InputProcessor:
             )
 
     def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
-        """Raise InvalidRequest for a token id that the model does not have."""
+        """Raise InvalidRequest for a token id that is not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
@@ -230,7 +229,7 @@ class InputProcessor:
             )
 
     def _check_something_may_come(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest if min_tokens forbids every token."""
+        """Raise InvalidRequest if ``min_tokens`` forbids every token of the model."""
         if not params.min_tokens or params.structured is not None:  # structured output overrides min_tokens
             return
         size = self._info.vocab_size
@@ -242,7 +241,7 @@ class InputProcessor:
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Return the number of tokens that may be generated after the prompt, at least one."""
+        """Return the number of tokens to generate: at most what fits after the prompt, and at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         room = self._capacity
@@ -258,7 +257,7 @@ class InputProcessor:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise InvalidRequest unless a prompt is a text or a list."""
+    """Raise InvalidRequest unless a prompt has one of the allowed types."""
     if isinstance(prompt, ChatPrompt | EncodedPrompt):
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):

@@ -39,10 +39,10 @@ CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 
 class LLM:
-    """Loads a model and generates for lists of prompts, all of a list at once.
+    """Loads a model and generates for lists of prompts. The prompts of a list are computed concurrently.
 
-    Use it as a context manager or call ``close``. Calls from several threads run one after the other. An
-    error of the engine itself (not of one request) raises EngineDead in this and every later call.
+    Use the object as a context manager, or call ``close``. Calls from several threads run one after the
+    other. An error of the engine itself (not of one request) raises EngineDead in this and every later call.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LLM:
         core_factory: CoreFactory | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Load the model. Raises ModelLoadError or InvalidConfig with a message of one line."""
+        """Load the model. Raises ModelLoadError or InvalidConfig, with a message of one line."""
         if core_factory is None:
             from ..core.build import build_core  # loads MLX
 
@@ -83,15 +83,15 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Generate one output per prompt, in their order.
+        """Generate one output per prompt, in the order of the prompts.
 
         prompts    one prompt or a list: text, token ids, or chat messages
         params     sampling parameters for all prompts, or one per prompt
         adapter    name of a loaded adapter for all prompts, or one per prompt; None is the base model
         progress   show a progress bar on standard error (None: only on a terminal)
 
-        Raises InvalidRequest before anything is computed if any prompt cannot be served. A request that fails
-        later has finish_reason ERROR in its output; the others go on.
+        Raises InvalidRequest, before anything is computed, if any prompt cannot be served. A request that
+        fails later has finish_reason ERROR in its output; the other requests go on.
         """
         if self._closed:
             raise EngineStopping("this LLM was closed; make a new one")
@@ -121,9 +121,9 @@ class LLM:
     ) -> list[list[float]]:
         """Return one embedding per prompt, in order, from the hidden states before the output head.
 
-        pooling     "last": state of the last token; "mean": mean of all, recomputing cached tokens
-        normalize   scale embeddings to length 1
-        dimensions  keep only the first N numbers (Matryoshka embeddings; None: all)
+        pooling     "last": state of the last token; "mean": mean of all; cached tokens are recomputed
+        normalize   scale each embedding to length 1
+        dimensions  keep only this many leading numbers (Matryoshka embeddings; None: all)
         adapter     as in ``generate``
 
         Raises InvalidRequest, and RequestFailed if a prompt fails.
@@ -148,8 +148,8 @@ class LLM:
     ) -> list[RankedDocument]:
         """Return documents sorted by the probability that they answer the query, the best first.
 
-        prompt  question to the model (None: Qwen3-Reranker's). Use a model that was trained with it
-        top_n   return only the best N
+        prompt  question to the model (None: Qwen3-Reranker's); the model must be trained for the question
+        top_n   number of documents to return (None: all)
 
         Raises InvalidRequest, and RequestFailed if a document fails.
         """
@@ -176,13 +176,13 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Generate an answer to one conversation or several, with the model's chat template. Each output has
-        its parts in ``answer``: content, reasoning and tool calls.
+        """Generate an answer to one conversation or to each of several, with the model's chat template. In
+        each output, ``answer`` has the parts: content, reasoning and tool calls.
 
         tools                 functions that the model may call, in the form of the OpenAI API
         tool_choice           "auto", "none", "required" or one of the tools
         parallel_tool_calls   whether an answer may have several calls
-        chat_template_kwargs  further names of the template, such as enable_thinking
+        chat_template_kwargs  further variables of the template, such as enable_thinking
         adapter               as in ``generate``
         """
         if not messages:
@@ -225,20 +225,20 @@ class LLM:
         return outputs
 
     def load_adapter(self, name: str, folder: Path | str, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows replacing one of the same name. Raises
-        InvalidRequest, with nothing changed, if it cannot be served or the old one is in use, and
-        NotConfigured if this LLM has no memory for adapters."""
+        """Load an adapter saved by mlx-lm or PEFT; with ``replace``, it may replace an adapter of the same
+        name. Raises InvalidRequest, and changes nothing, if the adapter cannot be served or the old one is in
+        use, and NotConfigured if this LLM has no memory for adapters."""
         info = self._ask(LoadAdapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while prompts use it."""
+        """Unload an adapter. Raises NotFound for an unknown name, and InvalidRequest while it is in use."""
         self._ask(UnloadAdapter(name))
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
-        """Write the full pages of a prompt's K/V to a new ``.safetensors`` file, computing missing ones
+        """Write the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
         self._ask(GetPageLayout())  # raises before anything is computed
@@ -246,11 +246,11 @@ class LLM:
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
     def load_prompt(self, path: Path | str) -> LoadedPages:
-        """Cache pages that ``save_prompt`` has written, here or in another engine of the same model; pages of
-        another format or size are converted.
+        """Cache the pages of a file from ``save_prompt`` of this engine or another one with the same model.
+        Pages of another format or size are converted.
 
-        Raises InvalidRequest, with nothing changed, for a damaged file or one of another model, and NotFound
-        if there is no file.
+        Raises InvalidRequest, and changes nothing, for a damaged file or a file of another model. Raises
+        NotFound if there is no file.
         """
         return load(self._ask, Path(path))
 
@@ -312,7 +312,7 @@ class LLM:
         while num_open:
             for number, delta in self._events.wait_news():
                 if (collector := collectors.get(number)) is None:
-                    continue  # output of an interrupted batch
+                    continue  # left over from an interrupted batch
                 collector.add(delta)
                 if collector.is_done:
                     num_open -= 1
@@ -320,7 +320,7 @@ class LLM:
 
 
 class _Events:
-    """Queue of the engine thread's events for one waiting thread."""
+    """Queue of the engine thread's reports, which one thread waits for."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
@@ -348,7 +348,7 @@ class _Events:
         news = self._queue.get()
         if isinstance(news, list):
             return news
-        self._queue.put(None)  # for the next caller
+        self._queue.put(None)  # put back for later callers
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")
         raise EngineDead(f"the engine has failed; make a new LLM: {self._error!r}") from self._error
@@ -360,7 +360,7 @@ class _Collector:
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._samples = [OutputCollector() for _ in range(request.params.n)]
-        self._wholes: dict[int, Delta] = {}  # ended samples by index
+        self._wholes: dict[int, Delta] = {}  # finished samples by index
         self._first_at: float | None = None
         self._done_at = request.arrived_at
 

@@ -1,4 +1,4 @@
-"""A notification to all waiters on one event loop."""
+"""A notification of all tasks that wait on one event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Notifier:
-    """Event without lost wake-ups: take ``next``, check the state, then await it."""
+    """Event that no waiter misses. Get a future from ``next``, check the state, and then await the future."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None

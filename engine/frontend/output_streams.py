@@ -1,4 +1,4 @@
-"""Streams of output from the engine's thread to readers."""
+"""Streams that carry output from the engine's thread to readers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
-CHUNK_BYTES = 256 * 1024  # most output handed to a slow reader at once; a transport buffers one such piece
-MAX_HELD_LIMITS = 2  # log probabilities may wait for their samples' ends up to this multiple of unread output
+CHUNK_BYTES = 256 * 1024  # limit of a merged delta for a slow reader; a transport buffers one of these
+MAX_HELD_LIMITS = 2  # limit of samples' held log probabilities, as a multiple of unread output's limit
 
 
 class OutputStreams:
@@ -39,14 +39,14 @@ class OutputStreams:
         self._by_id: dict[str, Stream] = {}
         self._by_number: dict[int, Stream] = {}  # numbers are unique, ids may be reused
         self._unfinished: dict[EngineRequest, None] = {}
-        self._read: set[Stream] = set()  # streams with a reader, ended ones included
+        self._read: set[Stream] = set()  # streams with a reader, even after their end
         self._none_left = asyncio.Event()
         self.limiter = RequestLimiter(config, self._unfinished.keys(), self._unread, gauges)
 
     def add(
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
-        """Return a stream for a request; ``give_up`` ends it if it waits too long for admission."""
+        """Return a stream for a request; ``give_up`` is called if the request waits too long."""
         stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream
@@ -58,7 +58,7 @@ class OutputStreams:
 
     @property
     def num_read(self) -> int:
-        """Number of streams with a reader, ended ones included."""
+        """Number of streams that have a reader, including streams that have ended."""
         return len(self._read)
 
     def find(self, request_id: str) -> Stream | None:
@@ -69,7 +69,7 @@ class OutputStreams:
         return tuple(self._by_id.values())
 
     def push(self, news: list[News]) -> None:
-        """Deliver news to their streams."""
+        """Deliver output to its streams. End streams if too much output is unread or held."""
         for number, delta in news:
             if (stream := self._by_number.get(number)) is not None:  # otherwise its reader is gone
                 stream.push(delta)
@@ -81,8 +81,8 @@ class OutputStreams:
             self._end_longest()
 
     def _end_least_read(self) -> bool:
-        """End the stream with the most unread output. Return False, and end none, if its reader has all of it
-        or is about to get it, because then no stream is to blame."""
+        """End the stream with the most unread output. Return False, and end no stream, if that output is only
+        what its reader has now or is about to get."""
         stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
         if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False
@@ -98,7 +98,7 @@ class OutputStreams:
         return True
 
     def _end_longest(self) -> None:
-        """End the stream that holds the most log probabilities until its samples end."""
+        """End the stream that holds most log probabilities of unfinished samples."""
         stream = max(self._read, key=lambda stream: stream.num_held_bytes)
         num_bytes = stream.num_held_bytes
         assert num_bytes, "no stream holds what is counted"
@@ -113,7 +113,7 @@ class OutputStreams:
         )
 
     def forget(self, stream: Stream) -> None:
-        """Drop a stream that has ended or lost its reader."""
+        """Remove a stream that has ended, or whose reader has left."""
         self.limiter.forget(stream.request)
         del self._by_number[stream.request.number]
         del self._unfinished[stream.request]
@@ -122,7 +122,7 @@ class OutputStreams:
             self._none_left.set()
 
     def close(self, stream: Stream) -> None:
-        """Note that a stream's reader has left, whether or not it has read everything."""
+        """Drop the unread output of a stream whose reader has left."""
         self._read.discard(stream)
         stream.close()
 
@@ -134,13 +134,13 @@ class OutputStreams:
 
 
 class Stream:
-    """Unread output of a request, merged.
+    """Unread output of a request. Deltas that are not read in time are merged.
 
-    A slow reader gets fewer and larger deltas, of at most CHUNK_BYTES and one engine delta. Lives on the
-    event loop. ``ended`` is true once every sample's last delta is in.
+    A slow reader gets fewer and larger deltas; each has at most CHUNK_BYTES plus one delta of the engine.
+    Lives on the event loop. ``ended`` is true after the last delta of every sample has arrived.
 
-    final_only   deliver one delta per sample, when it has ended
-    unread       counter of unread bytes, including the delta that the reader got last
+    final_only   deliver one delta per sample, at the sample's end
+    unread       counter of all streams' unread bytes, including deltas that readers got last
     """
 
     def __init__(
@@ -159,16 +159,16 @@ class Stream:
         self._held: dict[int, OutputCollector] = {}  # deltas by sample, until the sample has ended
         self._pending: dict[int, deque[OutputCollector]] = {}
         self.num_pending_bytes = 0  # estimated bytes of pending output
-        self._num_given_bytes = 0  # bytes of the delta that was read last
+        self._num_given_bytes = 0  # bytes of the delta that the reader got last
         self.num_held_bytes = 0  # estimated bytes of log probabilities of unfinished samples
         self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False  # its log probabilities are shared by all samples
+        self._prompt_is_counted = False  # samples share the prompt's log probabilities, so these count once
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     @property
     def num_unread_bytes(self) -> int:
-        """Estimated bytes of pending output and of the delta that the reader got last."""
+        """Estimated bytes of pending output, and of the delta that the reader got last."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property
@@ -177,7 +177,7 @@ class Stream:
         return self._reader is not None
 
     def push(self, delta: Delta) -> None:
-        """Add a delta, which is merged with unread ones."""
+        """Add a delta of the engine, merged with unread deltas of its sample."""
         if self._error is not None:
             return
         if self._final_only:
@@ -192,7 +192,7 @@ class Stream:
         self._wake()
 
     def _hold(self, delta: Delta) -> Delta | None:
-        """Return the whole output of a sample that has ended; None before its end."""
+        """Add a delta to the sample's held output. Return all output at the sample's end, and None before."""
         held = self._held.setdefault(delta.index, OutputCollector())
         held.add(delta)
         self._hold_bytes(logprobs_bytes(delta.logprobs))
@@ -219,7 +219,7 @@ class Stream:
         self._unread.num_bytes += added
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an exception that the reader gets at once."""
+        """End the stream with an exception. The reader gets it at once; unread output is dropped."""
         self._error = error
         self._drop_pending()
         self._drop_held()
@@ -233,8 +233,8 @@ class Stream:
         self._given(0)
 
     async def next(self) -> Delta | None:
-        """Return the oldest unread delta; None after the last. Allows only one reader."""
-        self._given(0)  # a reader that asks for more has processed the last delta
+        """Return the oldest unread delta; None after the last one. There must be only one reader."""
+        self._given(0)  # the reader has processed the last delta, as it asks for more
         while True:
             if self._error is not None:
                 raise self._error
@@ -260,7 +260,7 @@ class Stream:
         return chunk.take()
 
     def _given(self, num_bytes: int) -> None:
-        """Note the bytes that the reader holds now."""
+        """Set the number of bytes that the reader holds now."""
         self._unread.num_bytes += num_bytes - self._num_given_bytes
         self._num_given_bytes = num_bytes
 

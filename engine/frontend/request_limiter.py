@@ -21,15 +21,15 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import NO_PROMPTS, Gauges
 from ..api.tenant import Tenant
 
-MAX_UNREAD_BYTES = 64 * 1024**2  # above this much unread output, requests are refused
-MAX_UNREAD_LIMITS = 2  # above this multiple of MAX_UNREAD_BYTES, streams are ended
-MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels of unfinished requests; a single request is always admitted
-MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities in memory, about 64 MiB as a message
+MAX_UNREAD_BYTES = 64 * 1024**2  # with more unread output, new requests are refused
+MAX_UNREAD_LIMITS = 2  # with this multiple of MAX_UNREAD_BYTES, streams are ended
+MAX_PIXEL_BYTES = 512 * 2**20  # limit for the pixels of all unfinished requests, unless only one has images
+MAX_PROMPT_BYTES = 512 * 2**20  # memory of a prompt's log probabilities; a message takes about 64 MiB
 
 
 class UnreadOutput:
-    """Estimated bytes of memory of all unread output, and of log probabilities that wait for the end of
-    their samples."""
+    """Estimated memory of output: ``num_bytes`` of all unread output, ``num_held_bytes`` of log probabilities
+    that are held until their samples end."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_held_bytes = 0
@@ -45,8 +45,8 @@ class RequestLimiter:
         unread: UnreadOutput,
         gauges: Callable[[], Gauges],
     ) -> None:
-        """Begin without requests. ``unfinished`` is a live view of admitted requests that have not ended;
-        ``unread`` counts unread output, also of ended requests."""
+        """Begin without requests. ``unfinished`` is a live view of admitted requests that have not ended.
+        ``unread`` counts unread output, including that of ended requests."""
         self._gauges = gauges
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
@@ -54,15 +54,15 @@ class RequestLimiter:
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
-        self._num_samples = 0  # samples of unfinished and entering requests
+        self._num_samples = 0  # samples of requests that are unfinished or being encoded
         self._num_entering_tokens = 0
         self.waiting = WaitingPrompts(gauges)
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
     def entering(self, num_prompt: int, num_samples: int = 1) -> Iterator[None]:
-        """Reserve a place for a request of at least ``num_prompt`` tokens until it is admitted. Raises
-        Overloaded before the prompt is encoded."""
+        """Count a request of at least ``num_prompt`` tokens while it is being encoded. Raises Overloaded if
+        there is no place for it."""
         self.check(num_prompt, num_samples)
         self._num_samples += num_samples
         self._num_entering_tokens += num_prompt
@@ -73,11 +73,11 @@ class RequestLimiter:
             self._num_entering_tokens -= num_prompt
 
     def check(self, num_prompt: int, num_samples: int) -> None:
-        """Raise Overloaded if one more request, of ``num_prompt`` tokens and ``num_samples`` samples, is too
+        """Raise Overloaded if a further request of ``num_prompt`` tokens and ``num_samples`` samples is too
         much.
 
-        A request with many samples is admitted if no other request is unfinished. A long prompt is admitted
-        if no other prompt waits.
+        A request with too many samples is admitted if no other request is unfinished. A prompt that is too
+        long is admitted if no other prompt waits.
         """
         num_unfinished = self._num_samples
         if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
@@ -104,7 +104,7 @@ class RequestLimiter:
             )
 
     def check_images(self, request: EngineRequest) -> None:
-        """Raise Overloaded if the pixels of a request's images are too many next to those of others."""
+        """Raise Overloaded if the images of this and other unfinished requests have too many pixels."""
         if not request.images:
             return
         held = sum(len(image.pixels) for each in self._unfinished for image in each.images)
@@ -118,7 +118,7 @@ class RequestLimiter:
             )
 
     def check_sendable(self, request: EngineRequest) -> None:
-        """Raise RequestTooLong if the prompt's log probabilities would exceed the size of a message."""
+        """Raise RequestTooLong if the prompt's log probabilities are too large for a message."""
         if (num_alternatives := request.params.prompt_logprobs) is None:
             return
         size = prompt_logprobs_bytes(request.num_prompt, num_alternatives)
@@ -135,8 +135,8 @@ class RequestLimiter:
         fail: Callable[[BaseException], None],
         abort: Callable[[EngineRequest], None],
     ) -> None:
-        """Count a request until ``forget``; if it waits too long, ``fail`` it with QueueTimeout and ``abort``
-        it."""
+        """Count a request until ``forget``. If the request waits too long for its admission, call ``abort``,
+        and ``fail`` with QueueTimeout."""
         self._num_samples += request.params.n
         self.waiting.add(request)
         if self._timeout_s is not None:
@@ -144,7 +144,7 @@ class RequestLimiter:
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
     def forget(self, request: EngineRequest) -> None:
-        """Stop counting a request, because it has ended."""
+        """Stop counting a request that has ended."""
         self._num_samples -= request.params.n
         self.waiting.forget(request.number)
         if (timer := self._timers.pop(request, None)) is not None:
@@ -168,7 +168,7 @@ class RequestLimiter:
 
 
 def refusal_label(error: Exception) -> str:
-    """Return the metric label of a refusal."""
+    """Return the label with which a metric counts this refusal."""
     for kind, label in (
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),
@@ -182,10 +182,10 @@ def refusal_label(error: Exception) -> str:
 
 
 class TenantShares:
-    """The unfinished requests of each tenant, and limits on them. Lives on the event loop.
+    """The unfinished requests of each tenant, and their limits. Lives on the event loop.
 
-    A tenant may have its share of unfinished requests and of waiting prompt tokens even while others are
-    idle, so that their next requests find a place.
+    A tenant may have only its share of unfinished requests and of waiting prompt tokens, even while other
+    tenants are idle. So there is space for the next requests of others.
     """
 
     def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
@@ -196,8 +196,8 @@ class TenantShares:
 
     @contextlib.contextmanager
     def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
-        """Count an unfinished request, once for each sample, until the block ends. Raises Overloaded if its
-        tenant exceeds its share. A tenant's only request is admitted with any number of samples."""
+        """Count an unfinished request until the block ends; each of its samples counts. Raises Overloaded if
+        the tenant exceeds its share. A tenant's only request is admitted with any number of samples."""
         count = self._num_samples[tenant.name]
         most = tenant.part_of(self._max_requests)
         if tenant.share < 1 and count and count + num_samples > most:
@@ -216,8 +216,8 @@ class TenantShares:
                 del self._num_samples[tenant.name]
 
     def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
-        """Raise Overloaded if ``num_prompt`` more prompt tokens exceed the tenant's share. A tenant's only
-        waiting prompt is admitted whatever its length."""
+        """Raise Overloaded if the tenant's waiting prompts and ``num_prompt`` more tokens exceed its share. A
+        tenant's only waiting prompt is admitted with any length."""
         if tenant.share >= 1:
             return
         waiting = self._waiting.num_tokens_of(tenant.name)
@@ -232,14 +232,14 @@ class TenantShares:
 
 
 class WaitingPrompts:
-    """Counts the prompt tokens of requests that have had no step yet. Lives on the event loop. Every request
-    queries it before admission, so a query is computed only when the engine's gauges have changed."""
+    """Counts the prompt tokens of requests that no step has begun yet. Lives on the event loop. Counts are
+    queried for every new request, so they are updated only when the engine's gauges have changed."""
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
-        self._begun: Mapping[int, int | None] = NO_PROMPTS  # prompts begun, as of the last query
+        self._begun: Mapping[int, int | None] = NO_PROMPTS  # requests that had begun at the last update
         self._waiting: dict[int, EngineRequest] = {}
-        self._num_tokens: Counter[str] = Counter()  # by tenant; "" is the tenant without a name
+        self._num_tokens: Counter[str] = Counter()  # by tenant; "" on a server without tenants
 
     def add(self, request: EngineRequest) -> None:
         self._waiting[request.number] = request

@@ -19,16 +19,16 @@ NUM_THREADS = 2
 
 
 class TextExecutor:
-    """Runs functions on its own threads, so that text work waits only for other text work.
+    """Runs functions on threads of its own, so that text work waits only for other text work.
 
-    A thread cannot be stopped: a function whose caller has left still counts until it returns.
+    A running function cannot be stopped. It counts until it returns, even if its caller has left.
     """
 
     def __init__(
         self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
     ) -> None:
         """Begin without threads. ``max_pending`` limits the calls that run or wait, and ``max_tenant_share``
-        those of one named tenant (None: no limit, because callers bound them)."""
+        those of one named tenant (None: no limit, because callers have limits of their own)."""
         self._name = name
         self._max_pending = max_pending
         self._max_tenant_share = max_tenant_share
@@ -54,7 +54,7 @@ class TextExecutor:
         self._pending[tenant] += 1
 
         def done(_: Future[Answer]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so counts no longer matter
+            with contextlib.suppress(RuntimeError):  # after the loop is closed, counts are not needed
                 loop.call_soon_threadsafe(self._forget, tenant)
 
         future = self._threads.submit(function, *args, **kwargs)
@@ -81,10 +81,10 @@ class TextExecutor:
     def _forget(self, tenant: str) -> None:
         self._pending[tenant] -= 1
         if not self._pending[tenant]:
-            del self._pending[tenant]  # tenant names come and go
+            del self._pending[tenant]  # so that idle tenants take no memory
 
     def close(self) -> None:
-        """Start no more functions; those that run continue to their end."""
+        """Start no more functions. Functions that are running continue to their end."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -92,8 +92,8 @@ Result = TypeVar("Result")
 
 
 async def call_on_daemon(function: Callable[[], Result], *, name: str) -> Result:
-    """Run a function on a new daemon thread; return its result or raise its error. Cancelling the wait does
-    not stop the thread, which ends when the call does."""
+    """Run a function on a new daemon thread; return its result or raise its error. If the wait is cancelled,
+    the thread continues until the function returns."""
     answer: Future[Result] = Future()
 
     def call() -> None:
